@@ -1,0 +1,58 @@
+"""Affine integer grids: how a real number is written as an integer, and back.
+
+Knows one scalar grid per tensor (`Encoding`, for activations and K/V) and symmetric grids with one scale per output
+channel (for weights). Does not know where ranges come from: calibration does.
+"""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+IntegerDtype = Literal["uint8", "int8", "uint16", "int16"]
+
+
+class Encoding(msgspec.Struct, frozen=True):
+    """One scalar grid: real = (integer - zero_point) * scale."""
+
+    dtype: IntegerDtype
+    scale: float
+    zero_point: int
+
+    def quantize(self, real: np.ndarray) -> np.ndarray:
+        """real [...] float -> integers [...] of `dtype`, rounded half to even and clipped to the grid's ends."""
+        info = np.iinfo(self.dtype)
+        levels = np.rint(np.asarray(real, dtype=np.float64) / self.scale) + self.zero_point
+        return np.clip(levels, info.min, info.max).astype(self.dtype)
+
+    def dequantize(self, integers: np.ndarray) -> np.ndarray:
+        """integers [...] -> real [...] float32."""
+        return ((integers.astype(np.int64) - self.zero_point) * np.float64(self.scale)).astype(np.float32)
+
+
+def encoding_from_range(low: float, high: float, dtype: IntegerDtype) -> Encoding:
+    """The grid of `dtype` that covers [low, high] widened to contain 0, so that 0.0 is exact.
+
+    Raises:
+        ValueError: the range is not finite.
+    """
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise ValueError(f"range [{low}, {high}] is not finite")
+    low, high = min(float(low), 0.0), max(float(high), 0.0)
+    info = np.iinfo(dtype)
+    scale = float(np.float32((high - low) / (info.max - info.min))) or float(np.finfo(np.float32).tiny)
+    zero_point = int(np.clip(round(info.min - low / scale), info.min, info.max))
+    return Encoding(dtype, scale, zero_point)
+
+
+def symmetric_encoding(magnitude: float, dtype: IntegerDtype) -> Encoding:
+    """The grid of `dtype` centred on 0 that covers [-magnitude, magnitude]."""
+    info = np.iinfo(dtype)
+    zero_point = (int(info.max) + int(info.min) + 1) // 2
+    scale = float(np.float32(magnitude / (info.max - zero_point))) or float(np.finfo(np.float32).tiny)
+    return Encoding(dtype, scale, zero_point)
+
+
+def symmetric_limits(bits: int) -> tuple[int, int]:
+    """Lowest and highest integer of a signed grid of `bits` bits, e.g. 4 -> (-8, 7)."""
+    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1

@@ -1,0 +1,34 @@
+"""Ring arithmetic: where the K/V rows of absolute positions live, and which of them a query may see.
+
+A ring of capacity W keeps the row of position p in slot p mod W. Keys already carry their rotary embedding, so a slot's
+place means nothing (HyCo, Appendix A). Pure numpy; knows no tensors and no models.
+"""
+
+import numpy as np
+
+EMPTY = -1  # position of a slot that holds nothing
+
+
+def slots(first_position: int, count: int, capacity: int) -> np.ndarray:
+    """Slots [count] of the positions first_position .. first_position + count - 1."""
+    return np.arange(first_position, first_position + count) % capacity
+
+
+def slot_positions(length: int, capacity: int) -> np.ndarray:
+    """Position stored in each slot [capacity] after positions 0 .. length-1 were written in order; EMPTY if none."""
+    last = length - 1
+    slot = np.arange(capacity)
+    positions = last - (last - slot) % capacity
+    return np.where(positions < 0, EMPTY, positions)
+
+
+def visible(query_positions: np.ndarray, key_positions: np.ndarray, span: int | None) -> np.ndarray:
+    """May a query see a key: bool [R, C] for query_positions [R] and key_positions [C].
+
+    A key is visible when it exists, is not after the query, and (with `span`) lies among the `span` newest positions
+    counted from the query itself: query - key < span. transformers' Gemma 4 verifier and SLM use span = window; its
+    assistant's mask is inclusive: span = window + 1.
+    """
+    distance = query_positions[:, None] - key_positions[None, :]
+    seen = (key_positions[None, :] != EMPTY) & (distance >= 0)
+    return seen if span is None else seen & (distance < span)

@@ -1,0 +1,58 @@
+"""What can go wrong for a user: one exception family, caught once, in the CLI.
+
+Every error carries a message (the value and the rule it breaks) and a hint (the next step). It knows nothing of how
+errors are printed.
+"""
+
+
+class HycoError(Exception):
+    """Something the user can act on.
+
+    Args:
+        message: the value seen and the rule it breaks, one line.
+        hint: the next step, one line; empty only where the message already says it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class RecipeError(HycoError):
+    """A recipe that cannot be run: the field's path and the rule."""
+
+
+class CheckpointError(HycoError):
+    """A checkpoint that is missing, unreadable or does not belong with the others."""
+
+
+class ArtifactError(HycoError):
+    """An artifact folder that is missing, incomplete, altered or from another run."""
+
+
+class CompileError(HycoError):
+    """The NPU compiler or the emulator refused a graph or gave something else than was asked for."""
+
+
+class GateError(HycoError):
+    """A measured value is on the wrong side of its limit."""
+
+    exit_code = 1
+
+
+class ProtocolError(HycoError):
+    """A request or reply that breaks the wire format; `code` is the typed reason that travels on the wire."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.code = code
+
+
+class ServerError(HycoError):
+    """The verifier server cannot be reached, is not ready, or refuses to go on."""

@@ -1,0 +1,1 @@
+"""Measurements over a run: metrics, gates and the report."""

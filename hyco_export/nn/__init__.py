@@ -1,0 +1,1 @@
+"""Networks in torch: checkpoints, captures, quantisation-aware training and the static passes."""

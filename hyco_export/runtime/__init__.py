@@ -1,0 +1,1 @@
+"""The reference runtime: draft trees, acceptance rules, the verifier server and the device driver."""
