@@ -1,0 +1,65 @@
+"""What the host needs to know to drive the two NPU graphs: stored beside them as JSON, read by the device host code.
+
+Names of graph inputs and outputs (shapes; R rows, W ring slots, H hidden, d head dim, N kv heads):
+
+head    in   e, h                       uint8 [1, H]          hand-off, in its own encodings
+             cos.<type>, sin.<type>     uint16 [1, d]         of the root's position, sign of rotate-half folded into sin
+             k.<type>, v.<type>         uint8 [N, W, d]       the hand-off ring
+             mask.<type>                uint16 [1, W]         0 = visible, `mask_value` = hidden
+        out  chain                      int32 [K]             keep-set rows, top-1 of every step
+             runner_up                  int32 [S]             keep-set rows, second of the first S steps
+slm     in   embeds                     uint16 [R, H]         token embeddings, scaled by the host
+             per_layer                  uint16 [R, L*P]       per-layer embeddings, scaled by the host
+             cos.<type>, sin.<type>     uint16 [R, d]
+             k.<i>, v.<i>               uint8 [N, W, d]       ring of the i-th layer that stores K/V
+             mask.<type>                uint16 [R, W + R]     ring slots, then the rows of this pass
+        out  logits                     uint16 [R, V]         over the keep set (tree pass only)
+             k_new.<i>, v_new.<i>       uint8 [N, R, d]       in the ring's encoding: the host only copies bytes
+<type> is `sliding` or `full`; <i> is the layer's index in the SLM.
+"""
+
+import msgspec
+
+from hyco_export.core.graphspec import GraphSpec
+from hyco_export.core.handoff import HandoffSpec, KvShape
+
+
+class HeadSpec(msgspec.Struct, frozen=True):
+    """Everything about the head artifact that is not a weight."""
+
+    steps: int  # K, chain length
+    runner_up_steps: int  # S, first steps that also give their second-ranked token
+    vocab_size: int
+    keepset_digest: str
+    verifier_digest: str  # of the verifier checkpoint the head belongs to
+    handoff: HandoffSpec
+    spans: dict[str, int | None]  # by layer type: newest positions the head may see; None = the whole ring
+    inv_freq: dict[str, tuple[float, ...]]  # by layer type: rotary frequencies [d/2]
+    mask_value: float
+    graph: GraphSpec
+
+
+class KvLayer(msgspec.Struct, frozen=True):
+    """One SLM layer that stores K/V."""
+
+    index: int
+    layer_type: str
+    shape: KvShape
+
+
+class SlmSpec(msgspec.Struct, frozen=True):
+    """Everything about the SLM artifact that is not a weight."""
+
+    rows: int  # rows of a tree pass
+    prefill_rows: int
+    vocab_size: int
+    keepset_digest: str
+    hidden: int
+    per_layer_width: int  # L*P, 0 for models without per-layer embeddings
+    rings: dict[str, int]  # ring capacity by layer type
+    spans: dict[str, int | None]
+    inv_freq: dict[str, tuple[float, ...]]
+    layers: tuple[KvLayer, ...]
+    mask_value: float
+    tree: GraphSpec
+    prefill: GraphSpec

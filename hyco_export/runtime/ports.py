@@ -1,0 +1,124 @@
+"""The interfaces between the runtime's parts; implementations live in devices/, verifier.py and transport.py.
+
+Legend: R rows of a pass, N nodes, H hidden, V vocabulary, C kept tokens. numpy only.
+"""
+
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from hyco_export.core.handoff import KvRows
+from hyco_export.runtime import wire
+
+
+class HeadDraft(msgspec.Struct, frozen=True):
+    """Verifier ids: the chain [K] and the runner-ups [S] of its first S steps."""
+
+    chain: tuple[int, ...]
+    runner_ups: tuple[int, ...]
+
+
+class HeadDevice(Protocol):
+    """The MTP head on the device with its hand-off ring."""
+
+    def reset(self) -> None:
+        """Forget every row."""
+        ...
+
+    def commit(self, rows: KvRows, first_position: int) -> None:
+        """Copy K/V rows of consecutive positions into the ring."""
+        ...
+
+    def draft(self, e: np.ndarray, h: np.ndarray, root_position: int) -> HeadDraft:
+        """e, h uint8 [H]; ring holds positions < root_position."""
+        ...
+
+
+class SlmDevice(Protocol):
+    """The SLM on the device with its K/V rings."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of one tree pass."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Positions committed to the rings so far."""
+        ...
+
+    def reset(self) -> None: ...
+
+    def prefill(self, tokens: np.ndarray) -> None:
+        """Append tokens [n] to the rings at positions length .. length + n - 1."""
+        ...
+
+    def tree_pass(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        """Natural log-probabilities [R, C] over the keep set for rows of a forest on top of the rings.
+
+        tokens [R], parents [R] (row index or -1: child of the newest committed position).
+        """
+        ...
+
+    def commit(self, rows: np.ndarray) -> None:
+        """Copy the K/V of these rows of the last pass (a path, depth order) into the rings."""
+        ...
+
+
+class RowOutputs(msgspec.Struct, frozen=True):
+    """What a verify forward gives for the rows root, node 0, node 1, ... : logits [N + 1, V] float32 (after the soft-cap)."""
+
+    logits: np.ndarray
+
+
+class VerifierSession(Protocol):
+    """One session's state on the server: committed ids, their cache, the hand-off sources."""
+
+    def prime(self, ids: np.ndarray) -> np.ndarray:
+        """Prefill ids [n]; logits [V] float32 of the last one."""
+        ...
+
+    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+        """Forward the root (the newest committed, not yet processed token) and the tree; caches nothing for good."""
+        ...
+
+    def commit(self, accepted: tuple[int, ...]) -> None:
+        """Keep the root and these tree rows (a path) of the last `verify`; drop the rest."""
+        ...
+
+    def draft(self, root: int, steps: int) -> tuple[int, ...]:
+        """The server's own head: chain of `steps` top-1 tokens over the full vocabulary and the whole prefix."""
+        ...
+
+    def handoff(self, root: int, count: int) -> wire.Handoff:
+        """Hand-off for `root`: e(root), h of the newest processed position, K/V of the `count` newest positions."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """Client side of the wire; raises errors.ServerError (unreachable) or errors.ProtocolError (a typed refusal)."""
+
+    def info(self) -> wire.ServerInfo: ...
+
+    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply: ...
+
+    def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply: ...
+
+    def close_session(self, session: str) -> None: ...
+
+    @property
+    def traffic(self) -> "Traffic":
+        """Bytes of the last call."""
+        ...
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Bytes of one call: bodies alone, and with HTTP headers."""
+
+    payload_up_bytes: int
+    payload_down_bytes: int
+    wire_up_bytes: int
+    wire_down_bytes: int

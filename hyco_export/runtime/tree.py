@@ -1,0 +1,85 @@
+"""The draft tree: what is proposed in one round. Pure numpy; knows no scores' meaning and no models.
+
+N nodes in the verifier's vocabulary; the root (the newest committed token) is not a node. Depths, masks and positions are
+derived on each side and never sent. A node's position is position(root) + depth, not + row.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+
+from hyco_export.errors import ProtocolError
+
+ROOT = -1  # parent of the nodes right under the root
+
+
+class Source(IntEnum):
+    """Who proposed a node."""
+
+    CHAIN = 0
+    RUNNER_UP = 1
+    SLM = 2
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """tokens [N], parents [N] (row of the parent, ROOT under the root, always parents[i] < i), log_probs [N], sources [N]."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    log_probs: tuple[float, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+EMPTY_TREE = Tree((), ())
+
+
+def check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int, limit: int) -> None:
+    """Refuse a tree that the verifier cannot trust.
+
+    Raises:
+        ProtocolError: codes tree_shape, tree_size, token_range, parent_order, duplicate_sibling.
+    """
+    if len(tokens) != len(parents):
+        raise ProtocolError("tree_shape", f"{len(tokens)} tokens but {len(parents)} parents")
+    if len(tokens) > limit:
+        raise ProtocolError("tree_size", f"{len(tokens)} nodes, at most {limit} are verified in a round")
+    seen = set()
+    for row, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if not 0 <= token < vocab_size:
+            raise ProtocolError("token_range", f"node {row}: token {token} is outside [0, {vocab_size})")
+        if not ROOT <= parent < row:
+            raise ProtocolError("parent_order", f"node {row}: parent {parent} is not an earlier node or {ROOT}")
+        if (parent, token) in seen:
+            raise ProtocolError("duplicate_sibling", f"node {row}: token {token} stands twice under parent {parent}")
+        seen.add((parent, token))
+
+
+def depths(parents: Sequence[int]) -> np.ndarray:
+    """Depth [N] of every node; children of the root have depth 1."""
+    result = np.zeros(len(parents), dtype=np.int64)
+    for row, parent in enumerate(parents):
+        result[row] = 1 + (result[parent] if parent != ROOT else 0)
+    return result
+
+
+def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
+    """bool [N, N]: mask[i, j] is True where node j is node i or one of its ancestors."""
+    mask = np.eye(len(parents), dtype=bool)
+    for row, parent in enumerate(parents):
+        if parent != ROOT:
+            mask[row] |= mask[parent]
+    return mask
+
+
+def path_to(parents: Sequence[int], row: int) -> tuple[int, ...]:
+    """Rows from depth 1 down to `row`; empty for ROOT."""
+    path: list[int] = []
+    while row != ROOT:
+        path.append(row)
+        row = parents[row]
+    return tuple(reversed(path))

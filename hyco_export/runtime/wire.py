@@ -1,0 +1,157 @@
+"""The wire format: MessagePack bodies of every call (PROTOCOL.md tells the same in words). Knows bytes, no models, no HTTP.
+
+Structs travel as arrays (field order is the format), the protocol version first. Never on the wire: masks, positions,
+cache indices, floats from the device other than sampling settings.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from hyco_export.errors import ProtocolError
+
+PROTOCOL_VERSION = 1
+MEDIA_TYPE = "application/msgpack"
+
+Rule = Literal["exact", "epsilon"]
+DraftSide = Literal["device", "server"]
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """The verifier's sampling: temperature 0 is greedy; top_k 0 and top_p 1 switch that cut off."""
+
+    temperature: float = 1.0
+    top_k: int = 64
+    top_p: float = 0.95
+
+
+class Acceptance(msgspec.Struct, frozen=True, array_like=True):
+    """The acceptance rule of a session; `epsilon` counts only for the rule of that name."""
+
+    rule: Rule = "exact"
+    epsilon: float = 1.0
+
+
+class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
+    """POST /v1/sessions. `continue_from` > 0 re-primes: that many tail ids of `prompt` were already generated."""
+
+    version: int
+    prompt: list[int]
+    sampling: Sampling
+    acceptance: Acceptance
+    seed: int
+    max_new_tokens: int
+    draft_side: DraftSide
+    draft_steps: int  # K of the server's own head; 0 when the device drafts
+    head_digest: str  # manifest key of the head artifact whose encodings the device uses; "" when it needs no hand-off
+    continue_from: int = 0
+
+
+class Handoff(msgspec.Struct, frozen=True, array_like=True):
+    """e(root) and h in 8 bits, and K/V rows (core.handoff layout) of positions first_position ..."""
+
+    e: bytes
+    h: bytes
+    kv: bytes
+    first_position: int
+
+
+class PrimeReply(msgspec.Struct, frozen=True, array_like=True):
+    """`root` is the first new token (already drawn); `length` counts the committed ids, root included."""
+
+    version: int
+    session: str
+    root: int
+    length: int
+    finished: str  # "", "stop" or "length"
+    handoff: Handoff | None
+    server_ms: float
+
+
+class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
+    """POST /v1/sessions/{id}/rounds/{n}. `length` and `digest` state what the device believes is committed."""
+
+    version: int
+    length: int
+    digest: bytes
+    tokens: list[int]
+    parents: list[int]
+
+
+class VerifyReply(msgspec.Struct, frozen=True, array_like=True):
+    """`accepted` are rows of the sent tree from depth 1 down; `tokens` the committed ids of this round, bonus last.
+
+    `drawn[i]` is True where accepted row i equals the verifier's own draw, False where only the threshold took it.
+    When the path is cut at a stop id or the token cap, `tokens` ends there and `finished` says why.
+    `drafted` is the number of nodes the server drafted itself (0 when the device drafts).
+    """
+
+    version: int
+    round: int
+    accepted: list[int]
+    drawn: list[bool]
+    tokens: list[int]
+    finished: str
+    handoff: Handoff | None
+    drafted: int
+    server_ms: float
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True):
+    """Body of every 4xx and 5xx: a typed code, what was seen, what to do."""
+
+    version: int
+    code: str
+    message: str
+    hint: str
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """GET /v1/info, as a map: what the device compares before it primes."""
+
+    version: int
+    server: str
+    verifier_digest: str
+    tokenizer_digest: str
+    vocab_size: int
+    stop_ids: list[int]
+    head_digest: str  # "" when the server holds no head artifact
+    keepset_digest: str
+    node_limit: int
+    prompt_limit: int
+    server_steps: int  # K its own head can draft; 0 without one
+    rules: list[str]
+    clock: str  # what server_ms is: "cuda-events" or "thread-cpu"
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(body: msgspec.Struct) -> bytes:
+    """Bytes of a message."""
+    return _encoder.encode(body)
+
+
+def decode(payload: bytes, kind: type[Body]) -> Body:
+    """A message of `kind` from its bytes.
+
+    Raises:
+        ProtocolError: code `malformed` (not MessagePack, wrong types, missing fields) or `version`.
+    """
+    try:
+        body = msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError("malformed", f"body is not a {kind.__name__}: {error}") from error
+    version = getattr(body, "version", PROTOCOL_VERSION)
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError("version", f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
+    return body
+
+
+def committed_digest(ids: Sequence[int]) -> bytes:
+    """8 bytes that both sides compute over all committed ids (little-endian int32), to catch a lost round at once."""
+    return hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=8).digest()
