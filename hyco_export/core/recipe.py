@@ -1,0 +1,270 @@
+"""The recipe: one YAML file = one run. Decodes it strictly and checks what no single field can say.
+
+Knows names, types, defaults and which values fit together; not what the stages do with them. Flags of the CLI say where
+things are; whatever changes the bytes of an artifact stands here. Defaults are the paper's (HyCo, §3, Appendix A).
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.resources import resource_path
+from hyco_export.core.targets import find_target
+from hyco_export.errors import RecipeError
+
+Count = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Positive = Annotated[float, Meta(gt=0.0)]
+Dtype = Literal["float32", "bfloat16"]
+BYTE_TOKENS = 256  # always kept: they can spell any string
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of the recipe; an unknown key is an error, not a default."""
+
+
+class Checkpoint(Section):
+    """Where a model comes from: a folder, a Hub id, or `embedded:NAME` of the tiny family."""
+
+    model: str
+    revision: str | None = None
+    dtype: Dtype = "bfloat16"
+
+
+class Models(Section):
+    """The three checkpoints that belong together."""
+
+    verifier: Checkpoint
+    head: Checkpoint
+    slm: Checkpoint
+    hidden_norm: HiddenNorm = "post"  # side of the verifier's final norm from which h travels
+
+
+class Data(Section):
+    """JSONL files of chat messages ({"id", "messages"}); relative paths are the recipe's folder's, then the package's."""
+
+    calibration: str
+    validation: str
+    conversations: str  # counted for the keep set
+
+
+class Capture(Section):
+    """Greedy answers and teacher-forced hand-offs (Table 4)."""
+
+    max_new_tokens: Count = 1024
+    validation_max_new_tokens: Count = 512
+    sequence_limit: Count = 2048
+
+
+class Qat(Section):
+    """QAT of the head's linear weights (Table 4). `unrolled_steps` > 1 also trains the steps fed by its own state."""
+
+    weight_bits: Literal[4, 8] = 4
+    clip_ratio_low: Share = 0.6
+    clip_ratio_high: Share = 1.0
+    clip_ratio_count: Count = 41
+    learning_rate: Positive = 1e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
+    gradient_norm_clip: Positive = 1.0
+    warmup_steps: NonNegative = 50
+    steps: Count = 100
+    accumulation: Count = 2
+    sequence_limit: Count = 2048
+    autocast: Dtype = "bfloat16"
+    unrolled_steps: Count = 1
+    seed: int = 20261011
+
+
+class KeepSetChoice(Section):
+    """Which tokens both drafters may propose (Appendix A)."""
+
+    size: Count
+    scripts: tuple[str, ...] = ("Hangul",)
+    held_out_share: Share = 0.1  # of the conversations, for the coverage report
+
+
+class HeadGraph(Section):
+    """The head's graph: K steps, how many of them also give a runner-up, positions in its ring."""
+
+    steps: Count = 4
+    runner_up_steps: NonNegative = 2
+    window: Count = 1024
+
+
+class SlmGraph(Section):
+    """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities."""
+
+    rows: Count = 32
+    prefill_rows: Count = 128
+    ring: Count = 1024
+    sliding_ring: Count = 512
+
+
+class Calibration(Section):
+    """Activation and K/V ranges from the captures (Appendix A)."""
+
+    activation_percentile: Annotated[float, Meta(gt=50.0, le=100.0)] = 99.99
+    kv_percentile: Annotated[float, Meta(gt=50.0, le=100.0)] = 99.9
+    kv_margin: Positive = 1.2
+    mask_value: Annotated[float, Meta(ge=-255.0, le=-50.0)] = -100.0
+
+
+class CompileGates(Section):
+    """Limits of the emulator's error against the QDQ graph."""
+
+    output_range_share: Positive = 0.004  # onnxruntime-qnn's own rule
+
+
+class Sampling(Section):
+    """The verifier's sampling distribution (§4.1)."""
+
+    temperature: Annotated[float, Meta(ge=0.0)] = 1.0
+    top_k: NonNegative = 64
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.95
+
+
+class Drafting(Section):
+    """The hybrid tree (§3.1)."""
+
+    budget: Count = 32
+    chain_acceptance: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.66
+    candidates_per_row: Count = 32
+
+
+class Gates(Section):
+    """What `validate` demands of a run."""
+
+    min_mat: dict[str, float] = {}  # by system
+    min_head_agreement: Share = 0.97  # K-step graph against the step-by-step W4 head
+    max_bytes_up: Count = 300
+    max_bytes_down_overhead: Count = 100
+
+
+class Validation(Section):
+    """Prompts and lengths of `validate`; the emulator is slow, so it gets fewer."""
+
+    prompts: Count = 30
+    emulator_prompts: Count = 4
+    max_new_tokens: Count = 64
+    seed: int = 20261011
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.005
+    gates: Gates = Gates()
+
+
+class Recipe(Section):
+    """One run."""
+
+    name: Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]*$")]
+    models: Models
+    data: Data
+    keepset: KeepSetChoice
+    target: str = "sm8850"
+    capture: Capture = Capture()
+    qat: Qat = Qat()
+    head: HeadGraph = HeadGraph()
+    slm: SlmGraph = SlmGraph()
+    calibration: Calibration = Calibration()
+    compile: CompileGates = CompileGates()
+    sampling: Sampling = Sampling()
+    drafting: Drafting = Drafting()
+    validation: Validation = Validation()
+
+
+def load_recipe(path: Path) -> Recipe:
+    """The recipe of a YAML file, checked.
+
+    Raises:
+        RecipeError: file missing, not YAML, an unknown key, a wrong type or an impossible pair; names the field.
+    """
+    if not path.is_file():
+        raise RecipeError(f"recipe {path} does not exist", "give a YAML file, or none for the embedded tiny family")
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {path} is not YAML: {' '.join(str(error).split())}", "correct the file") from error
+    try:
+        recipe = msgspec.convert(raw, Recipe, strict=True)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"recipe {path.name}: {error}", "see recipes/tiny.yaml for every field") from error
+    check_recipe(recipe)
+    return recipe
+
+
+def embedded_recipe() -> Path:
+    """The tiny family's recipe, shipped with the package."""
+    return resource_path("recipes/tiny.yaml")
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Rules that need more than one field.
+
+    Raises:
+        RecipeError: the first broken rule, with the path of the field to change.
+    """
+    find_target(recipe.target)
+    rules = (
+        (
+            recipe.keepset.size > BYTE_TOKENS,
+            f"$.keepset.size is {recipe.keepset.size}, but the {BYTE_TOKENS} byte tokens and the specials are always kept",
+        ),
+        (
+            recipe.slm.ring >= recipe.slm.rows,
+            f"$.slm.ring is {recipe.slm.ring}, shorter than a tree pass of $.slm.rows = {recipe.slm.rows}",
+        ),
+        (
+            recipe.slm.sliding_ring >= recipe.slm.rows,
+            f"$.slm.sliding_ring is {recipe.slm.sliding_ring}, shorter than a tree pass of {recipe.slm.rows} rows",
+        ),
+        (
+            min(recipe.slm.ring, recipe.slm.sliding_ring) >= recipe.slm.prefill_rows,
+            f"$.slm.prefill_rows is {recipe.slm.prefill_rows}, longer than the shortest ring",
+        ),
+        (
+            recipe.head.runner_up_steps <= recipe.head.steps,
+            f"$.head.runner_up_steps is {recipe.head.runner_up_steps}, more than $.head.steps = {recipe.head.steps}",
+        ),
+        (
+            recipe.slm.rows > recipe.head.steps + recipe.head.runner_up_steps,
+            f"$.slm.rows is {recipe.slm.rows}, too few for the root and {recipe.head.steps + recipe.head.runner_up_steps} planted nodes",
+        ),
+        (
+            recipe.drafting.budget >= recipe.head.steps + recipe.head.runner_up_steps,
+            f"$.drafting.budget is {recipe.drafting.budget}, smaller than the planted nodes",
+        ),
+        (
+            recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,
+            f"$.qat.clip_ratio_low {recipe.qat.clip_ratio_low} is above clip_ratio_high {recipe.qat.clip_ratio_high}",
+        ),
+        (
+            recipe.qat.unrolled_steps <= recipe.head.steps,
+            f"$.qat.unrolled_steps is {recipe.qat.unrolled_steps}, more than $.head.steps = {recipe.head.steps}",
+        ),
+        (
+            recipe.data.calibration != recipe.data.validation,
+            "$.data.validation is the same file as $.data.calibration",
+        ),
+    )
+    for holds, message in rules:
+        if not holds:
+            raise RecipeError(message, "change the field")
+    require_precision(recipe)
+
+
+def require_precision(recipe: Recipe) -> None:
+    """The target must compute the recipe's weight width.
+
+    Raises:
+        RecipeError: it does not.
+    """
+    target = find_target(recipe.target)
+    if recipe.qat.weight_bits not in target.weight_bits:
+        raise RecipeError(
+            f"$.qat.weight_bits is {recipe.qat.weight_bits}, target {target.name} computes {sorted(target.weight_bits)}",
+            "choose another $.target or width",
+        )

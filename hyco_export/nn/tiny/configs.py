@@ -1,0 +1,111 @@
+"""Shapes of the three models. Layer patterns: S = sliding attention, F = full attention."""
+
+from transformers import GenerationConfig
+from transformers.models.gemma4 import Gemma4TextConfig
+from transformers.models.gemma4_assistant import Gemma4AssistantConfig
+
+from hyco_export.nn.tiny.tokenizer import BOS_ID, EOS_ID, MAX_CONTEXT, PAD_ID, STOP_IDS, VOCAB_SIZE
+
+SLIDING_WINDOW = 64
+SOFT_CAP = 30.0
+
+CHAIN_LENGTH = 4
+"""K of the paper: tokens that the head drafts per round."""
+
+SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 64, "top_p": 0.95}
+"""The paper's sampling, used in every measurement."""
+
+VERIFIER_HIDDEN = 128
+VERIFIER_ATTENTION = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "attention_k_eq_v": True,
+}
+"""Shared by verifier and head: the head reads the verifier's keys and values, so the widths must be equal."""
+
+
+def _layer_types(pattern: str) -> list[str]:
+    return [{"S": "sliding_attention", "F": "full_attention"}[letter] for letter in pattern]
+
+
+def _text_config(pattern: str, **fields: object) -> Gemma4TextConfig:
+    """What the three have in common: vocabulary, ids, window."""
+    return Gemma4TextConfig(
+        vocab_size=VOCAB_SIZE,
+        num_hidden_layers=len(pattern),
+        layer_types=_layer_types(pattern),
+        sliding_window=SLIDING_WINDOW,
+        max_position_embeddings=MAX_CONTEXT,
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=STOP_IDS,
+        **fields,
+    )
+
+
+def verifier_config() -> Gemma4TextConfig:
+    """1.8 M parameters."""
+    return _text_config(
+        "SSFSSF",
+        hidden_size=VERIFIER_HIDDEN,
+        intermediate_size=512,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=SOFT_CAP,
+        **VERIFIER_ATTENTION,
+    )
+
+
+def head_config() -> Gemma4AssistantConfig:
+    """1.1 M parameters; every layer reads the verifier's keys and values."""
+    pattern = "SSSF"
+    text = _text_config(
+        pattern,
+        hidden_size=128,
+        intermediate_size=384,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0,
+        num_kv_shared_layers=len(pattern),
+        **VERIFIER_ATTENTION,
+    )
+    return Gemma4AssistantConfig(text_config=text, backbone_hidden_size=VERIFIER_HIDDEN)
+
+
+def slm_config() -> Gemma4TextConfig:
+    """0.7 M parameters: per-layer embeddings; the last three layers share keys and values and have double-wide MLPs.
+
+    Its output layer has weights of its own: packed tables cannot be tied.
+    """
+    return _text_config(
+        "SFSSF",
+        hidden_size=64,
+        intermediate_size=192,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        global_head_dim=64,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=SOFT_CAP,
+        tie_word_embeddings=False,
+    )
+
+
+def sampling_generation_config() -> GenerationConfig:
+    """For verifier and SLM."""
+    return GenerationConfig(pad_token_id=PAD_ID, bos_token_id=BOS_ID, eos_token_id=STOP_IDS, **SAMPLING)
+
+
+def head_generation_config() -> GenerationConfig:
+    """For the head: transformers' assisted generation reads the chain length from it."""
+    return GenerationConfig(
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        num_assistant_tokens=CHAIN_LENGTH,
+        num_assistant_tokens_schedule="constant",
+    )

@@ -1,0 +1,57 @@
+"""What a stage is: a name, what it reads, and a function that turns inputs into one artifact folder.
+
+Knows no single stage and does not run anything; the runner does.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from hyco_export.core.recipe import Recipe
+
+
+class Progress(Protocol):
+    """How a stage tells what it is doing; the CLI shows it, tests ignore it."""
+
+    def step(self, label: str, done: int, total: int) -> None:
+        """`done` of `total` units of `label` are finished."""
+        ...
+
+    def note(self, text: str) -> None:
+        """One line worth reading."""
+        ...
+
+
+class Silent:
+    """A Progress that shows nothing."""
+
+    def step(self, label: str, done: int, total: int) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+Metrics = dict[str, Any]
+Build = Callable[[Any, Mapping[str, Path], Path, Progress], Metrics]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One row of the stage table.
+
+    `config(recipe)` is a frozen struct with exactly the fields that change the artifact's bytes; `sources(recipe)` names
+    the checkpoint folders and data files it reads (key -> recipe reference); `needs` are earlier stages.
+    `build(config, inputs, out_dir, progress)` gets one path per need and per source in `inputs`, writes its files into
+    `out_dir` (existing and empty) and returns JSON-able metrics. Raise `revision` when the code changes the bytes.
+    """
+
+    name: str
+    revision: int
+    needs: tuple[str, ...]
+    config: Callable[[Recipe], msgspec.Struct]
+    sources: Callable[[Recipe], dict[str, str]]
+    build: Build
