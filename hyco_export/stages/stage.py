@@ -55,3 +55,4 @@ class Stage:
     config: Callable[[Recipe], msgspec.Struct]
     sources: Callable[[Recipe], dict[str, str]]
     build: Build
+    per_target: bool = False  # one artifact folder per target

@@ -7,7 +7,7 @@ special tokens they would capture the literal text "<0x0A>".
 import json
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
@@ -70,7 +70,12 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def _with_gemma_text_rules(tokenizer: Tokenizer) -> Tokenizer:
-    """Spaces become marks; a piece never reaches over the beginning of a word."""
+    """Spaces become marks; a piece is part of one word, one digit or part of one run of punctuation."""
     tokenizer.normalizer = normalizers.Replace(" ", SPACE_MARK)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE_MARK, "merged_with_next")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(SPACE_MARK, "merged_with_next"),
+            pre_tokenizers.Split(Regex(rf"[^\w{SPACE_MARK}]+|\d"), "isolated"),
+        ]
+    )
     return tokenizer

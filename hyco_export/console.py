@@ -1,0 +1,85 @@
+"""What the terminal shows: progress of stages, tables of metrics, errors. Knows rich; computes nothing."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hyco_export.errors import HycoError
+
+output = Console()
+problems = Console(stderr=True)
+PLAIN_INTERVAL_S = 10.0  # without a terminal, a running step reports this often
+
+
+class ConsoleProgress:
+    """Shows steps as bars on a terminal, as sparse lines elsewhere. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._bars = Progress(
+            TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=output
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._last_line_s = 0.0
+
+    def __enter__(self) -> "ConsoleProgress":
+        if output.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bars.stop()
+
+    def step(self, label: str, done: int, total: int) -> None:
+        if output.is_terminal:
+            if label not in self._tasks:
+                self._tasks[label] = self._bars.add_task(label, total=total)
+            self._bars.update(self._tasks[label], completed=done, total=total)
+        elif done == total or time.monotonic() - self._last_line_s > PLAIN_INTERVAL_S:
+            self._last_line_s = time.monotonic()
+            output.print(f"  {label}: {done}/{total}", highlight=False)
+
+    def note(self, text: str) -> None:
+        for task in self._tasks.values():
+            self._bars.remove_task(task)
+        self._tasks.clear()
+        output.print(text, highlight=False, markup=False)
+
+
+def show_metrics(title: str, metrics: Mapping[str, Any]) -> None:
+    """Scalars and short lists as a two-column table, nested tables (a mapping of rows) one row each."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            for row, cells in value.items():
+                table.add_row(f"{name}.{row}", format_value(cells))
+        else:
+            table.add_row(name, format_value(value))
+    output.print(table)
+
+
+def format_value(value: Any) -> str:
+    """A number with four significant digits, a sequence of them, or the value's own text."""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return "  ".join(f"{key} {format_value(item)}" for key, item in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "  ".join(format_value(item) for item in value)
+    return str(value)
+
+
+def show_error(error: HycoError) -> None:
+    """One line, and the next step."""
+    problems.print(f"[bold red]error:[/] {_escape(error.message)}", highlight=False, soft_wrap=True)
+    if error.hint:
+        problems.print(f"  [dim]next:[/] {_escape(error.hint)}", highlight=False, soft_wrap=True)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,137 @@
+"""Artifacts: a folder whose `manifest.json` was written last, with the sha256 of every other file in it.
+
+Knows publishing (temporary folder, hashes, manifest, rename) and reading back; not which stages there are. A folder
+without a manifest does not exist.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hyco_export.errors import ArtifactError
+
+MANIFEST_NAME = "manifest.json"
+CHUNK_BYTES = 1 << 20
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """What one file must be."""
+
+    sha256: str
+    size_bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What an artifact was made from (`key` sums it up), what is in it, and what was measured while making it."""
+
+    stage: str
+    revision: int
+    key: str
+    config: Any
+    inputs: dict[str, str]  # stage -> key
+    sources: dict[str, str]  # checkpoint or data file -> digest
+    files: dict[str, FileRecord]
+    metrics: dict[str, Any]
+    versions: dict[str, str]  # library -> version
+    wall_s: float
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's content, hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def source_digest(path: Path) -> str:
+    """sha256 of a file, or of a folder's relative names and contents in sorted order."""
+    if path.is_file():
+        return file_digest(path)
+    digest = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        digest.update(f"{file.relative_to(path)}\0{file_digest(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def artifact_key(
+    stage: str, revision: int, config: msgspec.Struct, inputs: Mapping[str, str], sources: Mapping[str, str]
+) -> str:
+    """The identity of an artifact: equal keys mean equal bytes."""
+    content = [stage, revision, msgspec.to_builtins(config), dict(inputs), dict(sources)]
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+
+
+def publish(build_dir: Path, folder: Path, manifest: Manifest) -> None:
+    """Hash the files of `build_dir`, write its manifest, and let it take the place of `folder`.
+
+    A kill at any moment leaves the old artifact, no artifact, or the new one; never a half-written one.
+    """
+    records = {}
+    for path in sorted(p for p in build_dir.rglob("*") if p.is_file()):
+        records[str(path.relative_to(build_dir))] = FileRecord(file_digest(path), path.stat().st_size)
+        _sync(path)
+    complete = msgspec.structs.replace(manifest, files=records)
+    target = build_dir / MANIFEST_NAME
+    target.write_bytes(msgspec.json.format(msgspec.json.encode(complete), indent=2))
+    _sync(target)
+    if folder.exists():
+        retired = build_dir.with_name(f"{build_dir.name}.retired")
+        folder.rename(retired)
+        build_dir.rename(folder)
+        shutil.rmtree(retired)
+    else:
+        build_dir.rename(folder)
+    _sync(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an artifact, without checking its files.
+
+    Raises:
+        ArtifactError: there is none, or it cannot be read.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise ArtifactError(f"{folder} holds no artifact (no {MANIFEST_NAME})", _rebuild_hint(folder))
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", _rebuild_hint(folder)) from error
+
+
+def verify(folder: Path) -> Manifest:
+    """The manifest of an artifact whose every file has the recorded size and sha256.
+
+    Raises:
+        ArtifactError: names the first file that is missing, added or altered.
+    """
+    manifest = read_manifest(folder)
+    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {MANIFEST_NAME}
+    if unknown := sorted(present - set(manifest.files)):
+        raise ArtifactError(f"{folder / unknown[0]} is not in the manifest", _rebuild_hint(folder))
+    for name, record in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing", _rebuild_hint(folder))
+        if path.stat().st_size != record.size_bytes or file_digest(path) != record.sha256:
+            raise ArtifactError(f"{path} is not the file that was built (size or sha256 differs)", _rebuild_hint(folder))
+    return manifest
+
+
+def _rebuild_hint(folder: Path) -> str:
+    return f"build it again: hyco-export {folder.name.split('@')[0]}"

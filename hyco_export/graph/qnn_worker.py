@@ -1,0 +1,101 @@
+"""The inside of a worker process: answers jobs on stdin with replies on the original stdout, until stdin closes.
+
+Run as `python -m hyco_export.graph.qnn_worker` by `graph.worker`. Everything else that is printed, by Python or by the
+vendor's libraries at file-descriptor level, goes to stderr, which the parent points at a log file.
+"""
+
+import os
+import queue
+import resource
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from hyco_export.errors import HycoError
+from hyco_export.graph import frames
+from hyco_export.graph.context_binary import parse_context
+from hyco_export.graph.frames import CompileJob, Failed, InspectJob, Job, OpenJob, Reply, RunJob, read_frame, write_frame
+from hyco_export.graph.qnn import VendorSession, compile_here, system_library
+
+BYTES_PER_KB = 1024
+
+
+def main() -> None:
+    """Answer jobs one after the other."""
+    replies = claim_stdout()
+    jobs = follow_jobs(sys.stdin.buffer)
+    session: VendorSession | None = None
+    while True:
+        job = jobs.get()
+        reply: Reply
+        try:
+            if isinstance(job, OpenJob):
+                session = VendorSession(Path(job.context_model), job.target)
+                reply = frames.Opened(session.inputs, session.outputs)
+            elif isinstance(job, RunJob):
+                reply = run(session, job)
+            elif isinstance(job, CompileJob):
+                reply = compile_measured(job)
+            else:
+                reply = parse_context(Path(job.binary), system_library())
+        except Exception as error:  # the parent turns it into a typed error
+            reply = Failed(str(error) if isinstance(error, HycoError) else f"{type(error).__name__}: {error}")
+        write_frame(replies, reply)
+
+
+def claim_stdout() -> BinaryIO:
+    """The original stdout for replies; whatever prints to stdout from now on lands in stderr."""
+    sys.stdout.flush()
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return replies
+
+
+def follow_jobs(stream: BinaryIO) -> queue.SimpleQueue[Job]:
+    """Read jobs in a thread, so that a closed input (the parent is gone or done) ends even a busy worker."""
+    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+
+    def follow() -> None:
+        while (job := read_frame(stream, cast(type[Job], Job))) is not None:
+            jobs.put(job)
+        os._exit(0)  # no clean-up: the vendor's own may hang or crash
+
+    threading.Thread(target=follow, daemon=True).start()
+    return jobs
+
+
+def compile_measured(job: CompileJob) -> frames.Compiled:
+    """Compile and say what it cost."""
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    compile_here(Path(job.model), Path(job.context_model), job.target, job.allow_cpu_fallback)
+    return frames.Compiled(
+        wall_s=time.perf_counter() - start_s,
+        cpu_s=time.process_time() - start_cpu_s,
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+
+
+def peak_rss_bytes() -> int:
+    """This process's largest resident size.
+
+    From /proc where it exists: getrusage also counts the parent whose memory the process shared before exec.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * BYTES_PER_KB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BYTES_PER_KB
+
+
+def run(session: VendorSession | None, job: RunJob) -> frames.Outputs:
+    """One run of the open graph."""
+    if session is None:
+        raise HycoError("no graph is open")
+    return frames.Outputs(frames.pack_arrays(session.run(frames.unpack_arrays(job.feeds))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The runner: plans a chain of stages, reuses what is fresh, builds the rest, publishes each result at once.
+
+Knows the order, keys, locks and folders; not what a stage computes. One run folder holds one artifact per stage
+(`<stage>`, or `<stage>@<target>` where a target changes the bytes).
+"""
+
+import fcntl
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from hyco_export.core.artifact import Manifest, artifact_key, publish, source_digest, verify
+from hyco_export.core.recipe import Recipe
+from hyco_export.core.resources import locate
+from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.stages.stage import Progress, Stage
+
+LIBRARIES = ("torch", "transformers", "aimet-torch", "onnx", "onnxruntime", "onnxruntime-qnn", "numpy")
+BUILD_FOLDER = ".build"
+LOCK_NAME = ".lock"
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One line of the plan: the artifact's key, and why it must be built ("" when it is fresh)."""
+
+    stage: Stage
+    folder: Path
+    key: str
+    input_keys: dict[str, str]
+    source_digests: dict[str, str]
+    reason: str
+
+    @property
+    def fresh(self) -> bool:
+        return not self.reason
+
+
+class RunFolder:
+    """Where the artifacts of one recipe live.
+
+    Args:
+        root: the run folder; made when a stage is built.
+        recipe: the recipe of the run.
+        recipe_folder: where the recipe's relative paths start; None for the embedded recipe.
+    """
+
+    def __init__(self, root: Path, recipe: Recipe, recipe_folder: Path | None) -> None:
+        self.root = root
+        self.recipe = recipe
+        self.recipe_folder = recipe_folder
+
+    def folder(self, stage: Stage) -> Path:
+        """The artifact folder of a stage."""
+        return self.root / (f"{stage.name}@{self.recipe.target}" if stage.per_target else stage.name)
+
+    def source(self, name: str, reference: str) -> Path:
+        """The local path of a checkpoint or data file.
+
+        Raises:
+            CheckpointError: it is nowhere, and cannot be fetched.
+        """
+        path = locate(reference, self.recipe_folder)
+        if path is not None and path.exists():
+            return path
+        if path is None and reference.count("/") == 1:
+            return _fetch_from_hub(reference)
+        raise CheckpointError(
+            f"{name}: {reference} is neither a file or folder here nor a Hub id (owner/name)",
+            "correct the path in the recipe",
+        )
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Only one process builds in a run folder.
+
+        Raises:
+            ArtifactError: another one does.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / LOCK_NAME).open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ArtifactError(f"another process is building in {self.root}", "wait for it, or give --run") from error
+            yield
+
+
+def _fetch_from_hub(reference: str) -> Path:
+    """A Hub snapshot on this disk, downloaded when it is not there yet."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(reference))
+    except GatedRepoError as error:
+        raise CheckpointError(f"{reference} is gated", "accept its licence on the Hub, then: hf auth login") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"{reference} cannot be fetched: {type(error).__name__}",
+            f"check the name and the network, or: hf download {reference}",
+        ) from error
+
+
+def plan(run: RunFolder, stages: Sequence[Stage]) -> list[PlannedStage]:
+    """The stages in order with their keys and whether each is fresh. Reads, builds nothing.
+
+    Raises:
+        CheckpointError: a checkpoint or data file is missing.
+    """
+    planned: dict[str, PlannedStage] = {}
+    digests: dict[Path, str] = {}
+    for stage in stages:
+        input_keys = {need: planned[need].key for need in stage.needs}
+        sources = {name: run.source(name, reference) for name, reference in stage.sources(run.recipe).items()}
+        for path in sources.values():
+            digests.setdefault(path, source_digest(path))
+        source_digests = {name: digests[path] for name, path in sources.items()}
+        key = artifact_key(stage.name, stage.revision, stage.config(run.recipe), input_keys, source_digests)
+        folder = run.folder(stage)
+        stale_need = next((need for need in stage.needs if not planned[need].fresh), None)
+        reason = f"{stale_need} is built anew" if stale_need else _staleness(folder, key)
+        planned[stage.name] = PlannedStage(stage, folder, key, input_keys, source_digests, reason)
+    return list(planned.values())
+
+
+def _staleness(folder: Path, key: str) -> str:
+    if not folder.exists():
+        return "not built yet"
+    try:
+        manifest = verify(folder)
+    except ArtifactError as error:
+        return error.message
+    return "" if manifest.key == key else "recipe, inputs or code changed"
+
+
+def chain_to(stages: Sequence[Stage], last: str) -> list[Stage]:
+    """The stages that `last` needs, itself included, in table order."""
+    by_name = {stage.name: stage for stage in stages}
+    wanted, queue = set(), [last]
+    while queue:
+        name = queue.pop()
+        if name not in wanted:
+            wanted.add(name)
+            queue.extend(by_name[name].needs)
+    return [stage for stage in stages if stage.name in wanted]
+
+
+def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> dict[str, Manifest]:
+    """Build what is not fresh, one stage after the other; the manifests of all of them.
+
+    Raises:
+        HycoError: a stage failed; the finished ones stay.
+    """
+    with run.lock():
+        shutil.rmtree(run.root / BUILD_FOLDER, ignore_errors=True)
+        for position, item in enumerate(plan(run, stages), 1):
+            label = f"[{position}/{len(stages)}] {item.stage.name}"
+            if item.fresh:
+                progress.note(f"{label}: fresh")
+                continue
+            progress.note(f"{label}: {item.reason}")
+            _build_one(run, item, progress)
+        shutil.rmtree(run.root / BUILD_FOLDER, ignore_errors=True)
+    return {stage.name: verify(run.folder(stage)) for stage in stages}
+
+
+def _build_one(run: RunFolder, item: PlannedStage, progress: Progress) -> None:
+    build_dir = run.root / BUILD_FOLDER / item.folder.name
+    build_dir.mkdir(parents=True)
+    config = item.stage.config(run.recipe)
+    began = time.monotonic()
+    metrics = item.stage.build(config, _inputs(run, item.stage), build_dir, progress)
+    publish(
+        build_dir,
+        item.folder,
+        Manifest(
+            stage=item.stage.name,
+            revision=item.stage.revision,
+            key=item.key,
+            config=config,
+            inputs=item.input_keys,
+            sources=item.source_digests,
+            files={},
+            metrics=metrics,
+            versions=library_versions(LIBRARIES),
+            wall_s=round(time.monotonic() - began, 3),
+        ),
+    )
+
+
+def _inputs(run: RunFolder, stage: Stage) -> Mapping[str, Path]:
+    """One path per need (never a per-target stage: nothing is built from a binary) and per source."""
+    needs = {need: run.root / need for need in stage.needs}
+    sources = {name: run.source(name, reference) for name, reference in stage.sources(run.recipe).items()}
+    return {**needs, **sources}
+
+
+def library_versions(names: Sequence[str]) -> dict[str, str]:
+    """Installed versions of the libraries that can change an artifact's bytes."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
