@@ -1,0 +1,150 @@
+"""The command line: parse, load the recipe, run, print. Imports nothing heavy at start-up; computes nothing itself.
+
+Flags say where things are; what changes an artifact's bytes stands in the recipe.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyco_export.errors import HycoError
+
+app = typer.Typer(
+    name="hyco-export",
+    help="Make the phone's drafting artifacts of HyCo (arXiv 2610.21436) from three checkpoints, and prove them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="Recipe (YAML). Default: the embedded tiny family.")]
+RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
+TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
+
+
+@app.command()
+def capture(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+    """Record the verifier's greedy answers and the hand-offs the head reads."""
+    _run_stage("capture", recipe, run, None, dry_run)
+
+
+@app.command("qat-head")
+def qat_head(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+    """Train the MTP head's 4-bit weights by KL from the original head."""
+    _run_stage("qat-head", recipe, run, None, dry_run)
+
+
+@app.command("build-keepset")
+def build_keepset(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+    """Choose the token ids both drafters may propose, and their 8-bit embedding table."""
+    _run_stage("build-keepset", recipe, run, None, dry_run)
+
+
+@app.command("convert-head")
+def convert_head(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+    """Write the head's K steps as one integer graph."""
+    _run_stage("convert-head", recipe, run, None, dry_run)
+
+
+@app.command("convert-slm")
+def convert_slm(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+    """Turn the SLM into static integer graphs over K/V rings."""
+    _run_stage("convert-slm", recipe, run, None, dry_run)
+
+
+@app.command("compile")
+def compile_(
+    recipe: RecipeOption = None, run: RunOption = None, target: TargetOption = None, dry_run: DryRunOption = False
+) -> None:
+    """Compile the graphs into Hexagon context binaries."""
+    _run_stage("compile", recipe, run, target, dry_run)
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path | None, typer.Argument(help="Recipe (YAML). Default: the embedded tiny family.")] = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Everything: build what is not fresh, start the server, validate against it, stop it."""
+    from hyco_export.commands import run_everything
+
+    raise typer.Exit(run_everything(recipe, run, target, dry_run))
+
+
+@app.command()
+def serve(
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8411,
+    device: Annotated[str, typer.Option(help="Where the verifier runs: cpu, cuda, cuda:1.")] = "cpu",
+) -> None:
+    """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
+    from hyco_export.commands import serve_run
+
+    serve_run(recipe, run, host, port, device)
+
+
+@app.command()
+def validate(
+    server: Annotated[str, typer.Option("--server", help="URL of a running `hyco-export serve`.")],
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+) -> None:
+    """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
+    from hyco_export.commands import validate_run
+
+    raise typer.Exit(validate_run(server, recipe, run, target))
+
+
+@app.command()
+def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a context binary (.bin).")]) -> None:
+    """Show an artifact's manifest, checked file by file, or what a context binary says of itself."""
+    from hyco_export.commands import inspect_path
+
+    inspect_path(path)
+
+
+@app.command()
+def targets() -> None:
+    """List the NPU targets."""
+    from hyco_export.commands import list_targets
+
+    list_targets()
+
+
+@app.command("train-tiny")
+def train_tiny(
+    out: Annotated[Path, typer.Argument(help="New folder for the three checkpoints.")],
+    quick: Annotated[bool, typer.Option(help="A handful of steps: right shapes, no skill.")] = False,
+) -> None:
+    """Train the embedded family again from the text on this machine."""
+    from hyco_export.commands import train_tiny_family
+
+    train_tiny_family(out, quick)
+
+
+def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool) -> None:
+    from hyco_export.commands import build_stage
+
+    build_stage(name, recipe, run, target, dry_run)
+
+
+def main() -> None:
+    """Entry point: every HycoError ends here as one line, a next step and an exit code."""
+    try:
+        app()
+    except HycoError as error:
+        from hyco_export.console import show_error
+
+        show_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; finished stages are kept, run the command again to go on\n")
+        sys.exit(130)
