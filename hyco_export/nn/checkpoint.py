@@ -1,0 +1,112 @@
+"""A checkpoint's folder: found on disk or fetched from the Hub, and told apart by a digest of its contents.
+
+Knows files, not models: `nn.verifier` loads them.
+"""
+
+import hashlib
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from hyco_export.core.recipe import Checkpoint
+from hyco_export.core.resources import EMBEDDED_PREFIX, locate
+from hyco_export.errors import CheckpointError
+
+HASHED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model")  # weights, configs, templates, vocabularies
+FETCHED_PATTERNS = [*HASHED_PATTERNS, "*.txt"]
+READ_BYTES = 1 << 22
+CONFIG_FILE = "config.json"
+
+
+def checkpoint_folder(checkpoint: Checkpoint, recipe_folder: Path | None = None) -> Path:
+    """The folder with the checkpoint's files; a Hub id is fetched into the Hub's cache first.
+
+    Raises:
+        CheckpointError: no such folder, or the Hub refuses it; the hint is the one command that helps.
+    """
+    found = locate(checkpoint.model, recipe_folder)
+    if found is None:
+        return fetch(checkpoint.model, checkpoint.revision)
+    return require_checkpoint(found)
+
+
+def require_checkpoint(folder: Path) -> Path:
+    """`folder`, if it holds a checkpoint.
+
+    Raises:
+        CheckpointError: it does not exist or has no config.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"checkpoint folder {folder} has no {CONFIG_FILE}", "give a folder written by save_pretrained, or a Hub id"
+        )
+    return folder
+
+
+def fetch(hub_id: str, revision: str | None) -> Path:
+    """Download a Hub repository (or find it in the cache) and return its snapshot folder.
+
+    Raises:
+        CheckpointError: gated, unknown, or the Hub cannot be reached.
+    """
+    if hub_id.startswith((EMBEDDED_PREFIX, "/", ".")):
+        raise CheckpointError(f"checkpoint {hub_id!r} does not exist", "correct $.models in the recipe")
+    download = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+    try:
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=FETCHED_PATTERNS))
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{hub_id} is gated and this machine has no access",
+            f"accept its terms at https://huggingface.co/{hub_id}, then run: hf auth login",
+        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise CheckpointError(
+            f"{hub_id!r} is neither a folder here nor a Hub repository (revision {revision or 'main'})",
+            f"correct $.models in the recipe; if the repository is private, run: hf auth login, then: {download}",
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise CheckpointError(
+            f"{hub_id} is not on this machine and the Hub cannot be reached",
+            f"with a network, run: {download}",
+        ) from error
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """sha256 over the names and contents of all weights, configs and vocabularies, in name order.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint.
+    """
+    require_checkpoint(folder)
+    names = sorted({path.name for pattern in HASHED_PATTERNS for path in folder.glob(pattern)})
+    return _digest(folder, names)
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """sha256 of `tokenizer.json`: equal digests give equal ids for every text.
+
+    Raises:
+        CheckpointError: the folder has no fast tokenizer.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise CheckpointError(f"{folder} has no tokenizer.json", "save its fast tokenizer there: save_pretrained")
+    return _digest(folder, ["tokenizer.json"])
+
+
+def _digest(folder: Path, names: list[str]) -> str:
+    total = hashlib.sha256()
+    for name in names:
+        content = hashlib.sha256()
+        with (folder / name).open("rb") as file:
+            while block := file.read(READ_BYTES):
+                content.update(block)
+        total.update(f"{name}:{content.hexdigest()}\n".encode())
+    return total.hexdigest()

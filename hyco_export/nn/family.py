@@ -1,0 +1,52 @@
+"""Do a verifier, a head and an SLM belong together? Reads their configurations only."""
+
+from collections.abc import Iterator
+
+from transformers import PreTrainedConfig
+
+from hyco_export.core.handoff import LAYER_TYPES
+from hyco_export.errors import CheckpointError
+from hyco_export.nn.verifier import ATTENTION_NAMES, kv_shapes, layer_kv_shape
+
+SET_HINT = "use the head that was published for this verifier and an SLM with the same tokenizer ($.models)"
+
+
+def check_family(verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTrainedConfig | None = None) -> None:
+    """Refuse checkpoints that do not belong together; all mismatches are named at once.
+
+    Raises:
+        CheckpointError: widths, K/V shapes or vocabularies differ, or the head has a part the static graph cannot hold.
+    """
+    problems = [*_head_mismatches(verifier, head), *_vocabulary_mismatches(verifier, head, slm)]
+    if problems:
+        raise CheckpointError("checkpoints do not belong together: " + "; ".join(problems), SET_HINT)
+
+
+def _head_mismatches(verifier: PreTrainedConfig, head: PreTrainedConfig) -> Iterator[str]:
+    hidden = verifier.get_text_config().hidden_size
+    if head.backbone_hidden_size != hidden:
+        yield f"the head's backbone width is {head.backbone_hidden_size}, the verifier's hidden size is {hidden}"
+    if head.use_ordered_embeddings:
+        yield "the head orders its vocabulary by centroids, which has no static graph"
+    text = head.get_text_config()
+    shapes = kv_shapes(verifier)
+    for layer_type in LAYER_TYPES:
+        name = ATTENTION_NAMES[layer_type]
+        layers = [i for i, kind in enumerate(text.layer_types) if kind == name]
+        for index in layers[:1]:
+            own, given = layer_kv_shape(text, index), shapes[layer_type]
+            if own != given:
+                yield (
+                    f"the head reads {layer_type} K/V of {own.heads} heads x {own.dim}, "
+                    f"the verifier gives {given.heads} x {given.dim}"
+                )
+
+
+def _vocabulary_mismatches(
+    verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTrainedConfig | None
+) -> Iterator[str]:
+    size = verifier.get_text_config().vocab_size
+    others = {"head": head, "SLM": slm}
+    for name, config in others.items():
+        if config is not None and config.get_text_config().vocab_size != size:
+            yield f"the {name}'s vocabulary has {config.get_text_config().vocab_size} tokens, the verifier's {size}"

@@ -1,0 +1,164 @@
+"""The verifier, its head and their tokenizer as transformers models, loaded from checkpoint folders.
+
+Knows which two verifier layers feed the head (the last sliding and the last full layer that store K/V) and how wide
+their K/V are. Serves capture, QAT and the verifier server; knows nothing of quantisation. `nn.checkpoint` turns a
+recipe's reference into a folder.
+"""
+
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma4AssistantForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from hyco_export.core.handoff import LAYER_TYPES, KvShape, LayerType
+from hyco_export.core.recipe import Dtype
+from hyco_export.errors import CheckpointError
+from hyco_export.nn.checkpoint import require_checkpoint
+
+TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ATTENTION_NAMES: dict[LayerType, str] = {
+    "sliding": "sliding_attention",
+    "full": "full_attention",
+}  # transformers' names
+STORES_KV = "store"  # transformers' mode of a layer whose K/V other layers, and the head, may read
+Attention = Literal["sdpa", "eager"]
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """The checkpoint's configuration.
+
+    Raises:
+        CheckpointError: no config, or one that transformers does not know.
+    """
+    require_checkpoint(folder)
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"config of {folder} cannot be read: {first_line(error)}", "save the checkpoint again"
+        ) from error
+
+
+def load_verifier(
+    folder: Path, dtype: Dtype = "bfloat16", device: str = "cpu", attention: Attention = "sdpa"
+) -> PreTrainedModel:
+    """The verifier in evaluation mode, without gradients.
+
+    Raises:
+        CheckpointError: unreadable, a tensor missing or misshaped, or a model that shares no K/V with a head.
+    """
+    model = _load(AutoModelForCausalLM, folder, dtype, device, attention)
+    handoff_layers(model.config)
+    return model
+
+
+def load_head(
+    folder: Path, dtype: Dtype = "bfloat16", device: str = "cpu", attention: Attention = "sdpa"
+) -> Gemma4AssistantForCausalLM:
+    """The verifier's multi-token-prediction head in evaluation mode, without gradients.
+
+    Raises:
+        CheckpointError: unreadable, incomplete, or not a Gemma 4 assistant.
+    """
+    model_type = load_config(folder).model_type
+    if model_type != "gemma4_assistant":
+        raise CheckpointError(
+            f"{folder} holds a {model_type!r} model, the head must be a gemma4_assistant", "correct $.models.head"
+        )
+    return cast(Gemma4AssistantForCausalLM, _load(Gemma4AssistantForCausalLM, folder, dtype, device, attention))
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer with its chat template.
+
+    Raises:
+        CheckpointError: missing or unreadable, or without a chat template.
+    """
+    require_checkpoint(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"tokenizer of {folder} cannot be read: {first_line(error)}", "save the tokenizer into the same folder"
+        ) from error
+    if tokenizer.chat_template is None:
+        raise CheckpointError(f"tokenizer of {folder} has no chat template", "use an instruction-tuned checkpoint")
+    return cast(PreTrainedTokenizerFast, tokenizer)
+
+
+def _load(kind: type, folder: Path, dtype: Dtype, device: str, attention: Attention) -> PreTrainedModel:
+    require_checkpoint(folder)
+    try:
+        model, report = kind.from_pretrained(  # type: ignore[attr-defined]  # auto classes share no base with models
+            folder, dtype=TORCH_DTYPES[dtype], attn_implementation=attention, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", "fetch or save it again") from error
+    # transformers fills what a checkpoint lacks with random values: such a model drafts nonsense without an error
+    absent = sorted(report["missing_keys"])
+    if absent:
+        raise CheckpointError(f"{folder} lacks {len(absent)} tensors, first {absent[0]}", "fetch or save it again")
+    return model.to(device).eval().requires_grad_(False)
+
+
+def handoff_layers(config: PreTrainedConfig) -> dict[LayerType, int]:
+    """Index of the verifier layer whose K/V the head reads, by layer type (Gemma 4: `kv_sharing_modes`).
+
+    Raises:
+        CheckpointError: the model names no such layers.
+    """
+    text = config.get_text_config()
+    modes = getattr(text, "kv_sharing_modes", None)
+    if modes is None:
+        raise CheckpointError(
+            f"a {text.model_type!r} model does not hand K/V to a head", "the verifier must be a Gemma 4 model"
+        )
+    layers: dict[LayerType, int] = {}
+    for layer_type in LAYER_TYPES:
+        name = ATTENTION_NAMES[layer_type]
+        stored = [i for i, mode in enumerate(modes) if mode == STORES_KV and text.layer_types[i] == name]
+        if not stored:
+            raise CheckpointError(f"the verifier has no {name} layer that stores K/V", "use a Gemma 4 verifier")
+        layers[layer_type] = stored[-1]
+    return layers
+
+
+def kv_shapes(config: PreTrainedConfig) -> dict[str, KvShape]:
+    """K/V heads and head dimension of the two hand-off layers, by layer type.
+
+    Raises:
+        CheckpointError: as `handoff_layers`.
+    """
+    text = config.get_text_config()
+    return {layer_type: layer_kv_shape(text, index) for layer_type, index in handoff_layers(config).items()}
+
+
+def layer_kv_shape(text_config: PreTrainedConfig, index: int) -> KvShape:
+    """K/V heads and head dimension of one layer."""
+    layer = text_config.per_layer_config[index]
+    return KvShape(heads=layer.num_key_value_heads, dim=layer.head_dim)
+
+
+def stop_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """Token ids that end an answer, from the generation config, else from the model's."""
+    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if ids is None:
+        ids = model.config.get_text_config().eos_token_id
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for one-line messages."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
