@@ -129,7 +129,9 @@ def verify(folder: Path) -> Manifest:
         if not path.is_file():
             raise ArtifactError(f"{path} is missing", _rebuild_hint(folder))
         if path.stat().st_size != record.size_bytes or file_digest(path) != record.sha256:
-            raise ArtifactError(f"{path} is not the file that was built (size or sha256 differs)", _rebuild_hint(folder))
+            raise ArtifactError(
+                f"{path} is not the file that was built (size or sha256 differs)", _rebuild_hint(folder)
+            )
     return manifest
 
 

@@ -86,7 +86,9 @@ class RunFolder:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise ArtifactError(f"another process is building in {self.root}", "wait for it, or give --run") from error
+                raise ArtifactError(
+                    f"another process is building in {self.root}", "wait for it, or give --run"
+                ) from error
             yield
 
 

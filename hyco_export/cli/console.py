@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from hyco_export.errors import HycoError
+from hyco_export.stages.runner import PlannedStage
 
 output = Console()
 problems = Console(stderr=True)
@@ -83,3 +84,13 @@ def show_error(error: HycoError) -> None:
 
 def _escape(text: str) -> str:
     return text.replace("[", r"\[")
+
+
+def show_plan(planned: Sequence[PlannedStage]) -> None:
+    """One line a stage: where its artifact lives, and whether it is reused."""
+    table = Table(title="plan", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("stage", "artifact", "what happens"):
+        table.add_column(column)
+    for item in planned:
+        table.add_row(item.stage.name, str(item.folder), "fresh, reused" if item.fresh else f"build: {item.reason}")
+    output.print(table)

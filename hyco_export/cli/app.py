@@ -19,7 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="Recipe (YAML). Default: the embedded tiny family.")]
+RecipeOption = Annotated[
+    Path | None, typer.Option("--recipe", help="Recipe (YAML). Default: the embedded tiny family.")
+]
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
@@ -71,7 +73,7 @@ def run(
     dry_run: DryRunOption = False,
 ) -> None:
     """Everything: build what is not fresh, start the server, validate against it, stop it."""
-    from hyco_export.commands import run_everything
+    from hyco_export.cli.commands import run_everything
 
     raise typer.Exit(run_everything(recipe, run, target, dry_run))
 
@@ -85,7 +87,7 @@ def serve(
     device: Annotated[str, typer.Option(help="Where the verifier runs: cpu, cuda, cuda:1.")] = "cpu",
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
-    from hyco_export.commands import serve_run
+    from hyco_export.cli.commands import serve_run
 
     serve_run(recipe, run, host, port, device)
 
@@ -98,7 +100,7 @@ def validate(
     target: TargetOption = None,
 ) -> None:
     """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
-    from hyco_export.commands import validate_run
+    from hyco_export.cli.commands import validate_run
 
     raise typer.Exit(validate_run(server, recipe, run, target))
 
@@ -106,7 +108,7 @@ def validate(
 @app.command()
 def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a context binary (.bin).")]) -> None:
     """Show an artifact's manifest, checked file by file, or what a context binary says of itself."""
-    from hyco_export.commands import inspect_path
+    from hyco_export.cli.commands import inspect_path
 
     inspect_path(path)
 
@@ -114,7 +116,7 @@ def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a c
 @app.command()
 def targets() -> None:
     """List the NPU targets."""
-    from hyco_export.commands import list_targets
+    from hyco_export.cli.commands import list_targets
 
     list_targets()
 
@@ -125,13 +127,13 @@ def train_tiny(
     quick: Annotated[bool, typer.Option(help="A handful of steps: right shapes, no skill.")] = False,
 ) -> None:
     """Train the embedded family again from the text on this machine."""
-    from hyco_export.commands import train_tiny_family
+    from hyco_export.cli.commands import train_tiny_family
 
     train_tiny_family(out, quick)
 
 
 def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool) -> None:
-    from hyco_export.commands import build_stage
+    from hyco_export.cli.commands import build_stage
 
     build_stage(name, recipe, run, target, dry_run)
 
@@ -141,7 +143,7 @@ def main() -> None:
     try:
         app()
     except HycoError as error:
-        from hyco_export.console import show_error
+        from hyco_export.cli.console import show_error
 
         show_error(error)
         sys.exit(error.exit_code)

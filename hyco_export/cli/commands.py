@@ -1,0 +1,140 @@
+"""What the commands do: open the run, call the stage runner, the server or the validation, print the outcome."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_plan
+from hyco_export.cli.server_process import server_process
+from hyco_export.core.recipe import check_recipe, embedded_recipe, load_recipe
+from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan
+from hyco_export.stages.stage import Stage
+from hyco_export.stages.table import STAGES
+
+NEXT_COMMAND = {
+    "capture": "hyco-export qat-head",
+    "qat-head": "hyco-export build-keepset",
+    "build-keepset": "hyco-export convert-head",
+    "convert-head": "hyco-export convert-slm",
+    "convert-slm": "hyco-export compile",
+    "compile": "hyco-export serve, then hyco-export validate --server URL",
+}
+
+
+def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None = None) -> RunFolder:
+    """The run folder of a recipe; says so when it is the embedded one.
+
+    Raises:
+        RecipeError: the recipe cannot be used.
+    """
+    if recipe_path is None:
+        output.print("recipe: the embedded tiny family (give --recipe for another)", highlight=False)
+    recipe = load_recipe(recipe_path or embedded_recipe())
+    if target is not None:
+        recipe = msgspec.structs.replace(recipe, target=target)
+        check_recipe(recipe)
+    folder = recipe_path.resolve().parent if recipe_path else None
+    return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)
+
+
+def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> None:
+    """Build one stage and whatever it needs that is not fresh; print its metrics and the next command."""
+    run = open_run(recipe_path, run_dir, target)
+    chain = chain_to(STAGES, name)
+    if dry_run:
+        show_plan(plan(run, chain))
+        return
+    _build(run, chain)
+    flags = "".join(f" {flag} {value}" for flag, value in (("--recipe", recipe_path), ("--run", run_dir)) if value)
+    output.print(f"\nnext: {NEXT_COMMAND[name]}{flags}", highlight=False)
+
+
+def _build(run: RunFolder, chain: Sequence[Stage]) -> None:
+    with ConsoleProgress() as progress:
+        manifests = build_all(run, chain, progress)
+    last = chain[-1]
+    show_metrics(f"\n{last.name} -> {run.folder(last)}", manifests[last.name].metrics)
+
+
+def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> int:
+    """The whole chain, then serve and validate; the exit code of the validation."""
+    run = open_run(recipe_path, run_dir, target)
+    if dry_run:
+        show_plan(plan(run, STAGES))
+        return 0
+    _build(run, STAGES)
+    with server_process(recipe_path, run.root) as url:
+        return _validate(run, url)
+
+
+def serve_run(recipe_path: Path | None, run_dir: Path | None, host: str, port: int, device: str) -> None:
+    """Serve until interrupted; the first line on stdout that holds a URL means ready."""
+    from hyco_export.runtime.server import serve
+
+    run = open_run(recipe_path, run_dir)
+    serve(
+        open_engine(run, device),
+        host=host,
+        port=port,
+        on_ready=lambda url: output.print(f"serving on {url} (stop with Ctrl-C)", highlight=False),
+    )
+
+
+def validate_run(server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None) -> int:
+    """Validate the artifacts of a run against a server that somebody started."""
+    return _validate(open_run(recipe_path, run_dir, target), server)
+
+
+def require_fresh(run: RunFolder, stages: Sequence[Stage]) -> None:
+    """Every artifact must be the one this recipe makes.
+
+    Raises:
+        ArtifactError: names the first stage that is missing, altered or out of date.
+    """
+    for item in plan(run, stages):
+        if not item.fresh:
+            raise ArtifactError(f"{item.folder}: {item.reason}", f"hyco-export {item.stage.name}")
+
+
+def inspect_path(path: Path) -> None:
+    """Print a manifest (files checked) or the facts of a context binary."""
+    if path.is_dir():
+        from hyco_export.core.artifact import verify
+
+        manifest = verify(path)
+        show_metrics(f"{manifest.stage} (every file has its recorded sha256)", msgspec.to_builtins(manifest.metrics))
+        show_metrics(
+            "\nfiles", {name: f"{record.size_bytes:,} B  {record.sha256}" for name, record in manifest.files.items()}
+        )
+        show_metrics("\nmade with", {"key": manifest.key, **manifest.versions})
+    elif path.suffix == ".bin":
+        from hyco_export.graph.context_binary import read_context
+
+        output.print_json(msgspec.json.encode(read_context(path)).decode())
+    else:
+        raise HycoError(f"{path} is neither an artifact folder nor a context binary (.bin)", "give one of these")
+
+
+def list_targets() -> None:
+    """Print the target table."""
+    from hyco_export.core.targets import TARGETS
+
+    show_metrics("targets", {name: msgspec.to_builtins(target) for name, target in TARGETS.items()})
+
+
+def train_tiny_family(out: Path, quick: bool) -> None:
+    """Train the embedded family into a new folder."""
+    from hyco_export.nn.tiny.family import DEFAULT_SEED, train_family
+
+    if out.exists():
+        raise HycoError(f"{out} exists already", "give a new folder")
+    with ConsoleProgress() as progress:
+        train_family(
+            out,
+            seed=DEFAULT_SEED,
+            quick=quick,
+            on_progress=lambda label, share: progress.step(label, round(100 * share), 100),
+        )
+    output.print((out / "MODEL_CARD.md").read_text(encoding="utf-8"), markup=False, highlight=False)
