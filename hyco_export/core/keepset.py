@@ -5,12 +5,15 @@ how the ids were chosen (`stages.build_keepset`).
 """
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from hyco_export.errors import ArtifactError
 
 MISSING = -1  # row of a token outside the keep set
+KEEPSET_FILE = "keepset.safetensors"  # ids int32 [n]; table int8 [n, H], table_scale float32 [n]; metadata vocab_size
 
 
 class KeepSet:
@@ -46,3 +49,19 @@ class KeepSet:
     def digest(self) -> str:
         """sha256 over the vocabulary size and the little-endian int32 ids: both sides compare it."""
         return hashlib.sha256(f"{self.vocab_size}:".encode() + self.ids.astype("<i4").tobytes()).hexdigest()
+
+
+def read_keepset(folder: Path) -> KeepSet:
+    """The keep set of a `build-keepset` artifact.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or not a keep set.
+    """
+    path = folder / KEEPSET_FILE
+    try:
+        with safe_open(path, framework="numpy") as stored:
+            return KeepSet(stored.get_tensor("ids"), int(stored.metadata()["vocab_size"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} is not a keep set: {error}", "build it again: hyco-export build-keepset"
+        ) from error

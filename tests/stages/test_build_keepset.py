@@ -1,0 +1,218 @@
+"""The keep set: what is always in it, what fills it, and what is refused."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from hyco_export.core.keepset import KEEPSET_FILE, read_keepset
+from hyco_export.errors import ArtifactError, CheckpointError, RecipeError
+from hyco_export.nn.tiny.tokenizer import train_tokenizer
+from hyco_export.nn.token_counts import is_held_out
+from hyco_export.nn.vocabulary import byte_ids, special_ids, token_texts
+from hyco_export.stages.build_keepset import STAGE, KeepSetConfig, check_keepset, choose_ids, count_answers
+from hyco_export.stages.stage import Silent
+
+HIDDEN = 8
+ANSWERS = ["Brackets nest.", "Brackets open and brackets close.", "A list keeps order.", "한국어 안녕하세요 한국어"]
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verifier")
+    tokenizer = train_tokenizer(ANSWERS * 20)
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma4_text"}))
+    table = torch.randn(len(tokenizer), HIDDEN, generator=torch.Generator().manual_seed(1))
+    save_file({"model.embed_tokens.weight": table}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(verifier):
+    from hyco_export.nn.verifier import load_tokenizer
+
+    return load_tokenizer(verifier)
+
+
+def write_conversations(path, texts_by_id):
+    lines = [
+        {"id": key, "messages": [{"role": "user", "content": "zzz?"}, {"role": "assistant", "content": text}]}
+        for key, text in texts_by_id.items()
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def inputs(tmp_path, verifier, tokenizer):
+    (tmp_path / "capture").mkdir()
+    answer = {"id": "v", "split": "validation", "prompt_ids": [2], "answer_ids": tokenizer.encode("Brackets nest.")}
+    (tmp_path / "capture" / "answers.jsonl").write_text(json.dumps(answer) + "\n")
+    return {
+        "verifier": verifier,
+        "capture": tmp_path / "capture",
+        "conversations": write_conversations(
+            tmp_path / "conversations.jsonl",
+            {"c1": ANSWERS[0], "c2": ANSWERS[1], "used": ANSWERS[2] * 50, "seen": ANSWERS[2] * 50},
+        ),
+        "calibration": write_conversations(tmp_path / "calibration.jsonl", {"used": "x"}),
+        "validation": write_conversations(tmp_path / "validation.jsonl", {"seen": "x"}),
+    }
+
+
+def fixed_size(tokenizer):
+    korean = sum(any("가" <= letter <= "힣" for letter in text) for text in token_texts(tokenizer, len(tokenizer)))
+    assert korean > 0
+    return 7 + 256 + korean
+
+
+def build(inputs, out_dir, size, scripts=("Hangul",), held_out_share=0.0):
+    out_dir.mkdir()
+    return STAGE.build(KeepSetConfig(size, scripts, held_out_share, "float32"), inputs, out_dir, Silent())
+
+
+def test_specials_bytes_and_scripts_are_always_kept(tmp_path, inputs, tokenizer):
+    size = fixed_size(tokenizer)
+    metrics = build(inputs, tmp_path / "out", size)
+    keepset = read_keepset(tmp_path / "out")
+    kept = {tokenizer.convert_ids_to_tokens(int(i)) for i in keepset.ids}
+    assert {"<pad>", "<bos>", "<|turn>", "<0x00>", "<0xFF>"} <= kept
+    assert all(token in kept for token in tokenizer.tokenize("한국어"))
+    assert metrics["parts"] == {"specials": 7, "bytes": 256, "scripts": size - 263, "frequent": 0, "of_them_unseen": 0}
+    assert metrics["digest"] == keepset.digest
+
+
+def test_the_most_frequent_tokens_of_assistant_turns_fill_the_rest(tmp_path, inputs, tokenizer):
+    build(inputs, tmp_path / "out", fixed_size(tokenizer) + 1)
+    kept = set(read_keepset(tmp_path / "out").ids.tolist())
+    pieces = tokenizer.encode(ANSWERS[0], add_special_tokens=False) + tokenizer.encode(
+        ANSWERS[1], add_special_tokens=False
+    )
+    counts = np.bincount(pieces)
+    assert kept - set(range(263)) >= {int(np.argmax(counts))}  # user turns and excluded conversations count nothing
+    assert not kept & set(tokenizer.encode("zzz?", add_special_tokens=False)) - set(range(263))
+
+
+def test_calibration_and_validation_conversations_are_not_counted(tmp_path, inputs, tokenizer):
+    metrics = build(inputs, tmp_path / "out", fixed_size(tokenizer) + 4)
+    assert metrics["conversations"] == {"counted": 2, "held_out": 0, "excluded": 2}
+    only_excluded = set(tokenizer.encode(ANSWERS[2], add_special_tokens=False)) - {
+        piece for text in ANSWERS[:2] for piece in tokenizer.encode(text, add_special_tokens=False)
+    }
+    assert only_excluded and not only_excluded & set(read_keepset(tmp_path / "out").ids.tolist())
+
+
+def test_coverage_is_measured_on_held_out_text_and_on_the_answers(tmp_path, inputs, tokenizer):
+    texts = {f"h{i}": ANSWERS[i % 2] for i in range(40)}
+    write_conversations(inputs["conversations"], texts)
+    metrics = build(inputs, tmp_path / "out", len(tokenizer), held_out_share=0.3)
+    held_out = [text for key, text in texts.items() if is_held_out(key, 0.3)]
+    assert 0 < len(held_out) < 40
+    assert metrics["conversations"]["held_out"] == len(held_out)
+    assert metrics["held_out"]["tokens"] == sum(len(tokenizer.encode(t, add_special_tokens=False)) for t in held_out)
+    assert metrics["held_out"]["kept_share"] == 1.0
+    assert metrics["answers"]["validation"] == {
+        "tokens": len(tokenizer.encode("Brackets nest.")),
+        "kept_share": 1.0,
+        "outside_share": 0.0,
+    }
+    assert json.loads((tmp_path / "out" / "coverage.json").read_text()) == metrics
+
+
+def test_answers_outside_the_keep_set_are_counted(tmp_path, inputs, tokenizer):
+    metrics = build(inputs, tmp_path / "out", fixed_size(tokenizer))
+    kept = set(read_keepset(tmp_path / "out").ids.tolist())
+    ids = tokenizer.encode("Brackets nest.")
+    expected = sum(i not in kept for i in ids) / len(ids)
+    assert expected > 0
+    assert metrics["answers"]["validation"]["outside_share"] == pytest.approx(expected)
+
+
+def test_two_builds_give_the_same_bytes(tmp_path, inputs, tokenizer):
+    for name in ("one", "two"):
+        build(inputs, tmp_path / name, fixed_size(tokenizer) + 9)
+    assert (tmp_path / "one" / KEEPSET_FILE).read_bytes() == (tmp_path / "two" / KEEPSET_FILE).read_bytes()
+
+
+def test_the_table_has_one_row_and_scale_per_kept_token(tmp_path, inputs, tokenizer):
+    size = fixed_size(tokenizer) + 2
+    build(inputs, tmp_path / "out", size)
+    stored = load_file(tmp_path / "out" / KEEPSET_FILE)
+    assert {name: (str(t.dtype), t.shape) for name, t in stored.items()} == {
+        "ids": ("int32", (size,)),
+        "table": ("int8", (size, HIDDEN)),
+        "table_scale": ("float32", (size,)),
+    }
+
+
+def test_equal_counts_give_way_to_the_smaller_id():
+    counts = np.array([0, 5, 9, 5, 5, 0])
+    fixed = np.array([True, False, False, False, False, False])
+    assert choose_ids(counts, fixed, 4).tolist() == [0, 1, 2, 3]
+    assert choose_ids(counts, fixed, 6).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_size_below_the_fixed_part_is_refused_with_the_numbers(tmp_path, inputs, tokenizer):
+    smallest = fixed_size(tokenizer)
+    with pytest.raises(RecipeError) as caught:
+        check_keepset(KeepSetConfig(smallest - 1, ("Hangul",), 0.1, "float32"), inputs)
+    assert caught.value.message == (
+        f"$.keepset.size is {smallest - 1}, smaller than its fixed part of {smallest} tokens "
+        f"(7 specials, 256 bytes, {smallest - 263} scripts)"
+    )
+    assert f"at least {smallest}" in caught.value.hint
+    check_keepset(KeepSetConfig(smallest, ("Hangul",), 0.1, "float32"), inputs)
+
+
+def test_a_size_above_the_vocabulary_is_refused(tmp_path, inputs, tokenizer):
+    with pytest.raises(RecipeError, match=r"\$.keepset.size is 5,000, larger than the verifier's vocabulary"):
+        build(inputs, tmp_path / "out", 5000)
+
+
+def test_an_unknown_script_is_refused_before_counting(tmp_path, inputs):
+    inputs["conversations"] = tmp_path / "never read"
+    with pytest.raises(RecipeError, match="Hangol"):
+        build(inputs, tmp_path / "out", 400, scripts=("Hangol",))
+
+
+def test_byte_tokens_come_from_the_tokenizer(tokenizer):
+    assert [tokenizer.convert_ids_to_tokens(int(i)) for i in byte_ids(tokenizer)[[0, 10, 255]]] == [
+        "<0x00>",
+        "<0x0A>",
+        "<0xFF>",
+    ]
+
+
+def test_a_tokenizer_without_byte_tokens_is_refused():
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")))
+    with pytest.raises(CheckpointError, match="no byte token <0x00>"):
+        byte_ids(plain)
+
+
+def test_specials_beyond_the_models_rows_are_left_out(tokenizer):
+    assert special_ids(tokenizer, 5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_broken_answer_line_is_named(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"split": "validation", "answer_ids": [1]}\n{"split": 3}\n')
+    with pytest.raises(ArtifactError, match="line 2"):
+        count_answers(path, 4)
+
+
+def test_the_stage_config_holds_what_changes_the_bytes():
+    assert set(msgspec.structs.asdict(KeepSetConfig(300, (), 0.1, "bfloat16"))) == {
+        "size",
+        "scripts",
+        "held_out_share",
+        "verifier_dtype",
+    }
