@@ -239,4 +239,5 @@ STAGE = Stage(
     config=keepset_config,
     sources=keepset_sources,
     build=build_keepset,
+    check=check_keepset,
 )

@@ -118,7 +118,7 @@ def plan(run: RunFolder, stages: Sequence[Stage]) -> list[PlannedStage]:
     digests: dict[Path, str] = {}
     for stage in stages:
         input_keys = {need: planned[need].key for need in stage.needs}
-        sources = {name: run.source(name, reference) for name, reference in stage.sources(run.recipe).items()}
+        sources = _sources(run, stage)
         for path in sources.values():
             digests.setdefault(path, source_digest(path))
         source_digests = {name: digests[path] for name, path in sources.items()}
@@ -160,7 +160,9 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
     """
     with run.lock():
         shutil.rmtree(run.root / BUILD_FOLDER, ignore_errors=True)
-        for position, item in enumerate(plan(run, stages), 1):
+        planned = plan(run, stages)
+        _check_all(run, planned)
+        for position, item in enumerate(planned, 1):
             label = f"[{position}/{len(stages)}] {item.stage.name}"
             if item.fresh:
                 progress.note(f"{label}: fresh")
@@ -169,6 +171,13 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
             _build_one(run, item, progress)
         shutil.rmtree(run.root / BUILD_FOLDER, ignore_errors=True)
     return {stage.name: verify(run.folder(stage)) for stage in stages}
+
+
+def _check_all(run: RunFolder, planned: Sequence[PlannedStage]) -> None:
+    """Ask every stage that will be built what its sources forbid, before the first one works for minutes."""
+    for item in planned:
+        if not item.fresh:
+            item.stage.check(item.stage.config(run.recipe), _sources(run, item.stage))
 
 
 def _build_one(run: RunFolder, item: PlannedStage, progress: Progress) -> None:
@@ -198,8 +207,12 @@ def _build_one(run: RunFolder, item: PlannedStage, progress: Progress) -> None:
 def _inputs(run: RunFolder, stage: Stage) -> Mapping[str, Path]:
     """One path per need (never a per-target stage: nothing is built from a binary) and per source."""
     needs = {need: run.root / need for need in stage.needs}
-    sources = {name: run.source(name, reference) for name, reference in stage.sources(run.recipe).items()}
-    return {**needs, **sources}
+    return {**needs, **_sources(run, stage)}
+
+
+def _sources(run: RunFolder, stage: Stage) -> dict[str, Path]:
+    """One path per source."""
+    return {name: run.source(name, reference) for name, reference in stage.sources(run.recipe).items()}
 
 
 def library_versions(names: Sequence[str]) -> dict[str, str]:

@@ -37,16 +37,23 @@ class Silent:
 
 Metrics = dict[str, Any]
 Build = Callable[[Any, Mapping[str, Path], Path, Progress], Metrics]
+Check = Callable[[Any, Mapping[str, Path]], None]
+
+
+def no_check(config: Any, sources: Mapping[str, Path]) -> None:
+    """Nothing can be said about this stage before it is built."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One row of the stage table.
 
-    `config(recipe)` is a frozen struct with exactly the fields that change the artifact's bytes; `sources(recipe)` names
+    `config(recipe)` is a frozen struct with just the fields that change the artifact's bytes; `sources(recipe)` names
     the checkpoint folders and data files it reads (key -> recipe reference); `needs` are earlier stages.
     `build(config, inputs, out_dir, progress)` gets one path per need and per source in `inputs`, writes its files into
     `out_dir` (existing and empty) and returns JSON-able metrics. Raise `revision` when the code changes the bytes.
+    `check(config, sources)` raises a RecipeError for what only the sources can tell; it takes about a second and is asked
+    before any stage of a chain is built.
     """
 
     name: str
@@ -56,3 +63,4 @@ class Stage:
     sources: Callable[[Recipe], dict[str, str]]
     build: Build
     per_target: bool = False  # one artifact folder per target
+    check: Check = no_check
