@@ -52,8 +52,8 @@ class Stage:
     the checkpoint folders and data files it reads (key -> recipe reference); `needs` are earlier stages.
     `build(config, inputs, out_dir, progress)` gets one path per need and per source in `inputs`, writes its files into
     `out_dir` (existing and empty) and returns JSON-able metrics. Raise `revision` when the code changes the bytes.
-    `check(config, sources)` raises a RecipeError for what only the sources can tell; it takes about a second and is asked
-    before any stage of a chain is built.
+    `check(config, sources)` raises a RecipeError for what only the sources can tell; it takes about a second and is
+    asked before any stage of a chain is built.
     """
 
     name: str
