@@ -13,6 +13,7 @@ from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import STAGES
 
+PERCENT = 100
 NEXT_COMMAND = {
     "capture": "hyco-export qat-head",
     "qat-head": "hyco-export build-keepset",
@@ -135,6 +136,6 @@ def train_tiny_family(out: Path, quick: bool) -> None:
             out,
             seed=DEFAULT_SEED,
             quick=quick,
-            on_progress=lambda label, share: progress.step(label, round(100 * share), 100),
+            on_progress=lambda label, share: progress.step(label, round(PERCENT * share), PERCENT),
         )
     output.print((out / "MODEL_CARD.md").read_text(encoding="utf-8"), markup=False, highlight=False)

@@ -14,7 +14,7 @@ from msgspec import Meta
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.resources import resource_path
 from hyco_export.core.targets import find_target
-from hyco_export.errors import RecipeError
+from hyco_export.errors import CompileError, RecipeError
 
 Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -46,7 +46,7 @@ class Models(Section):
 
 
 class Data(Section):
-    """JSONL files of chat messages ({"id", "messages"}); relative paths are the recipe's folder's, then the package's."""
+    """JSONL files of chat messages ({"id", "messages"}); relative to the recipe, then to the package."""
 
     calibration: str
     validation: str
@@ -207,11 +207,15 @@ def check_recipe(recipe: Recipe) -> None:
     Raises:
         RecipeError: the first broken rule, with the path of the field to change.
     """
-    find_target(recipe.target)
+    try:
+        target = find_target(recipe.target)
+    except CompileError as error:
+        raise RecipeError(f"$.target: {error.message}", error.hint) from error
+    planted = recipe.head.steps + recipe.head.runner_up_steps
     rules = (
         (
             recipe.keepset.size > BYTE_TOKENS,
-            f"$.keepset.size is {recipe.keepset.size}, but the {BYTE_TOKENS} byte tokens and the specials are always kept",
+            f"$.keepset.size is {recipe.keepset.size}, but the {BYTE_TOKENS} byte tokens and specials always stay",
         ),
         (
             recipe.slm.ring >= recipe.slm.rows,
@@ -230,12 +234,12 @@ def check_recipe(recipe: Recipe) -> None:
             f"$.head.runner_up_steps is {recipe.head.runner_up_steps}, more than $.head.steps = {recipe.head.steps}",
         ),
         (
-            recipe.slm.rows > recipe.head.steps + recipe.head.runner_up_steps,
-            f"$.slm.rows is {recipe.slm.rows}, too few for the root and {recipe.head.steps + recipe.head.runner_up_steps} planted nodes",
+            recipe.slm.rows > planted,
+            f"$.slm.rows is {recipe.slm.rows}, too few for the root and {planted} planted nodes",
         ),
         (
-            recipe.drafting.budget >= recipe.head.steps + recipe.head.runner_up_steps,
-            f"$.drafting.budget is {recipe.drafting.budget}, smaller than the planted nodes",
+            recipe.drafting.budget >= planted,
+            f"$.drafting.budget is {recipe.drafting.budget}, smaller than the {planted} planted nodes",
         ),
         (
             recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,
@@ -246,6 +250,10 @@ def check_recipe(recipe: Recipe) -> None:
             f"$.qat.unrolled_steps is {recipe.qat.unrolled_steps}, more than $.head.steps = {recipe.head.steps}",
         ),
         (
+            recipe.qat.weight_bits in target.weight_bits,
+            f"$.qat.weight_bits is {recipe.qat.weight_bits}, {target.name} computes {sorted(target.weight_bits)}",
+        ),
+        (
             recipe.data.calibration != recipe.data.validation,
             "$.data.validation is the same file as $.data.calibration",
         ),
@@ -253,18 +261,3 @@ def check_recipe(recipe: Recipe) -> None:
     for holds, message in rules:
         if not holds:
             raise RecipeError(message, "change the field")
-    require_precision(recipe)
-
-
-def require_precision(recipe: Recipe) -> None:
-    """The target must compute the recipe's weight width.
-
-    Raises:
-        RecipeError: it does not.
-    """
-    target = find_target(recipe.target)
-    if recipe.qat.weight_bits not in target.weight_bits:
-        raise RecipeError(
-            f"$.qat.weight_bits is {recipe.qat.weight_bits}, target {target.name} computes {sorted(target.weight_bits)}",
-            "choose another $.target or width",
-        )

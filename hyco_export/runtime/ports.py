@@ -48,7 +48,14 @@ class SlmDevice(Protocol):
         """Positions committed to the rings so far."""
         ...
 
-    def reset(self) -> None: ...
+    @property
+    def context(self) -> int:
+        """Newest positions that the largest ring holds; prefilling more is wasted."""
+        ...
+
+    def reset(self, position: int = 0) -> None:
+        """Empty the rings; the next position is `position`, and earlier ones are never seen."""
+        ...
 
     def prefill(self, tokens: np.ndarray) -> None:
         """Append tokens [n] to the rings at positions length .. length + n - 1."""
@@ -67,7 +74,7 @@ class SlmDevice(Protocol):
 
 
 class RowOutputs(msgspec.Struct, frozen=True):
-    """What a verify forward gives for the rows root, node 0, node 1, ... : logits [N + 1, V] float32 (after the soft-cap)."""
+    """Outputs of a verify forward for the rows root, node 0, node 1, ...: logits [N + 1, V] float32, soft-capped."""
 
     logits: np.ndarray
 

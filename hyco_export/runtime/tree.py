@@ -1,7 +1,7 @@
 """The draft tree: what is proposed in one round. Pure numpy; knows no scores' meaning and no models.
 
-N nodes in the verifier's vocabulary; the root (the newest committed token) is not a node. Depths, masks and positions are
-derived on each side and never sent. A node's position is position(root) + depth, not + row.
+N nodes in the verifier's vocabulary; the root (the newest committed token) is not a node. Depths, masks and positions
+are derived on each side and never sent. A node's position is position(root) + depth, not + row.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Source(IntEnum):
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """tokens [N], parents [N] (row of the parent, ROOT under the root, always parents[i] < i), log_probs [N], sources [N]."""
+    """tokens, parents (row of the parent, ROOT under the root, parents[i] < i), log_probs, sources: [N] each."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The wire format: MessagePack bodies of every call (PROTOCOL.md tells the same in words). Knows bytes, no models, no HTTP.
+"""The wire format: MessagePack bodies of every call (PROTOCOL.md tells the same in words). Knows bytes, not HTTP.
 
 Structs travel as arrays (field order is the format), the protocol version first. Never on the wire: masks, positions,
 cache indices, floats from the device other than sampling settings.
@@ -15,6 +15,7 @@ from hyco_export.errors import ProtocolError
 
 PROTOCOL_VERSION = 1
 MEDIA_TYPE = "application/msgpack"
+UNKNOWN_SESSION = "unknown_session"  # refusal code: the server lost or never had the session; the device primes again
 
 Rule = Literal["exact", "epsilon"]
 DraftSide = Literal["device", "server"]

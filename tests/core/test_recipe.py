@@ -1,0 +1,88 @@
+"""Recipes: every shipped one decodes; every kind of mistake is named with its field before any work."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.errors import RecipeError
+
+RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))
+
+
+def test_shipped_recipes_are_found() -> None:
+    assert embedded_recipe() in RECIPES
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_decode(path: Path) -> None:
+    assert load_recipe(path).name == path.stem
+
+
+def edited(tmp_path: Path, field: str, value: object) -> Path:
+    """The embedded recipe with one dotted field set to `value`."""
+    content = yaml.safe_load(embedded_recipe().read_text())
+    *parents, last = field.split(".")
+    place = content
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    path = tmp_path / "edited.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("colour", "red", "unknown field `colour`"),
+        ("qat.learning_rat", 1, r"unknown field `learning_rat` - at `\$.qat`"),
+        ("qat.learning_rate", "fast", r"Expected `float`, got `str` - at `\$.qat.learning_rate`"),
+        ("qat.weight_bits", 3, r"at `\$.qat.weight_bits`"),
+        ("qat.steps", 0, r"at `\$.qat.steps`"),
+        ("sampling.top_p", 1.5, r"at `\$.sampling.top_p`"),
+        ("models.hidden_norm", "both", r"at `\$.models.hidden_norm`"),
+        ("name", "has space", r"at `\$.name`"),
+        ("keepset.size", 200, r"\$.keepset.size is 200, but the 256 byte tokens"),
+        ("slm.ring", 16, r"\$.slm.ring is 16, shorter than a tree pass"),
+        ("slm.sliding_ring", 16, r"\$.slm.sliding_ring is 16, shorter than a tree pass"),
+        ("slm.prefill_rows", 100, r"\$.slm.prefill_rows is 100, longer than the shortest ring"),
+        ("head.runner_up_steps", 5, r"\$.head.runner_up_steps is 5, more than"),
+        ("slm.rows", 6, r"\$.slm.rows is 6, too few for the root and 6 planted nodes"),
+        ("drafting.budget", 5, r"\$.drafting.budget is 5, smaller than the 6 planted nodes"),
+        ("qat.clip_ratio_low", 1.0, None),
+        ("qat.clip_ratio_high", 0.5, r"\$.qat.clip_ratio_low 0.6 is above clip_ratio_high 0.5"),
+        ("qat.unrolled_steps", 9, r"\$.qat.unrolled_steps is 9, more than"),
+        ("data.validation", "calibration_data/train.jsonl", r"\$.data.validation is the same file"),
+        ("target", "sm8851", "sm8851"),
+        ("calibration.mask_value", -1e4, r"at `\$.calibration.mask_value`"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, field: str, value: object, text: str | None) -> None:
+    path = edited(tmp_path, field, value)
+    if text is None:
+        load_recipe(path)
+        return
+    with pytest.raises(RecipeError, match=text) as caught:
+        load_recipe(path)
+    assert caught.value.hint
+
+
+def test_unknown_target_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(edited(tmp_path, "target", "sm9999"))
+    assert "sm8850" in str(caught.value)
+    assert "sm8650" in str(caught.value)
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="does not exist"):
+        load_recipe(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: [")
+    with pytest.raises(RecipeError, match="is not YAML"):
+        load_recipe(broken)
+    broken.write_text("")
+    with pytest.raises(RecipeError, match=r"broken\.yaml"):
+        load_recipe(broken)

@@ -1,0 +1,158 @@
+"""The runner: reuse, staleness, interruption, locks; with small stages whose work is a text file."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hyco_export.core.artifact import verify
+from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
+from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.stages.runner import BUILD_FOLDER, RunFolder, build_all, chain_to, plan
+from hyco_export.stages.stage import Silent, Stage
+
+
+class Size(msgspec.Struct, frozen=True):
+    steps: int
+
+
+def steps(recipe: Recipe) -> Size:
+    return Size(recipe.qat.steps)
+
+
+class Recorder(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def stages(source: Path, revision: int = 1) -> list[Stage]:
+    """a reads the source; b reads a; c reads a and is built once per target."""
+
+    def build_a(config, inputs, out_dir, progress):
+        (out_dir / "a.txt").write_text(inputs["text"].read_text() * config.steps)
+        return {"length": config.steps}
+
+    def build_next(config, inputs, out_dir, progress):
+        (out_dir / "next.txt").write_text((inputs["a"] / "a.txt").read_text())
+        return {}
+
+    return [
+        Stage("a", revision, (), steps, lambda recipe: {"text": str(source)}, build_a),
+        Stage("b", 1, ("a",), steps, lambda recipe: {}, build_next),
+        Stage("c", 1, ("a",), steps, lambda recipe: {}, build_next, per_target=True),
+    ]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.txt"
+    path.write_text("x")
+    return path
+
+
+def run_folder(tmp_path: Path, **qat: int) -> RunFolder:
+    recipe = load_recipe(embedded_recipe())
+    recipe = msgspec.structs.replace(recipe, qat=msgspec.structs.replace(recipe.qat, **qat))
+    return RunFolder(tmp_path / "run", recipe, None)
+
+
+def built_now(run: RunFolder, table: list[Stage]) -> list[str]:
+    recorder = Recorder()
+    build_all(run, table, recorder)
+    return [note.split()[1].rstrip(":") for note in recorder.notes if not note.endswith("fresh")]
+
+
+def test_a_second_run_builds_nothing(tmp_path: Path, source: Path) -> None:
+    run, table = run_folder(tmp_path), stages(source)
+    assert built_now(run, table) == ["a", "b", "c"]
+    assert built_now(run, table) == []
+    assert sorted(p.name for p in run.root.iterdir()) == [".lock", "a", "b", "c@sm8850"]
+
+
+def test_changed_config_source_code_or_bytes_build_again(tmp_path: Path, source: Path) -> None:
+    table = stages(source)
+    build_all(run_folder(tmp_path), table, Silent())
+    assert built_now(run_folder(tmp_path, steps=7), table) == ["a", "b", "c"]
+    source.write_text("y")
+    assert built_now(run_folder(tmp_path, steps=7), table) == ["a", "b", "c"]
+    assert built_now(run_folder(tmp_path, steps=7), stages(source, revision=2)) == ["a", "b", "c"]
+    (tmp_path / "run" / "b" / "next.txt").write_text("damaged")
+    assert built_now(run_folder(tmp_path, steps=7), stages(source, revision=2)) == ["b"]
+
+
+def test_chain_to_takes_only_what_is_needed(source: Path) -> None:
+    assert [stage.name for stage in chain_to(stages(source), "c")] == ["a", "c"]
+
+
+def test_plan_says_why(tmp_path: Path, source: Path) -> None:
+    run, table = run_folder(tmp_path), stages(source)
+    assert [item.reason for item in plan(run, table)] == ["not built yet", "a is built anew", "a is built anew"]
+    build_all(run, table, Silent())
+    assert [item.reason for item in plan(run, table)] == ["", "", ""]
+    changed = plan(run_folder(tmp_path, steps=3), table)
+    assert changed[0].reason == "recipe, inputs or code changed"
+
+
+def test_a_failing_stage_leaves_no_artifact_and_keeps_the_finished_ones(tmp_path: Path, source: Path) -> None:
+    def fail(config, inputs, out_dir, progress):
+        (out_dir / "half.txt").write_text("half")
+        raise RuntimeError("out of memory")
+
+    run, table = run_folder(tmp_path), stages(source)
+    broken = [table[0], Stage("b", 1, ("a",), steps, lambda recipe: {}, fail)]
+    with pytest.raises(RuntimeError):
+        build_all(run, broken, Silent())
+    assert (run.root / "a").exists()
+    assert not (run.root / "b").exists()
+    assert built_now(run, table) == ["b", "c"]
+
+
+def test_a_missing_source_is_named(tmp_path: Path) -> None:
+    table = stages(tmp_path / "nowhere" / "deep" / "missing.txt")
+    with pytest.raises(CheckpointError, match=r"text: .*missing\.txt is neither"):
+        plan(run_folder(tmp_path), table)
+
+
+def test_two_processes_cannot_build_in_one_folder(tmp_path: Path, source: Path) -> None:
+    run = run_folder(tmp_path)
+    with run.lock(), pytest.raises(ArtifactError, match="another process is building"):
+        build_all(run, stages(source), Silent())
+
+
+KILLED_BUILD = """
+    import os, signal, sys
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    from test_runner import run_folder, stages, steps
+    from hyco_export.stages.runner import build_all
+    from hyco_export.stages.stage import Silent, Stage
+
+    def die(config, inputs, out_dir, progress):
+        (out_dir / "half.txt").write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    table = stages(Path({source!r}))
+    build_all(run_folder(Path({root!r})), [table[0], Stage("b", 1, ("a",), steps, lambda r: {{}}, die)], Silent())
+"""
+
+
+def test_a_killed_run_loses_only_the_stage_in_flight(tmp_path: Path, source: Path) -> None:
+    script = textwrap.dedent(KILLED_BUILD).format(
+        tests=str(Path(__file__).parent), source=str(source), root=str(tmp_path)
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+    run = run_folder(tmp_path)
+    assert (run.root / BUILD_FOLDER / "b" / "half.txt").exists()
+    assert not (run.root / "b").exists()
+    assert built_now(run, stages(source)) == ["b", "c"]
+    assert sorted(verify(run.root / "b").files) == ["next.txt"]
+    assert not (run.root / BUILD_FOLDER).exists()
