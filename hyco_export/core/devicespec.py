@@ -3,7 +3,7 @@
 Names of graph inputs and outputs (shapes; R rows, W ring slots, H hidden, d head dim, N kv heads):
 
 head    in   e, h                       uint8 [1, H]          hand-off, in its own encodings
-             cos.<type>, sin.<type>     uint16 [1, d]         of the root's position, sign of rotate-half folded into sin
+             cos.<type>, sin.<type>     uint16 [1, d]         of the root's position, rotate-half's sign in sin
              k.<type>, v.<type>         uint8 [N, W, d]       the hand-off ring
              mask.<type>                uint16 [1, W]         0 = visible, `mask_value` = hidden
         out  chain                      int32 [K]             keep-set rows, top-1 of every step
