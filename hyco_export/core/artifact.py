@@ -50,16 +50,6 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def source_digest(path: Path) -> str:
-    """sha256 of a file, or of a folder's relative names and contents in sorted order."""
-    if path.is_file():
-        return file_digest(path)
-    digest = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        digest.update(f"{file.relative_to(path)}\0{file_digest(file)}\n".encode())
-    return digest.hexdigest()
-
-
 def artifact_key(
     stage: str, revision: int, config: msgspec.Struct, inputs: Mapping[str, str], sources: Mapping[str, str]
 ) -> str:

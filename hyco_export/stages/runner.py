@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hyco_export.core.artifact import Manifest, artifact_key, publish, source_digest, verify
-from hyco_export.core.recipe import Recipe
+from hyco_export.core.artifact import Manifest, artifact_key, file_digest, publish, verify
+from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.resources import locate
 from hyco_export.errors import ArtifactError, CheckpointError
-from hyco_export.stages.stage import Progress, Stage
+from hyco_export.stages.stage import Progress, Source, Stage
 
 LIBRARIES = ("torch", "transformers", "aimet-torch", "onnx", "onnxruntime", "onnxruntime-qnn", "numpy")
 BUILD_FOLDER = ".build"
@@ -58,21 +58,20 @@ class RunFolder:
         """The artifact folder of a stage."""
         return self.root / (f"{stage.name}@{self.recipe.target}" if stage.per_target else stage.name)
 
-    def source(self, name: str, reference: str) -> Path:
-        """The local path of a checkpoint or data file.
+    def source(self, name: str, source: Source) -> Path:
+        """The local path of a data file, or of a checkpoint's folder (fetched from the Hub when it is not here).
 
         Raises:
             CheckpointError: it is nowhere, and cannot be fetched.
         """
-        path = locate(reference, self.recipe_folder)
-        if path is not None and path.exists():
-            return path
-        if path is None and reference.count("/") == 1:
-            return _fetch_from_hub(reference)
-        raise CheckpointError(
-            f"{name}: {reference} is neither a file or folder here nor a Hub id (owner/name)",
-            "correct the path in the recipe",
-        )
+        if isinstance(source, Checkpoint):
+            from hyco_export.nn.checkpoint import checkpoint_folder
+
+            return checkpoint_folder(source, self.recipe_folder)
+        path = locate(source, self.recipe_folder)
+        if path is None or not path.exists():
+            raise CheckpointError(f"{name}: {source} does not exist", "correct $.data in the recipe")
+        return path
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -92,22 +91,6 @@ class RunFolder:
             yield
 
 
-def _fetch_from_hub(reference: str) -> Path:
-    """A Hub snapshot on this disk, downloaded when it is not there yet."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(reference))
-    except GatedRepoError as error:
-        raise CheckpointError(f"{reference} is gated", "accept its licence on the Hub, then: hf auth login") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{reference} cannot be fetched: {type(error).__name__}",
-            f"check the name and the network, or: hf download {reference}",
-        ) from error
-
-
 def plan(run: RunFolder, stages: Sequence[Stage]) -> list[PlannedStage]:
     """The stages in order with their keys and whether each is fresh. Reads, builds nothing.
 
@@ -120,7 +103,8 @@ def plan(run: RunFolder, stages: Sequence[Stage]) -> list[PlannedStage]:
         input_keys = {need: planned[need].key for need in stage.needs}
         sources = _sources(run, stage)
         for path in sources.values():
-            digests.setdefault(path, source_digest(path))
+            if path not in digests:
+                digests[path] = _digest(path)
         source_digests = {name: digests[path] for name, path in sources.items()}
         key = artifact_key(stage.name, stage.revision, stage.config(run.recipe), input_keys, source_digests)
         folder = run.folder(stage)
@@ -128,6 +112,14 @@ def plan(run: RunFolder, stages: Sequence[Stage]) -> list[PlannedStage]:
         reason = f"{stale_need} is built anew" if stale_need else _staleness(folder, key)
         planned[stage.name] = PlannedStage(stage, folder, key, input_keys, source_digests, reason)
     return list(planned.values())
+
+
+def _digest(path: Path) -> str:
+    if path.is_file():
+        return file_digest(path)
+    from hyco_export.nn.checkpoint import checkpoint_digest
+
+    return checkpoint_digest(path)
 
 
 def _staleness(folder: Path, key: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from hyco_export.core.recipe import Recipe
+from hyco_export.core.recipe import Checkpoint, Recipe
 
 
 class Progress(Protocol):
@@ -37,6 +37,7 @@ class Silent:
 
 Metrics = dict[str, Any]
 Build = Callable[[Any, Mapping[str, Path], Path, Progress], Metrics]
+Source = Checkpoint | str  # a model, or a data file
 Check = Callable[[Any, Mapping[str, Path]], None]
 
 
@@ -49,8 +50,8 @@ class Stage:
     """One row of the stage table.
 
     `config(recipe)` is a frozen struct with just the fields that change the artifact's bytes; `sources(recipe)` names
-    the checkpoint folders and data files it reads (key -> recipe reference); `needs` are earlier stages.
-    `build(config, inputs, out_dir, progress)` gets one path per need and per source in `inputs`, writes its files into
+    the checkpoints and data files it reads (key -> the recipe's Checkpoint, or its reference to a data file); `needs`
+    are earlier stages. `build(config, inputs, out_dir, progress)` gets one path per need and per source in `inputs`, writes its files into
     `out_dir` (existing and empty) and returns JSON-able metrics. Raise `revision` when the code changes the bytes.
     `check(config, sources)` raises a RecipeError for what only the sources can tell; it takes about a second and is
     asked before any stage of a chain is built.
@@ -60,7 +61,7 @@ class Stage:
     revision: int
     needs: tuple[str, ...]
     config: Callable[[Recipe], msgspec.Struct]
-    sources: Callable[[Recipe], dict[str, str]]
+    sources: Callable[[Recipe], Mapping[str, Source]]
     build: Build
     per_target: bool = False  # one artifact folder per target
     check: Check = no_check

@@ -82,12 +82,3 @@ def test_key_depends_on_every_part() -> None:
         artifact_key("demo", 1, Config(), {"a": "1"}, {"s": "9"}),
     )
     assert len({base, *others}) == 6
-
-
-def test_source_digest_sees_names_and_contents(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1")
-    first = source_digest(tmp_path)
-    (tmp_path / "a").rename(tmp_path / "b")
-    second = source_digest(tmp_path)
-    (tmp_path / "b").write_text("2")
-    assert len({first, second, source_digest(tmp_path), source_digest(tmp_path / "b")}) == 4

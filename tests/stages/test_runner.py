@@ -117,7 +117,7 @@ def test_a_failing_stage_leaves_no_artifact_and_keeps_the_finished_ones(tmp_path
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
     table = stages(tmp_path / "nowhere" / "deep" / "missing.txt")
-    with pytest.raises(CheckpointError, match=r"text: .*missing\.txt is neither"):
+    with pytest.raises(CheckpointError, match=r"text: .*missing\.txt does not exist"):
         plan(run_folder(tmp_path), table)
 
 
