@@ -51,10 +51,10 @@ class Stage:
 
     `config(recipe)` is a frozen struct with just the fields that change the artifact's bytes; `sources(recipe)` names
     the checkpoints and data files it reads (key -> the recipe's Checkpoint, or its reference to a data file); `needs`
-    are earlier stages. `build(config, inputs, out_dir, progress)` gets one path per need and per source in `inputs`, writes its files into
-    `out_dir` (existing and empty) and returns JSON-able metrics. Raise `revision` when the code changes the bytes.
-    `check(config, sources)` raises a RecipeError for what only the sources can tell; it takes about a second and is
-    asked before any stage of a chain is built.
+    are earlier stages. `build(config, inputs, out_dir, progress)` gets one path per need and per source in `inputs`,
+    writes its files into `out_dir` (existing and empty) and returns JSON-able metrics. Raise `revision` when the code
+    changes the bytes. `check(config, sources)` raises a RecipeError for what only the sources can tell; it takes about
+    a second and is asked before any stage of a chain is built.
     """
 
     name: str

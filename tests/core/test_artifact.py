@@ -11,7 +11,6 @@ from hyco_export.core.artifact import (
     artifact_key,
     publish,
     read_manifest,
-    source_digest,
     verify,
 )
 from hyco_export.errors import ArtifactError
