@@ -1,0 +1,98 @@
+"""What Gemma 4 networks share: rotary embedding, grouped-query attention, gated MLP, soft-cap; written in `Ops` alone.
+
+Legend: R rows of a pass, A query heads, N kv heads, d head dim, C keys (ring slots + rows), H hidden.
+"""
+
+from dataclasses import dataclass
+from math import pi, sqrt
+
+from hyco_export.core.network.ops import Ops, T
+
+GELU_LINEAR = sqrt(2.0 / pi)  # tanh form of GELU: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+GELU_CUBIC = 0.044715 * GELU_LINEAR
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of one attention layer. `heads` is A and a multiple of `kv_heads` = N; `dim` is d."""
+
+    rows: int
+    heads: int
+    kv_heads: int
+    dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that read one kv head."""
+        return self.heads // self.kv_heads
+
+
+def rotate(ops: Ops[T], name: str, x: T, cos: T, sin: T, shape: tuple[int, int, int]) -> T:
+    """Rotary embedding of x [R, n, d] = `shape`, cos and sin [R, 1, d] with the sign of rotate-half inside sin.
+
+    transformers' `apply_rotary_pos_emb`: x cos + (-x2, x1) sin; here the halves only swap and the host stored -sin in
+    the first half.
+    """
+    half = shape[2] // 2
+    first = ops.slice(f"{name}.first", x, 2, 0, half)
+    second = ops.slice(f"{name}.second", x, 2, half, shape[2])
+    swapped = ops.concat(f"{name}.swapped", [second, first], 2)
+    return ops.add(name, ops.mul(f"{name}.cos", x, cos), ops.mul(f"{name}.sin", swapped, sin))
+
+
+def heads_first(ops: Ops[T], name: str, x: T, rows: int, heads: int, inner: tuple[int, ...]) -> T:
+    """[rows, heads, *inner] -> [heads, rows, *inner]; a plain reshape where one of the two is 1."""
+    if rows == 1 or heads == 1:
+        return ops.reshape(name, x, (heads, rows, *inner))
+    return ops.transpose(name, x, (1, 0, *range(2, 2 + len(inner))))
+
+
+def attend(ops: Ops[T], name: str, query: T, keys: T, values: T, mask: T, shape: AttentionShape, width: int) -> T:
+    """Grouped-query attention without repeated keys, scale 1.0 (Gemma 4).
+
+    Args:
+        query: [R, A, d], normed and rotated.
+        keys: [N, d, C], transposed once for all layers that share them.
+        values: [N, C, d].
+        mask: [R, C] = 0 or the hidden value.
+        width: C.
+
+    Returns:
+        [R, A * d].
+    """
+    rows, kv, group, dim = shape.rows, shape.kv_heads, shape.group, shape.dim
+    grouped = ops.reshape(f"{name}.grouped", query, (rows, kv, group, dim))
+    flat = ops.reshape(
+        f"{name}.query",
+        heads_first(ops, f"{name}.by_head", grouped, rows, kv, (group, dim)),
+        (kv, rows * group, dim),
+    )
+    scores = ops.matmul(f"{name}.scores", flat, keys)  # [N, R*group, C]
+    scores = ops.reshape(f"{name}.scores_4d", scores, (kv, rows, group, width))
+    visible = ops.mask(f"{name}.masked", scores, ops.reshape(f"{name}.mask", mask, (1, rows, 1, width)))
+    shares = ops.softmax(f"{name}.shares", visible)
+    shares = ops.reshape(f"{name}.shares_3d", shares, (kv, rows * group, width))
+    mixed = ops.matmul(f"{name}.mixed", shares, values)  # [N, R*group, d]
+    mixed = ops.reshape(f"{name}.mixed_4d", mixed, (kv, rows, group, dim))
+    back = heads_first(ops, f"{name}.by_row", mixed, kv, rows, (group, dim))
+    return ops.reshape(f"{name}.joined", back, (rows, shape.heads * dim))
+
+
+def gelu(ops: Ops[T], name: str, x: T) -> T:
+    """Tanh form of GELU in elementary operations: 0.5 x (1 + tanh(x (c2 + c1 x^2))). Native Gelu costs 20 dB on HTP."""
+    square = ops.mul(f"{name}.square", x, x)
+    slope = ops.shift(f"{name}.slope", ops.scale(f"{name}.cubic", square, GELU_CUBIC), GELU_LINEAR)
+    gate = ops.shift(f"{name}.gate", ops.tanh(f"{name}.tanh", ops.mul(f"{name}.argument", x, slope)), 1.0)
+    return ops.mul(name, ops.scale(f"{name}.half", x, 0.5), gate)
+
+
+def gated_mlp(ops: Ops[T], name: str, x: T) -> T:
+    """down(gelu(gate x) * up x): [R, H] -> [R, H]; weights `{name}.gate_proj`, `.up_proj`, `.down_proj`."""
+    gate = gelu(ops, f"{name}.gelu", ops.linear(f"{name}.gate", x, f"{name}.gate_proj"))
+    up = ops.linear(f"{name}.up", x, f"{name}.up_proj")
+    return ops.linear(f"{name}.down", ops.mul(f"{name}.gated", gate, up), f"{name}.down_proj")
+
+
+def soft_cap(ops: Ops[T], name: str, x: T, cap: float) -> T:
+    """cap * tanh(x / cap)."""
+    return ops.scale(name, ops.tanh(f"{name}.tanh", ops.scale(f"{name}.over_cap", x, 1.0 / cap)), cap)

@@ -1,0 +1,51 @@
+"""Integer initializers of an ONNX graph, packed as ONNX wants them, and read back. Knows no graph."""
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from hyco_export.core.network.weights import IntegerMatrix
+
+CARRIERS = {2: TensorProto.INT4, 4: TensorProto.INT4, 8: TensorProto.INT8}
+"""ONNX type by width in the checkpoint. 2-bit integers travel as INT4, values unchanged: as INT2 HTP computes nonsense."""
+
+
+def integer_tensor(name: str, values: np.ndarray) -> onnx.TensorProto:
+    """values of a numpy integer dtype, as they are."""
+    return numpy_helper.from_array(np.ascontiguousarray(values), name)
+
+
+def weight_tensor(name: str, integers: np.ndarray, bits: int) -> onnx.TensorProto:
+    """int8 values [...] that fit `bits` -> INT4 (two per byte, low half first) or INT8."""
+    kind = CARRIERS[bits]
+    flat = np.ascontiguousarray(integers, np.int8).reshape(-1)
+    if kind == TensorProto.INT4:
+        flat = pack_int4(flat)
+    return helper.make_tensor(name, kind, integers.shape, flat.tobytes(), raw=True)
+
+
+def pack_int4(flat: np.ndarray) -> np.ndarray:
+    """int8 [n] in -8..7 -> uint8 [ceil(n / 2)]."""
+    halves = np.zeros(len(flat) + len(flat) % 2, np.uint8)
+    halves[: len(flat)] = flat.astype(np.uint8) & 0x0F
+    return halves[0::2] | (halves[1::2] << 4)
+
+
+def read_weight(tensor: onnx.TensorProto) -> np.ndarray:
+    """int8 values [...] of an INT4 or INT8 initializer."""
+    shape = tuple(tensor.dims)
+    raw = np.frombuffer(tensor.raw_data, np.uint8)
+    if tensor.data_type == TensorProto.INT8:
+        return raw.view(np.int8).reshape(shape)
+    halves = np.stack([raw & 0x0F, raw >> 4], axis=-1).reshape(-1)[: int(np.prod(shape))]
+    return ((halves.astype(np.int8) ^ 8) - 8).reshape(shape)
+
+
+def carried_matrix(name: str, matrix: IntegerMatrix) -> list[onnx.TensorProto]:
+    """A linear layer's three initializers: integers [N, K], scales [N] (`.scale`), zeros [N] (`.zero_point`)."""
+    count = len(matrix.scales)
+    return [
+        weight_tensor(name, matrix.integers, matrix.bits),
+        integer_tensor(f"{name}/scale", matrix.scales.astype(np.float32)),
+        weight_tensor(f"{name}/zero_point", np.zeros(count, np.int8), matrix.bits),
+    ]

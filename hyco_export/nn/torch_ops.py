@@ -1,0 +1,117 @@
+"""The torch backend of static networks: float32 values, and ranges for calibration through an observer.
+
+Knows every operation of `core.network.ops.Ops`; knows no network and no integer grid.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from hyco_export.core.network.weights import IntegerMatrix, Weights
+
+Observer = Callable[[str, torch.Tensor], None]
+
+
+def _ignore(name: str, values: torch.Tensor) -> None:
+    """The observer that looks at nothing."""
+
+
+class TorchWeights:
+    """Weights as float32 torch tensors, dequantised once and shared by every pass."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.matrices = {
+            name: torch.from_numpy(matrix.real() if isinstance(matrix, IntegerMatrix) else matrix)
+            for name, matrix in weights.matrices.items()
+        }
+        self.vectors = {name: torch.from_numpy(vector) for name, vector in weights.vectors.items()}
+        self.tables = {
+            name: (torch.from_numpy(table.integers), torch.from_numpy(table.scales), table.zero_point)
+            for name, table in weights.tables.items()
+        }
+
+
+class TorchOps:
+    """One pass of a network in float32.
+
+    Args:
+        weights: from `TorchWeights`.
+        feeds: real values of every input, float32.
+        observe: called with every tensor that needs a calibrated range, by name.
+    """
+
+    def __init__(self, weights: TorchWeights, feeds: Mapping[str, torch.Tensor], observe: Observer = _ignore) -> None:
+        self._weights = weights
+        self._feeds = feeds
+        self._observe = observe
+        self.outputs: dict[str, torch.Tensor] = {}
+
+    def _seen(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        self._observe(name, values)
+        return values
+
+    def input(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        values = self._feeds[name]
+        if tuple(values.shape) != shape:
+            raise ValueError(f"input {name} has shape {tuple(values.shape)}, the network takes {shape}")
+        return self._seen(name, values)
+
+    def output(self, name: str, tensor: torch.Tensor) -> None:
+        self.outputs[name] = tensor
+
+    def linear(self, name: str, x: torch.Tensor, weight: str) -> torch.Tensor:
+        return self._seen(name, x @ self._weights.matrices[weight].T)
+
+    def rms_norm(self, name: str, x: torch.Tensor, weight: str | None, epsilon: float) -> torch.Tensor:
+        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+        return self._seen(name, normed if weight is None else normed * self._weights.vectors[weight])
+
+    def add(self, name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self._seen(name, a + b)
+
+    def mul(self, name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self._seen(name, a * b)
+
+    def scale(self, name: str, x: torch.Tensor, factor: float) -> torch.Tensor:
+        return self._seen(name, x * factor)
+
+    def shift(self, name: str, x: torch.Tensor, offset: float) -> torch.Tensor:
+        return self._seen(name, x + offset)
+
+    def tanh(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x)
+
+    def softmax(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, dim=-1)
+
+    def mask(self, name: str, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return scores + mask
+
+    def matmul(self, name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self._seen(name, a @ b)
+
+    def reshape(self, name: str, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return x.reshape(shape)
+
+    def transpose(self, name: str, x: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+        return x.permute(order)
+
+    def slice(self, name: str, x: torch.Tensor, axis: int, start: int, stop: int) -> torch.Tensor:
+        return x.narrow(axis, start, stop - start)
+
+    def concat(self, name: str, parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+        return torch.cat(list(parts), dim=axis)
+
+    def convert(self, name: str, x: torch.Tensor, like: str) -> torch.Tensor:
+        return self._seen(name, x)
+
+    def argmax(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return x.argmax(dim=-1).to(torch.int32)
+
+    def exclude(self, name: str, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x.index_fill(-1, index.long(), float("-inf"))
+
+    def lookup(self, name: str, table: str, index: torch.Tensor) -> torch.Tensor:
+        integers, scales, zero_point = self._weights.tables[table]
+        rows = (integers[index.long()].float() - zero_point) * scales[index.long()][:, None]
+        return self._seen(name, rows)
