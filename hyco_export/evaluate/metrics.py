@@ -1,0 +1,173 @@
+"""What a system's generations amount to: the paper's measures, computed from traces alone.
+
+Pure numpy over `runtime.trace`; pooled over all prompts given (sums are divided, ratios are never averaged). Knows no
+models, no limits and no pictures.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from hyco_export.core.handoff import HandoffSpec
+from hyco_export.core.keepset import MISSING, KeepSet
+from hyco_export.runtime.trace import GenerationTrace, RoundTrace
+from hyco_export.runtime.tree import Source
+
+SOURCE_NAMES = {Source.CHAIN: "chain", Source.RUNNER_UP: "runner-up", Source.SLM: "slm"}
+BONUS = "bonus"
+DRAW, THRESHOLD = "draw", "threshold only"
+MS_PER_S = 1000.0
+
+
+class DepthAcceptance(msgspec.Struct, frozen=True):
+    """`trials`: rounds whose chain tokens above this depth were all taken; `accepted`: those that took this one too."""
+
+    depth: int
+    accepted: int
+    trials: int
+
+    @property
+    def share(self) -> float:
+        return self.accepted / self.trials if self.trials else float("nan")
+
+
+class ByteCounts(msgspec.Struct, frozen=True):
+    """Bytes of one direction per VERIFY round: bodies alone, and with HTTP headers."""
+
+    payload_mean: float
+    payload_max: int
+    wire_mean: float
+    wire_max: int
+
+
+class SystemMetrics(msgspec.Struct, frozen=True):
+    """One system over a prompt set. `_ms_per_token` are sums over all prompts divided by all output tokens."""
+
+    system: str
+    prompts: int
+    output_tokens: int  # the tokens PRIME drew included
+    rounds: int
+    mat: float  # tokens committed by VERIFY rounds / rounds; PRIME's token counts in neither
+    mat_with_prime: float  # the same with PRIME as a round that commits one token
+    server_ms_per_token: float  # g: prefill, verify and the head if the server runs it
+    delivery_tokens_per_s: float
+    draft_ms_per_token: float  # device: proposals only; waits, prefill and ring copies are not in it
+    wait_ms_per_round: float
+    first_token_ms: float  # mean time to first token
+    chain_acceptance: tuple[DepthAcceptance, ...]
+    tokens_by_source: dict[str, int]  # VERIFY rounds only
+    tokens_by_rule: dict[str, int]
+    bonus_misses: int  # bonus tokens outside the keep set
+    bytes_up: ByteCounts
+    bytes_down: ByteCounts
+
+    @property
+    def bonus_miss_share(self) -> float:
+        bonus = self.tokens_by_source[BONUS]
+        return self.bonus_misses / bonus if bonus else 0.0
+
+
+def measure(system: str, traces: Sequence[GenerationTrace], keepset: KeepSet) -> SystemMetrics:
+    """The measures of one system.
+
+    Raises:
+        ValueError: no trace has a VERIFY round, so that nothing can be measured.
+    """
+    rounds = [record for trace in traces for record in trace.rounds]
+    if not rounds:
+        raise ValueError(f"{system}: {len(traces)} generations without a VERIFY round")
+    primes = [record for trace in traces for record in trace.primes]
+    output_tokens = sum(len(trace.tokens) for trace in traces)
+    verified_tokens = sum(len(record.tokens) for record in rounds)
+    bonus = np.array([token for record in rounds for token in record.tokens[len(taken(record)) :]], dtype=np.int64)
+    return SystemMetrics(
+        system=system,
+        prompts=len(traces),
+        output_tokens=output_tokens,
+        rounds=len(rounds),
+        mat=verified_tokens / len(rounds),
+        mat_with_prime=(verified_tokens + len(primes)) / (len(rounds) + len(primes)),
+        server_ms_per_token=(sum(p.server_ms for p in primes) + sum(r.server_ms for r in rounds)) / output_tokens,
+        delivery_tokens_per_s=MS_PER_S * output_tokens / sum(trace.total_ms for trace in traces),
+        draft_ms_per_token=sum(record.draft_ms for record in rounds) / output_tokens,
+        wait_ms_per_round=sum(record.wait_ms for record in rounds) / len(rounds),
+        first_token_ms=sum(trace.first_token_ms for trace in traces) / len(traces),
+        chain_acceptance=chain_acceptance(rounds),
+        tokens_by_source=tokens_by_source(rounds),
+        tokens_by_rule=tokens_by_rule(rounds),
+        bonus_misses=int((keepset.rows(bonus) == MISSING).sum()),
+        bytes_up=_byte_counts([(r.traffic.payload_up_bytes, r.traffic.wire_up_bytes) for r in rounds]),
+        bytes_down=_byte_counts([(r.traffic.payload_down_bytes, r.traffic.wire_down_bytes) for r in rounds]),
+    )
+
+
+def taken(record: RoundTrace) -> tuple[int, ...]:
+    """Accepted rows whose token was committed: a stop id or the token cap may have cut the path."""
+    return record.accepted[: len(record.tokens)]
+
+
+def chain_rows(record: RoundTrace) -> tuple[int, ...]:
+    """Rows of the chain in depth order: those of the sent tree, or of the chain that the server drafted itself."""
+    if record.drafted:
+        return tuple(range(record.drafted))
+    return tuple(row for row, source in enumerate(record.tree.sources) if source == Source.CHAIN)
+
+
+def chain_acceptance(rounds: Iterable[RoundTrace]) -> tuple[DepthAcceptance, ...]:
+    """Acceptance of the chain by depth, for as many depths as were ever tried.
+
+    A depth counts as tried when every chain token above it was taken and the round committed a token at that depth:
+    behind a stop id or the token cap nobody asked the verifier.
+    """
+    accepted: Counter[int] = Counter()
+    trials: Counter[int] = Counter()
+    for record in rounds:
+        path = set(taken(record))
+        for depth, row in enumerate(chain_rows(record)[: len(record.tokens)], 1):
+            trials[depth] += 1
+            if row not in path:
+                break
+            accepted[depth] += 1
+    return tuple(DepthAcceptance(depth, accepted[depth], trials[depth]) for depth in sorted(trials))
+
+
+def tokens_by_source(rounds: Iterable[RoundTrace]) -> dict[str, int]:
+    """Tokens committed by VERIFY rounds: chain, runner-up, slm (who proposed them) and bonus (the verifier's own)."""
+    counts = dict.fromkeys((*SOURCE_NAMES.values(), BONUS), 0)
+    for record in rounds:
+        rows = taken(record)
+        for row in rows:
+            source = Source.CHAIN if record.drafted else record.tree.sources[row]
+            counts[SOURCE_NAMES[Source(source)]] += 1
+        counts[BONUS] += len(record.tokens) - len(rows)
+    return counts
+
+
+def tokens_by_rule(rounds: Iterable[RoundTrace]) -> dict[str, int]:
+    """Tokens committed by VERIFY rounds: equal to the verifier's draw, or taken by the threshold alone."""
+    counts = {DRAW: 0, THRESHOLD: 0}
+    for record in rounds:
+        threshold_only = sum(not drawn for drawn in record.drawn[: len(taken(record))])
+        counts[THRESHOLD] += threshold_only
+        counts[DRAW] += len(record.tokens) - threshold_only
+    return counts
+
+
+def down_overhead_bytes(record: RoundTrace, handoff: HandoffSpec | None) -> int:
+    """Bytes of a reply's body beyond its hand-off (e, h and the K/V of the old root and the accepted nodes).
+
+    `handoff` is None for a system whose head does not run on the device. A finishing round carries no hand-off, which
+    makes the number negative: it is an upper bound on headers and ids, not their exact size.
+    """
+    rows = len(record.accepted) + 1
+    carried = handoff.round_bytes + rows * handoff.row_bytes if handoff is not None else 0
+    return record.traffic.payload_down_bytes - carried
+
+
+def _byte_counts(rows: Sequence[tuple[int, int]]) -> ByteCounts:
+    """rows [n] of (payload, wire) bytes."""
+    table = np.array(rows, dtype=np.int64)  # [n, 2]
+    means, peaks = table.mean(axis=0), table.max(axis=0)
+    return ByteCounts(float(means[0]), int(peaks[0]), float(means[1]), int(peaks[1]))

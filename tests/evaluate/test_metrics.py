@@ -1,0 +1,127 @@
+"""Measures over rounds whose answers are known by hand."""
+
+import numpy as np
+import pytest
+
+from hyco_export.core.handoff import HandoffSpec, KvShape
+from hyco_export.core.keepset import KeepSet
+from hyco_export.evaluate.metrics import (
+    chain_acceptance,
+    down_overhead_bytes,
+    measure,
+    tokens_by_rule,
+    tokens_by_source,
+)
+from hyco_export.runtime.ports import Traffic
+from tests.evaluate.traces import EMPTY, generation, prime_trace, round_trace
+
+KEEPSET = KeepSet(np.arange(60), 128)
+
+
+def by_depth(rounds):
+    return [(a.depth, a.accepted, a.trials) for a in chain_acceptance(rounds)]
+
+
+def test_mat_counts_the_bonus_and_leaves_prime_out():
+    metrics = measure("hyco", [generation(round_trace((0, 1)), round_trace(()))], KEEPSET)
+    assert metrics.rounds == 2
+    assert metrics.mat == (3 + 1) / 2
+    assert metrics.mat_with_prime == (3 + 1 + 1) / 3
+    assert metrics.output_tokens == 5
+
+
+def test_ratios_are_pooled_and_not_averaged():
+    long = generation(*[round_trace((0, 1, 2))] * 9, total_ms=900.0, first_token_ms=10.0)
+    short = generation(round_trace(()), total_ms=300.0, first_token_ms=30.0)
+    metrics = measure("hyco", [long, short], KEEPSET)
+    tokens = (1 + 9 * 4) + (1 + 1)
+    assert metrics.output_tokens == tokens
+    assert metrics.server_ms_per_token == pytest.approx((2 * 7.0 + 10 * 3.0) / tokens)
+    assert metrics.delivery_tokens_per_s == pytest.approx(1000 * tokens / 1200.0)
+    assert metrics.draft_ms_per_token == pytest.approx(10 * 4.0 / tokens)
+    assert metrics.wait_ms_per_round == 6.0
+    assert metrics.first_token_ms == 20.0
+    assert metrics.mat == (9 * 4 + 1) / 10
+
+
+def test_a_lost_sessions_second_prime_costs_server_time():
+    primes = (prime_trace(), prime_trace(continue_from=3))
+    metrics = measure("hyco", [generation(round_trace((0,)), primes=primes)], KEEPSET)
+    assert metrics.server_ms_per_token == pytest.approx((2 * 7.0 + 3.0) / 4)
+
+
+def test_chain_acceptance_is_conditional_on_the_tokens_above():
+    rounds = [round_trace((0, 1, 2)), round_trace((0, 4)), round_trace((3, 5)), round_trace(())]
+    assert by_depth(rounds) == [(1, 2, 4), (2, 1, 2), (3, 1, 1)]
+    assert chain_acceptance(rounds)[1].share == 0.5
+
+
+def test_an_slm_leaf_below_the_chain_is_not_a_chain_token():
+    assert by_depth([round_trace((0, 1, 2, 6))]) == [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
+    assert tokens_by_source([round_trace((0, 1, 2, 6))]) == {"chain": 3, "runner-up": 0, "slm": 1, "bonus": 1}
+
+
+def test_a_chain_the_server_drafted_counts_like_one_that_was_sent():
+    rounds = [round_trace((0, 1), drafted=4), round_trace((), drafted=4)]
+    assert by_depth(rounds) == [(1, 1, 2), (2, 1, 1), (3, 0, 1)]
+    assert tokens_by_source(rounds) == {"chain": 2, "runner-up": 0, "slm": 0, "bonus": 2}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "tokens", "expected"),
+    [
+        ((0,), (10,), [(1, 1, 1)]),  # chain token 1 was the stop id: depth 2 was never asked
+        ((0, 1, 2), (10, 11), [(1, 1, 1), (2, 1, 1)]),  # the cap cut the path inside
+        ((3,), (20,), [(1, 0, 1)]),  # a runner-up was the stop id: the chain failed at depth 1
+        ((0,), (10, 99), [(1, 1, 1), (2, 0, 1)]),  # the bonus was the stop id: depth 2 was asked and failed
+    ],
+)
+def test_depths_behind_the_end_of_the_answer_are_not_trials(accepted, tokens, expected):
+    assert by_depth([round_trace(accepted, tokens=tokens, finished="stop")]) == expected
+
+
+def test_a_cut_path_has_no_bonus():
+    record = round_trace((0, 1, 2), tokens=(10, 11), finished="length", drawn=(True, False, False))
+    assert tokens_by_source([record]) == {"chain": 2, "runner-up": 0, "slm": 0, "bonus": 0}
+    assert tokens_by_rule([record]) == {"draw": 1, "threshold only": 1}
+
+
+def test_the_bonus_is_always_a_draw():
+    assert tokens_by_rule([round_trace((0, 4), drawn=(True, False))]) == {"draw": 2, "threshold only": 1}
+
+
+def test_bonus_tokens_outside_the_keep_set_are_misses():
+    rounds = [round_trace((0,)), round_trace((), tokens=(7,)), round_trace((6,), tokens=(127, 8))]
+    metrics = measure("hyco", [generation(*rounds)], KEEPSET)
+    assert metrics.bonus_misses == 1  # 99; the accepted 127 is no bonus
+    assert metrics.bonus_miss_share == pytest.approx(1 / 3)
+
+
+def test_plain_decoding_has_no_chain():
+    metrics = measure("plain", [generation(round_trace((), tree=EMPTY))], KEEPSET)
+    assert metrics.mat == 1.0
+    assert metrics.chain_acceptance == ()
+
+
+def test_bytes_are_those_of_rounds_only():
+    rounds = [
+        round_trace((0,), traffic=Traffic(60, 400, 260, 700)),
+        round_trace((), traffic=Traffic(80, 200, 300, 500)),
+    ]
+    metrics = measure("hyco", [generation(*rounds)], KEEPSET)
+    assert (metrics.bytes_up.payload_mean, metrics.bytes_up.payload_max, metrics.bytes_up.wire_max) == (70.0, 80, 300)
+    assert (metrics.bytes_down.payload_mean, metrics.bytes_down.wire_mean) == (300.0, 600.0)
+
+
+def test_overhead_down_is_what_the_hand_off_does_not_explain():
+    spec = HandoffSpec(8, 16, "post", {"sliding": KvShape(2, 4), "full": KvShape(1, 8)}, {})
+    record = round_trace((0, 1), traffic=Traffic(60, 2 * 8 + 3 * 32 + 41, 0, 0))
+    assert down_overhead_bytes(record, spec) == 41
+    assert down_overhead_bytes(record, None) == 2 * 8 + 3 * 32 + 41
+
+
+def test_nothing_to_measure_is_said():
+    trace = generation(round_trace(()))
+    with pytest.raises(ValueError, match="hyco: 0 generations without a VERIFY round"):
+        measure("hyco", [], KEEPSET)
+    assert measure("hyco", [trace], KEEPSET).prompts == 1
