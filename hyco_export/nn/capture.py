@@ -1,0 +1,157 @@
+"""What the verifier says and what it would hand off: greedy answers, and teacher-forced captures of whole sequences.
+
+Knows one sequence at a time; which prompts, and where the files go, is the stage's. A capture holds for every position
+exactly the head's inputs (HyCo, Appendix A): the head that drafts for root position p reads e[p], h[p - 1] and the K/V
+rows before p.
+
+Legend: T tokens of a sequence, H the verifier's hidden size, N K/V heads, d head dimension.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
+
+from hyco_export.core.handoff import LAYER_TYPES, HiddenNorm
+from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.nn.verifier import ATTENTION_NAMES, first_line, stop_ids
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One teacher-forced sequence, in the verifier's own precision.
+
+    Attributes:
+        ids: int64 [T], prompt then answer.
+        answer_start: index of the first answer token.
+        e: [T, H] input embeddings with their factor.
+        h: [T, H] last hidden states, from before or after the final norm.
+        k, v: [T, N, d] by layer type; keys are normed and rotated.
+    """
+
+    ids: torch.Tensor
+    answer_start: int
+    e: torch.Tensor
+    h: torch.Tensor
+    k: Mapping[str, torch.Tensor]
+    v: Mapping[str, torch.Tensor]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def handoff_tensors(self) -> dict[str, torch.Tensor]:
+        """The captured tensors by the names of the hand-off's encodings: e, h, k.<type>, v.<type>."""
+        named = {"e": self.e, "h": self.h}
+        for layer_type in LAYER_TYPES:
+            named[f"k.{layer_type}"] = self.k[layer_type]
+            named[f"v.{layer_type}"] = self.v[layer_type]
+        return named
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids of a conversation up to the opening of the model's turn, through the chat template."""
+    return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+
+
+@torch.no_grad()
+def greedy_answer(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
+    """The verifier's greedy continuation, batch 1; a stop token that ends it is included.
+
+    The argmax of the model's own logits: no penalty or bias of the checkpoint's generation config takes part.
+    """
+    stops = stop_ids(model)
+    cache = DynamicCache(config=model.config)
+    fed = torch.tensor([list(prompt_ids)], device=model.device)  # [1, T], then [1, 1]
+    answer: list[int] = []
+    while len(answer) < max_new_tokens:
+        logits = model(fed, cache=cache, use_cache=True, logits_to_keep=1).logits  # [1, 1, V]
+        fed = logits.argmax(dim=-1)
+        answer.append(int(fed))
+        if answer[-1] in stops:
+            break
+    return answer
+
+
+@torch.no_grad()
+def teacher_forced(
+    model: PreTrainedModel, ids: Sequence[int], answer_start: int, hidden_norm: HiddenNorm = "post"
+) -> Capture:
+    """Run the verifier once over a known sequence and keep what a hand-off is made of.
+
+    Without a cache the K/V of sliding layers keep their full length; with one, their length is what the cache kept,
+    not the window.
+
+    Raises:
+        CheckpointError: the model does not give K/V of every position.
+    """
+    backbone = model.get_decoder()
+    tokens = torch.tensor([list(ids)], device=model.device)  # [1, T]
+    with _norm_input(backbone) as before_norm:
+        output = backbone(
+            tokens,
+            use_cache=False,
+            return_shared_kv_states=True,
+            output_hidden_states=[-1],  # keeps every position in layers that share K/V
+        )
+    hidden = output.last_hidden_state if hidden_norm == "post" else before_norm[0]  # [1, T, H]
+    k, v = {}, {}
+    for layer_type in LAYER_TYPES:
+        keys, values = output.shared_kv_states[ATTENTION_NAMES[layer_type]]  # [1, N, T, d]
+        if keys.shape[2] != len(ids):
+            raise CheckpointError(
+                f"{layer_type} K/V have {keys.shape[2]} rows for {len(ids)} tokens", "use an unpatched Gemma 4 verifier"
+            )
+        k[layer_type], v[layer_type] = _rows(keys), _rows(values)
+    e = model.get_input_embeddings()(tokens)[0]
+    return Capture(tokens[0].cpu(), answer_start, e.cpu(), hidden[0].cpu(), k, v)
+
+
+def _rows(states: torch.Tensor) -> torch.Tensor:
+    """[1, N, T, d] -> [T, N, d]."""
+    return states[0].transpose(0, 1).contiguous().cpu()
+
+
+@contextmanager
+def _norm_input(backbone: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Collects what the final norm is given while the block runs."""
+    seen: list[torch.Tensor] = []
+    handle = backbone.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def save_capture(path: Path, capture: Capture) -> int:
+    """Write a capture as safetensors; bytes written."""
+    tensors = {"ids": capture.ids, **capture.handoff_tensors()}
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, path, metadata={"answer_start": json.dumps(capture.answer_start)})
+    return path.stat().st_size
+
+
+def load_capture(path: Path, dtype: torch.dtype | None = None) -> Capture:
+    """Read a capture back, in its own precision or converted to `dtype`.
+
+    Raises:
+        ArtifactError: the file is missing, cut or lacks a tensor.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # a handle, not a dict
+            answer_start = json.loads((file.metadata() or {})["answer_start"])
+        ids = tensors.pop("ids")
+        real = tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        k = {layer_type: real[f"k.{layer_type}"] for layer_type in LAYER_TYPES}
+        v = {layer_type: real[f"v.{layer_type}"] for layer_type in LAYER_TYPES}
+        return Capture(ids, answer_start, real["e"], real["h"], k, v)
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ArtifactError(
+            f"capture {path} cannot be read: {first_line(error)}", "build it again: hyco-export capture"
+        ) from error

@@ -1,0 +1,168 @@
+"""Stage `capture`: the verifier's greedy answers to all prompts, and teacher-forced hand-offs of every sequence.
+
+Files:
+    answers.jsonl                             one line a prompt: id, split, messages, prompt_ids, answer_ids, text
+    sequences/<split>-<index>.safetensors     `nn.capture.Capture` of prompt + answer, cut at the sequence limit
+    final_norm.safetensors                    the verifier's final norm, for a head that is handed h from before it
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from hyco_export.core import recipe as recipes
+from hyco_export.core.conversations import ASSISTANT_ROLES, Conversation, Message, read_conversations
+from hyco_export.core.handoff import HiddenNorm
+from hyco_export.errors import ArtifactError, RecipeError
+from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+
+Split = Literal["calibration", "validation"]
+SPLITS: tuple[Split, ...] = ("calibration", "validation")
+ANSWERS_FILE = "answers.jsonl"
+SEQUENCES_FOLDER = "sequences"
+FINAL_NORM_FILE = "final_norm.safetensors"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One line of answers.jsonl."""
+
+    id: str
+    split: Split
+    messages: tuple[Message, ...]
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    text: str
+
+
+class CaptureConfig(msgspec.Struct, frozen=True):
+    """What changes the bytes of a capture."""
+
+    capture: recipes.Capture
+    hidden_norm: HiddenNorm
+    dtype: recipes.Dtype
+
+
+def config(recipe: recipes.Recipe) -> CaptureConfig:
+    """The recipe's fields that this stage reads."""
+    return CaptureConfig(recipe.capture, recipe.models.hidden_norm, recipe.models.verifier.dtype)
+
+
+def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
+    """The verifier and the two prompt files."""
+    return {
+        "verifier": recipe.models.verifier,
+        "calibration": recipe.data.calibration,
+        "validation": recipe.data.validation,
+    }
+
+
+def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
+    """Answer every prompt, then capture its sequence; see the module for the files."""
+    from hyco_export.nn import capture as capturing
+    from hyco_export.nn.verifier import load_tokenizer, load_verifier
+    from hyco_export.nn.final_norm import final_norm, save_norm
+
+    prompts = list(_prompts(inputs))
+    model = load_verifier(inputs["verifier"], config.dtype)
+    tokenizer = load_tokenizer(inputs["verifier"])
+    (out_dir / SEQUENCES_FOLDER).mkdir()
+    save_norm(out_dir / FINAL_NORM_FILE, final_norm(model))
+    counts = dict.fromkeys(SPLITS, 0)
+    answer_tokens = dict.fromkeys(SPLITS, 0)
+    tokens = size_bytes = 0
+    with (out_dir / ANSWERS_FILE).open("wb") as lines:
+        for done, (split, conversation) in enumerate(prompts):
+            messages = prompt_messages(conversation)
+            prompt_ids = capturing.encode_prompt(tokenizer, [msgspec.to_builtins(m) for m in messages])
+            answer_ids = capturing.greedy_answer(model, prompt_ids, _answer_limit(config, split, len(prompt_ids)))
+            text = str(tokenizer.decode(answer_ids, skip_special_tokens=True))
+            answer = Answer(conversation.id, split, messages, prompt_ids, answer_ids, text)
+            lines.write(msgspec.json.encode(answer) + b"\n")
+            ids = (prompt_ids + answer_ids)[: config.capture.sequence_limit]
+            captured = capturing.teacher_forced(model, ids, len(prompt_ids), config.hidden_norm)
+            size_bytes += capturing.save_capture(sequence_path(out_dir, split, counts[split]), captured)
+            counts[split] += 1
+            answer_tokens[split] += len(answer_ids)
+            tokens += len(ids)
+            progress.step("prompts answered and captured", done + 1, len(prompts))
+    return {"sequences": counts, "answer_tokens": answer_tokens, "tokens": tokens, "bytes": size_bytes}
+
+
+def _prompts(inputs: Mapping[str, Path]) -> Iterator[tuple[Split, Conversation]]:
+    for split in SPLITS:
+        path = inputs[split]
+        if not path.is_file():
+            raise RecipeError(f"$.data.{split}: {path} does not exist", "correct the path")
+        found = False
+        for conversation in read_conversations(path):
+            found = True
+            yield split, conversation
+        if not found:
+            raise RecipeError(f"$.data.{split}: {path} holds no conversation", "give at least one prompt")
+
+
+def prompt_messages(conversation: Conversation) -> tuple[Message, ...]:
+    """The turns up to the last one that is not the assistant's: what the verifier is to answer.
+
+    Raises:
+        RecipeError: only assistant turns.
+    """
+    messages = conversation.messages
+    while messages and messages[-1].role in ASSISTANT_ROLES:
+        messages = messages[:-1]
+    if not messages:
+        raise RecipeError(f"conversation {conversation.id!r} has no turn to answer", "remove it from the file")
+    return messages
+
+
+def _answer_limit(config: CaptureConfig, split: Split, prompt_tokens: int) -> int:
+    """New tokens to generate: no more than fit the sequence limit, at least one.
+
+    Raises:
+        RecipeError: the prompt alone reaches the limit.
+    """
+    limit = config.capture
+    room = limit.sequence_limit - prompt_tokens
+    if room < 1:
+        raise RecipeError(
+            f"a {split} prompt has {prompt_tokens} tokens, $.capture.sequence_limit is {limit.sequence_limit}",
+            "raise the limit or remove the prompt",
+        )
+    wanted = limit.max_new_tokens if split == "calibration" else limit.validation_max_new_tokens
+    return min(wanted, room)
+
+
+def sequence_path(folder: Path, split: Split, index: int) -> Path:
+    """Where the capture of the index-th prompt of a split lies."""
+    return folder / SEQUENCES_FOLDER / f"{split}-{index:04d}.safetensors"
+
+
+def sequence_paths(folder: Path, split: Split) -> list[Path]:
+    """All captures of a split, in prompt order.
+
+    Raises:
+        ArtifactError: there are none.
+    """
+    found = sorted((folder / SEQUENCES_FOLDER).glob(f"{split}-*.safetensors"))
+    if not found:
+        raise ArtifactError(f"{folder} holds no {split} captures", "build it again: hyco-export capture")
+    return found
+
+
+def read_answers(folder: Path, split: Split | None = None) -> list[Answer]:
+    """Lines of answers.jsonl, of one split or all.
+
+    Raises:
+        ArtifactError: the file is missing or a line is not an answer.
+    """
+    path = folder / ANSWERS_FILE
+    try:
+        answers = [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()]
+    except (OSError, msgspec.DecodeError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export capture") from error
+    return [answer for answer in answers if split is None or answer.split == split]
+
+
+STAGE = Stage("capture", revision=1, needs=(), config=config, sources=sources, build=build)
