@@ -145,7 +145,7 @@ def decode(payload: bytes, kind: type[Body]) -> Body:
     """
     try:
         body = msgspec.msgpack.decode(payload, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last: nested too deep
         raise ProtocolError("malformed", f"body is not a {kind.__name__}: {error}") from error
     version = getattr(body, "version", PROTOCOL_VERSION)
     if version != PROTOCOL_VERSION:

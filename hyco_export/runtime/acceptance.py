@@ -1,0 +1,83 @@
+"""Acceptance rules: which drafted tokens the verifier takes. Pure functions over p~ of the nodes and one draw per row.
+
+Row 0 is the root, row i + 1 node i; draws[r] ~ p~[r]. A rule only says which edges are acceptable; the choice among the
+paths it opens is common to all. Knows no logits, no sessions and no stop ids.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from hyco_export.runtime.tree import ROOT, path_to
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The accepted path and the token after it.
+
+    `accepted` are tree rows from depth 1 down; `drawn[i]` is True where accepted row i equals the verifier's own draw;
+    `bonus` is the draw at the path's end.
+    """
+
+    accepted: tuple[int, ...]
+    drawn: tuple[bool, ...]
+    bonus: int
+
+
+def exact(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> Verdict:
+    """From the root, while a child equals the draw at the current row, go there.
+
+    Lossless for any tree without duplicate siblings: every committed token is the verifier's own draw at its true
+    context. tokens [N], parents [N], draws [N + 1].
+    """
+    child = {edge: row for row, edge in enumerate(zip(parents, tokens, strict=True))}
+    path: list[int] = []
+    row = ROOT
+    while (following := child.get((row, draws[row + 1]))) is not None:
+        path.append(following)
+        row = following
+    return Verdict(tuple(path), (True,) * len(path), int(draws[row + 1]))
+
+
+def epsilon(
+    tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int], probs: np.ndarray, threshold: float
+) -> Verdict:
+    """A child is acceptable at every node if it equals the draw there or p~(child | parent) >= threshold.
+
+    tokens [N], parents [N], draws [N + 1], probs [N] float32 = p~(token | parent). A threshold of 1 gives `exact`.
+    """
+    if not 0.0 < threshold <= 1.0:
+        raise ValueError(f"epsilon is {threshold}, it must lie in (0, 1]")
+    matches = _matches(tokens, parents, draws)
+    likely = (probs >= np.float32(threshold)).tolist()  # in float32, the precision of p~
+    acceptable = [match or enough for match, enough in zip(matches, likely, strict=True)]
+    return _commit_best(parents, draws, matches, acceptable, probs)
+
+
+def _matches(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> list[bool]:
+    """Does node i equal the draw at its parent? [N]"""
+    return [token == draws[parent + 1] for token, parent in zip(tokens, parents, strict=True)]
+
+
+def _commit_best(
+    parents: Sequence[int],
+    draws: Sequence[int],
+    matches: Sequence[bool],
+    acceptable: Sequence[bool],
+    probs: np.ndarray,
+) -> Verdict:
+    """The best node reachable through acceptable edges, and the draw there.
+
+    Best: largest depth, then most edges that equal the draw, then largest sum of log p~, then smallest row.
+    """
+    ranks: dict[int, tuple[int, int, float, int]] = {ROOT: (0, 0, 0.0, -ROOT)}
+    for row, parent in enumerate(parents):
+        if acceptable[row] and parent in ranks:
+            depth, drawn, log_prob, _ = ranks[parent]
+            ranks[row] = (depth + 1, drawn + matches[row], log_prob + math.log(probs[row]), -row)
+    end = max(ranks, key=ranks.__getitem__)
+    path = path_to(parents, end)
+    # a child that equals the draw is acceptable and deeper: it would have been the end
+    assert not any(matches[row] for row, parent in enumerate(parents) if parent == end)
+    return Verdict(path, tuple(bool(matches[row]) for row in path), int(draws[end + 1]))

@@ -1,0 +1,109 @@
+"""Which PRIME requests a server takes: pure checks, before anything is allocated. Knows limits, no sessions."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from hyco_export.errors import ProtocolError
+from hyco_export.runtime import wire
+
+COLDEST, HOTTEST = 0.01, 100.0  # temperatures other than 0; outside, float32 scores overflow or carry no difference
+SEED_LIMIT = 2**64  # half of the generator's key
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the models behind a server are."""
+
+    vocab_size: int
+    stop_ids: frozenset[int]
+    context_limit: int  # positions the verifier was made for
+    head_digest: str = ""  # key of the head artifact whose encodings it sends; "" without one
+    handoff_window: int = 0  # K/V positions that the head artifact keeps
+    server_steps: int = 0  # K of the server's own head; 0 without one
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a server gives at most."""
+
+    sessions: int = 16
+    node_limit: int = 64  # twice the paper's budget of 32
+    prompt_limit: int = 32_768
+    idle_s: float = 600.0
+
+
+def check_prime(request: wire.PrimeRequest, facts: Facts, limits: Limits) -> None:
+    """Refuse what this server cannot do, with the field's name.
+
+    Raises:
+        ProtocolError: codes prompt_size, token_range, value_range, head_mismatch, unsupported.
+    """
+    _check_prompt(request.prompt, facts.vocab_size, limits.prompt_limit)
+    _check_values(request)
+    _check_length(request, facts.context_limit)
+    _check_draft_side(request, facts.server_steps)
+    if request.head_digest and request.head_digest != facts.head_digest:
+        held = f"holds {facts.head_digest[:12]}" if facts.head_digest else "holds none"
+        raise ProtocolError(
+            "head_mismatch",
+            f"head_digest names head artifact {request.head_digest[:12]!r}, this server {held}",
+            "start the server on the run folder that the device's artifacts come from",
+        )
+
+
+def _check_prompt(prompt: Sequence[int], vocab_size: int, prompt_limit: int) -> None:
+    if len(prompt) > prompt_limit:
+        raise ProtocolError("prompt_size", f"prompt has {len(prompt)} ids, at most {prompt_limit} are taken")
+    if not prompt:
+        raise ProtocolError("value_range", "prompt is empty, it must hold at least one id")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise ProtocolError("token_range", f"prompt holds an id outside [0, {vocab_size})")
+
+
+def _check_values(request: wire.PrimeRequest) -> None:
+    sampling, acceptance = request.sampling, request.acceptance
+    rules = (
+        (
+            sampling.temperature == 0.0 or COLDEST <= sampling.temperature <= HOTTEST,
+            f"sampling.temperature is {sampling.temperature}, it must be 0 or lie in [{COLDEST}, {HOTTEST}]",
+        ),
+        (sampling.top_k >= 0, f"sampling.top_k is {sampling.top_k}, it must be 0 (off) or more"),
+        (0.0 < sampling.top_p <= 1.0, f"sampling.top_p is {sampling.top_p}, it must lie in (0, 1]"),
+        (
+            acceptance.rule != "epsilon" or 0.0 < acceptance.epsilon <= 1.0,
+            f"acceptance.epsilon is {acceptance.epsilon}, it must lie in (0, 1]",
+        ),
+        (math.isfinite(acceptance.epsilon), f"acceptance.epsilon is {acceptance.epsilon}, it must be finite"),
+        (0 <= request.seed < SEED_LIMIT, f"seed is {request.seed}, it must lie in [0, 2**64)"),
+        (request.max_new_tokens >= 1, f"max_new_tokens is {request.max_new_tokens}, it must be 1 or more"),
+        (
+            0 <= request.continue_from < min(len(request.prompt), request.max_new_tokens),
+            f"continue_from is {request.continue_from}, it must be 0 or more and smaller than "
+            "max_new_tokens and the prompt",
+        ),
+    )
+    for holds, message in rules:
+        if not holds:
+            raise ProtocolError("value_range", message)
+
+
+def _check_length(request: wire.PrimeRequest, context_limit: int) -> None:
+    total = len(request.prompt) - request.continue_from + request.max_new_tokens
+    if total > context_limit:
+        raise ProtocolError(
+            "value_range",
+            f"prompt and max_new_tokens need {total} positions, the verifier was made for {context_limit}",
+            "shorten the prompt or ask for fewer tokens",
+        )
+
+
+def _check_draft_side(request: wire.PrimeRequest, server_steps: int) -> None:
+    steps = request.draft_steps
+    if request.draft_side == "device":
+        if steps != 0:
+            raise ProtocolError("value_range", f"draft_steps is {steps}, it must be 0 where the device drafts")
+        return
+    if server_steps == 0:
+        raise ProtocolError("unsupported", "draft_side is server, but this server has no head of its own")
+    if not 1 <= steps <= server_steps:
+        raise ProtocolError("value_range", f"draft_steps is {steps}, this server drafts 1 to {server_steps}")

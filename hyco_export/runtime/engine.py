@@ -1,0 +1,190 @@
+"""The verifier engine: sessions and rounds over any VerifierSession. No torch, no HTTP.
+
+One call at a time works on the model, with the sessions interleaved as their calls come in; which sessions exist beside
+one changes nothing in it. A fault of the model ends the session it happened in and no other.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from hyco_export.errors import HycoError, ProtocolError
+from hyco_export.runtime import rounds, wire
+from hyco_export.runtime.admission import Facts, Limits, check_prime
+from hyco_export.runtime.clocks import Clock, ThreadCpuClock
+from hyco_export.runtime.ports import VerifierSession
+from hyco_export.runtime.sessions import PRIME_AGAIN, Answered, Session, SessionTable
+from hyco_export.runtime.tree import ROOT, check_tree
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """PRIME, VERIFY and close, callable from any thread.
+
+    Args:
+        open_session: makes an empty VerifierSession.
+        facts: what the models are.
+        limits: what a caller gets at most.
+        clock: measures server_ms: the whole call's work on the model's thread (forward, sampling, hand-off).
+        now: monotonic seconds, for the expiry of idle sessions.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[], VerifierSession],
+        facts: Facts,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.facts = facts
+        self.limits = limits or Limits()
+        self.clock = clock or ThreadCpuClock()
+        self._open_session = open_session
+        self._table = SessionTable(self.limits.sessions, self.limits.idle_s, now)
+        self._lock = threading.Lock()
+
+    @property
+    def session_count(self) -> int:
+        return len(self._table)
+
+    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
+        """Prefill a prompt and draw the first token.
+
+        Raises:
+            ProtocolError: what `check_prime` refuses; codes sessions_full, model_fault.
+        """
+        check_prime(request, self.facts, self.limits)
+        with self._lock:
+            self._table.expire()
+            self._table.require_room()
+            mark = self.clock.start()
+            with self._model_faults():
+                session = Session(request, self._open_session())
+            self._table.add(session)
+            with self._model_faults(session):
+                return self._prime(session, mark)
+
+    def verify(self, session_id: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+        """Round `round_number` (1, 2, ...): judge the device's tree or the server's own chain, commit, hand off.
+
+        The same round again returns the stored reply.
+
+        Raises:
+            ProtocolError: codes unknown_session, round_*, session_finished, length_differs, digest_differs,
+                unsupported, those of `check_tree`, model_fault.
+        """
+        with self._lock:
+            self._table.expire()
+            session = self._table.find(session_id)
+            stored = session.stored_reply(round_number, request)
+            if stored is not None:
+                return stored
+            session.check_belief(request)
+            self._check_drafts(session, request)
+            with self._model_faults(session):
+                reply = self._verify(session, round_number, request)
+            session.answered = Answered(request, reply)
+            session.next_round += 1
+            return reply
+
+    def close(self, session_id: str) -> None:
+        """Free a session's cache and forget it; closing twice is closing once."""
+        with self._lock:
+            self._table.drop(session_id)
+
+    def expire(self) -> int:
+        """Drop idle sessions; how many."""
+        with self._lock:
+            return self._table.expire()
+
+    def shut_down(self) -> None:
+        """Free every session."""
+        with self._lock:
+            self._table.clear()
+
+    def _check_drafts(self, session: Session, request: wire.VerifyRequest) -> None:
+        if session.settings.draft_side == "server" and (request.tokens or request.parents):
+            raise ProtocolError("unsupported", "the server drafts in this session, the body must hold no tree")
+        check_tree(request.tokens, request.parents, self.facts.vocab_size, self.limits.node_limit)
+
+    def _prime(self, session: Session, mark: object) -> wire.PrimeReply:
+        settings, verifier = session.settings, session.verifier
+        assert verifier is not None  # a session starts unfinished
+        logits = verifier.prime(np.asarray(settings.prompt, np.int64))  # [V]
+        root = rounds.first_token(logits, settings.sampling, settings.seed, len(settings.prompt) - 1)
+        finished = rounds.finish_reason([root], self.facts.stop_ids, session.room)
+        session.extend([root])
+        handoff = None if finished else self._handoff(session, len(settings.prompt))
+        if finished:
+            session.finish()
+        return wire.PrimeReply(
+            version=wire.PROTOCOL_VERSION,
+            session=session.id,
+            root=root,
+            length=session.length,
+            finished=finished,
+            handoff=handoff,
+            server_ms=self.clock.elapsed_ms(mark),
+        )
+
+    def _verify(self, session: Session, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+        mark = self.clock.start()
+        verifier = session.verifier
+        assert verifier is not None  # check_belief refuses finished sessions
+        tokens, parents, drafted = self._drafts(session, verifier, request)
+        logits = verifier.verify(session.root, np.asarray(tokens, np.int64), np.asarray(parents, np.int64)).logits
+        verdict = rounds.judge(logits, tokens, parents, session.length - 1, session.settings)
+        outcome = rounds.settle(verdict, tokens, self.facts.stop_ids, session.room)
+        session.extend(outcome.tokens)
+        handoff = None
+        if outcome.finished:
+            session.finish()
+        else:
+            verifier.commit(outcome.accepted)
+            handoff = self._handoff(session, 1 + len(outcome.accepted))
+        return wire.VerifyReply(
+            version=wire.PROTOCOL_VERSION,
+            round=round_number,
+            accepted=list(outcome.accepted),
+            drawn=list(outcome.drawn),
+            tokens=list(outcome.tokens),
+            finished=outcome.finished,
+            handoff=handoff,
+            drafted=drafted,
+            server_ms=self.clock.elapsed_ms(mark),
+        )
+
+    def _drafts(
+        self, session: Session, verifier: VerifierSession, request: wire.VerifyRequest
+    ) -> tuple[Sequence[int], Sequence[int], int]:
+        """tokens [N], parents [N] to verify, and how many of them the server drafted."""
+        if session.settings.draft_side == "device":
+            return request.tokens, request.parents, 0
+        steps = min(session.settings.draft_steps, session.room - 1)  # the bonus takes the last place
+        chain = verifier.draft(session.root, steps) if steps else ()
+        return chain, range(ROOT, ROOT + len(chain)), len(chain)
+
+    def _handoff(self, session: Session, new_rows: int) -> wire.Handoff | None:
+        """For sessions whose device runs the head: K/V of the newest processed positions, at most a window."""
+        if not session.settings.head_digest or session.verifier is None:
+            return None
+        return session.verifier.handoff(session.root, min(new_rows, self.facts.handoff_window))
+
+    @contextmanager
+    def _model_faults(self, session: Session | None = None) -> Iterator[None]:
+        """Turn a fault of the model into a typed refusal and drop the session it happened in."""
+        try:
+            yield
+        except Exception as error:
+            if session is not None:
+                self._table.drop(session.id)
+            if isinstance(error, HycoError):
+                raise
+            _log.exception("the model failed; its session is dropped")
+            raise ProtocolError("model_fault", f"the model failed: {type(error).__name__}", PRIME_AGAIN) from error

@@ -1,0 +1,62 @@
+"""One round's decision: from the verify forward's logits to the tokens that are committed. Pure numpy.
+
+Joins sampling and acceptance, then cuts the path at the first stop id or at the token cap. Knows no sessions.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from hyco_export.runtime import acceptance, sampling, wire
+from hyco_export.runtime.tree import depths
+
+Finished = Literal["", "stop", "length"]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a round commits: `tokens` are the accepted rows' tokens and, unless the path was cut, the bonus."""
+
+    accepted: tuple[int, ...]
+    drawn: tuple[bool, ...]
+    tokens: tuple[int, ...]
+    finished: Finished
+
+
+def first_token(logits: np.ndarray, settings: wire.Sampling, seed: int, position: int) -> int:
+    """The draw after a prompt: logits [V] of its last token, which stands at `position`."""
+    support = sampling.sampling_support(logits[None], settings)
+    return int(sampling.draws(support, seed, np.array([position]))[0])
+
+
+def judge(
+    logits: np.ndarray, tokens: Sequence[int], parents: Sequence[int], root_position: int, request: wire.PrimeRequest
+) -> acceptance.Verdict:
+    """logits [N + 1, V] of the root and the tree's nodes -> the verdict of the session's rule.
+
+    A row's draw is keyed by the session's seed, the row's absolute position and the row.
+    """
+    support = sampling.sampling_support(logits, request.sampling)
+    positions = root_position + np.concatenate([[0], depths(parents)])  # [N + 1]
+    drawn = sampling.draws(support, request.seed, positions).tolist()
+    if request.acceptance.rule == "exact":
+        return acceptance.exact(tokens, parents, drawn)
+    probs = sampling.node_probabilities(support, tokens, parents)
+    return acceptance.epsilon(tokens, parents, drawn, probs, request.acceptance.epsilon)
+
+
+def settle(verdict: acceptance.Verdict, tokens: Sequence[int], stop_ids: frozenset[int], room: int) -> Outcome:
+    """The verdict cut at the first stop id, then at `room` tokens (>= 1)."""
+    committed = [*(int(tokens[row]) for row in verdict.accepted), verdict.bonus]
+    finished = finish_reason(committed, stop_ids, room)
+    stop = next((index for index, token in enumerate(committed) if token in stop_ids), len(committed))
+    kept = min(len(committed), stop + 1, room)
+    return Outcome(verdict.accepted[:kept], verdict.drawn[:kept], tuple(committed[:kept]), finished)
+
+
+def finish_reason(committed: Sequence[int], stop_ids: frozenset[int], room: int) -> Finished:
+    """Why generation ends with these tokens: a stop id among the first `room`, `room` used up, or not at all."""
+    if not stop_ids.isdisjoint(committed[:room]):
+        return "stop"
+    return "length" if len(committed) >= room else ""

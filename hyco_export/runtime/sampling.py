@@ -1,0 +1,130 @@
+"""The verifier's sampling distribution p~ and its draws. Pure numpy; knows no trees, no sessions, no models.
+
+Legend: R rows, V vocabulary, S tokens that survive the cuts (64 for the paper's top-k). p~ = soft-capped logits, then
+temperature, top-k, top-p, softmax: the order and the arithmetic of transformers' TemperatureLogitsWarper,
+TopKLogitsWarper and TopPLogitsWarper in float32 (the scaled scores and the surviving tokens are theirs bit for bit; the
+probabilities differ from torch's by the last bit of its vectorised exp).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyco_export.runtime.wire import Sampling
+
+GREEDY = 0.0  # temperature that means: the most likely token, always
+ALL = 0  # top_k that cuts nothing
+UNIFORM_BITS = 53  # of a float64 in [0, 1)
+
+
+@dataclass(frozen=True)
+class Support:
+    """p~ of R rows without the tokens that were cut.
+
+    ids [R, S] ascending in every row; probs [R, S] float32, 0 where a row has fewer than S tokens.
+    """
+
+    ids: np.ndarray
+    probs: np.ndarray
+
+    def dense(self, vocab_size: int) -> np.ndarray:
+        """p~ [R, V] float32."""
+        rows = np.zeros((len(self.ids), vocab_size), np.float32)
+        np.add.at(rows, (np.arange(len(rows))[:, None], self.ids), self.probs)
+        return rows
+
+
+def sampling_distribution(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """logits [R, V] float32 (after the soft-cap) -> p~ [R, V] float32.
+
+    Raises:
+        ValueError: a row holds NaN or no finite logit.
+    """
+    return sampling_support(logits, sampling).dense(logits.shape[1])
+
+
+def sampling_support(logits: np.ndarray, sampling: Sampling) -> Support:
+    """logits [R, V] float32 (after the soft-cap) -> p~ without its zeros.
+
+    Raises:
+        ValueError: a row holds NaN or no finite logit.
+    """
+    peaks = logits.max(axis=1)  # NaN propagates
+    if not np.isfinite(peaks).all():
+        raise ValueError(f"rows {np.flatnonzero(~np.isfinite(peaks)).tolist()} of the logits are not finite")
+    if sampling.temperature == GREEDY:
+        return Support(logits.argmax(axis=1)[:, None], np.ones((len(logits), 1), np.float32))
+    scores = logits / np.float32(sampling.temperature)  # [R, V]
+    ids, kept = _top_k(scores, sampling.top_k)
+    if sampling.top_p < 1.0:
+        kept = _top_p(kept, sampling.top_p)
+    return Support(ids, _softmax(kept))
+
+
+def draws(support: Support, seed: int, positions: np.ndarray) -> np.ndarray:
+    """One token per row, [R] int64: s[r] ~ p~[r], the same whenever (seed, positions[r], r) is the same."""
+    return invert(support, uniforms(seed, positions))
+
+
+def uniforms(seed: int, positions: np.ndarray) -> np.ndarray:
+    """Numbers [R] in [0, 1): row r's is element r of the Philox stream with key (seed, positions[r]).
+
+    Batching, retries and replays therefore change nothing.
+    """
+    result = np.empty(len(positions), np.float64)
+    for position in set(positions.tolist()):
+        stream = np.random.Philox(key=np.array([seed, position], np.uint64)).random_raw(len(positions))
+        at = positions == position
+        result[at] = (stream[at] >> np.uint64(64 - UNIFORM_BITS)) * 2.0**-UNIFORM_BITS
+    return result
+
+
+def invert(support: Support, numbers: np.ndarray) -> np.ndarray:
+    """Tokens [R]: the first one whose cumulative probability exceeds numbers[r], in ascending order of ids."""
+    cumulative = np.cumsum(support.probs, axis=1, dtype=np.float64)  # [R, S]
+    columns = (cumulative <= (numbers * cumulative[:, -1])[:, None]).sum(axis=1)
+    last = support.probs.shape[1] - 1 - np.argmax(support.probs[:, ::-1] > 0, axis=1)  # of the tokens with mass
+    return support.ids[np.arange(len(columns)), np.minimum(columns, last)].astype(np.int64)
+
+
+def node_probabilities(support: Support, tokens: Sequence[int], parents: Sequence[int]) -> np.ndarray:
+    """p~(token | parent) [N] float32 of every node of a tree; row 0 of `support` is the root, row i + 1 node i."""
+    rows = np.asarray(parents, np.int64) + 1
+    hits = support.ids[rows] == np.asarray(tokens, np.int64)[:, None]  # [N, S]
+    return np.where(hits, support.probs[rows], np.float32(0)).max(axis=1)
+
+
+def _top_k(scores: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """ids [R, S] ascending and their scores; every token tied with the k-th stays. Short rows end in -inf."""
+    count, vocab_size = scores.shape
+    if top_k == ALL or top_k >= vocab_size:
+        return np.broadcast_to(np.arange(vocab_size), scores.shape), scores
+    smallest = vocab_size - top_k
+    threshold = np.partition(scores, smallest, axis=1)[:, smallest]  # [R]
+    rows, tokens = np.nonzero(scores >= threshold[:, None])  # row by row, ascending
+    per_row = np.bincount(rows, minlength=count)
+    ids = np.zeros((count, per_row.max()), np.int64)
+    kept = np.full(ids.shape, -np.inf, np.float32)
+    columns = np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    ids[rows, columns] = tokens
+    kept[rows, columns] = scores[rows, tokens]
+    return ids, kept
+
+
+def _top_p(scores: np.ndarray, top_p: float) -> np.ndarray:
+    """scores [R, S] with the least likely tail of mass <= 1 - top_p set to -inf; at least one token stays."""
+    order = np.argsort(scores, axis=1, kind="stable")  # ascending: of equal scores the larger id is kept longer
+    mass = np.cumsum(_softmax(np.take_along_axis(scores, order, axis=1)), axis=1, dtype=np.float64)
+    removed = mass.astype(np.float32) <= np.float32(1 - top_p)
+    removed[:, -1] = False
+    cut = np.empty_like(removed)
+    np.put_along_axis(cut, order, removed, axis=1)
+    return np.where(cut, np.float32(-np.inf), scores)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    """Probabilities [R, S] float32 of scores [R, S] float32; differences in float32, sums in float64."""
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    exponentials = np.exp(shifted, dtype=np.float64)
+    return (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)

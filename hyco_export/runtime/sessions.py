@@ -1,0 +1,152 @@
+"""The state of sessions on the server and the table that holds them. Knows no models, no HTTP.
+
+`Session` is the one mutable state of the server side; everything else is values. The table is not thread-safe: the
+engine's lock is.
+"""
+
+import secrets
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hyco_export.errors import ProtocolError
+from hyco_export.runtime import wire
+from hyco_export.runtime.ports import VerifierSession
+
+ID_BYTES = 16  # 128 random bits: an id cannot be guessed
+PRIME_AGAIN = "prime again with the committed ids"
+
+
+class Answered(NamedTuple):
+    """The last round's request and reply, kept for retries."""
+
+    request: wire.VerifyRequest
+    reply: wire.VerifyReply
+
+
+class Session:
+    """One generation: its settings, its committed ids (prompt and root included), its place in the protocol."""
+
+    def __init__(self, request: wire.PrimeRequest, verifier: VerifierSession) -> None:
+        self.id = secrets.token_urlsafe(ID_BYTES)
+        self.settings = request
+        self.verifier: VerifierSession | None = verifier  # None once finished: the cache is freed
+        self.committed = array("i", request.prompt)
+        self.room = request.max_new_tokens - request.continue_from  # tokens that may still be committed
+        self.next_round = 1
+        self.answered: Answered | None = None
+        self.last_used_s = 0.0
+
+    @property
+    def length(self) -> int:
+        return len(self.committed)
+
+    @property
+    def root(self) -> int:
+        """The newest committed token, not yet processed by the verifier."""
+        return self.committed[-1]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Commit tokens."""
+        self.committed.extend(tokens)
+        self.room -= len(tokens)
+
+    def finish(self) -> None:
+        """No more rounds: free the cache, keep the last reply for retries."""
+        if self.verifier is not None:
+            self.verifier.close()
+            self.verifier = None
+
+    def stored_reply(self, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply | None:
+        """The reply of the last round if this is its retry; None if this is the next round.
+
+        Raises:
+            ProtocolError: codes round_stale, round_future, round_differs.
+        """
+        if round_number == self.next_round:
+            return None
+        if round_number > self.next_round:
+            raise ProtocolError("round_future", f"round {round_number}, but {self.next_round} is next", PRIME_AGAIN)
+        if round_number < self.next_round - 1 or self.answered is None:
+            raise ProtocolError("round_stale", f"round {round_number}, but {self.next_round} is next", PRIME_AGAIN)
+        if request != self.answered.request:
+            raise ProtocolError("round_differs", f"round {round_number} was answered for another body", PRIME_AGAIN)
+        return self.answered.reply
+
+    def check_belief(self, request: wire.VerifyRequest) -> None:
+        """The device must believe what is committed here.
+
+        Raises:
+            ProtocolError: codes session_finished, length_differs, digest_differs.
+        """
+        if self.verifier is None:
+            raise ProtocolError("session_finished", "this generation has ended", "delete the session")
+        if request.length != self.length:
+            seen = f"the device counts {request.length} committed ids, the server {self.length}"
+            raise ProtocolError("length_differs", seen, PRIME_AGAIN)
+        if request.digest != wire.committed_digest(self.committed):
+            raise ProtocolError("digest_differs", "the device's committed ids are not the server's", PRIME_AGAIN)
+
+
+class SessionTable:
+    """At most `limit` sessions, forgotten after `idle_s` without a call.
+
+    Args:
+        limit: sessions held at once.
+        idle_s: seconds after which an unused session is dropped.
+        now: monotonic seconds.
+    """
+
+    def __init__(self, limit: int, idle_s: float, now: Callable[[], float]) -> None:
+        self._limit = limit
+        self._idle_s = idle_s
+        self._now = now
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def require_room(self) -> None:
+        """Refuse before anything is allocated.
+
+        Raises:
+            ProtocolError: code sessions_full.
+        """
+        if len(self._sessions) >= self._limit:
+            raise ProtocolError(
+                "sessions_full", f"all {self._limit} sessions are in use", "close a session or try again later"
+            )
+
+    def add(self, session: Session) -> None:
+        session.last_used_s = self._now()
+        self._sessions[session.id] = session
+
+    def find(self, session_id: str) -> Session:
+        """The session, marked as used.
+
+        Raises:
+            ProtocolError: code unknown_session.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise ProtocolError(wire.UNKNOWN_SESSION, "no such session: it expired, ended or never was", PRIME_AGAIN)
+        session.last_used_s = self._now()
+        return session
+
+    def drop(self, session_id: str) -> None:
+        """Forget a session and free its cache; unknown ids are forgotten already."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.finish()
+
+    def expire(self) -> int:
+        """Drop idle sessions; how many."""
+        oldest_s = self._now() - self._idle_s
+        idle = [session.id for session in self._sessions.values() if session.last_used_s < oldest_s]
+        for session_id in idle:
+            self.drop(session_id)
+        return len(idle)
+
+    def clear(self) -> None:
+        for session_id in list(self._sessions):
+            self.drop(session_id)
