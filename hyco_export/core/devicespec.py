@@ -15,6 +15,7 @@ slm     in   embeds                     uint16 [R, H]         token embeddings, 
              mask.<type>                uint16 [R, W + R]     ring slots, then the rows of this pass
         out  logits                     uint16 [R, V]         over the keep set (tree pass only)
              k_new.<i>, v_new.<i>       uint8 [N, R, d]       in the ring's encoding: the host only copies bytes
+A prefill graph takes the inputs that its outputs need and no others (its spec lists them): feed by the spec.
 <type> is `sliding` or `full`; <i> is the layer's index in the SLM.
 """
 
