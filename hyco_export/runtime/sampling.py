@@ -2,8 +2,9 @@
 
 Legend: R rows, V vocabulary, S tokens that survive the cuts (64 for the paper's top-k). p~ = soft-capped logits, then
 temperature, top-k, top-p, softmax: the order and the arithmetic of transformers' TemperatureLogitsWarper,
-TopKLogitsWarper and TopPLogitsWarper in float32 (the scaled scores and the surviving tokens are theirs bit for bit; the
-probabilities differ from torch's by the last bit of its vectorised exp).
+TopKLogitsWarper and TopPLogitsWarper in float32. Scaled scores and surviving tokens are theirs bit for bit, except that
+of equal scores at the top-p edge the largest ids stay here, an arbitrary choice there (torch's sort is not stable);
+probabilities differ by the last bits of torch's vectorised exp.
 """
 
 from collections.abc import Sequence
