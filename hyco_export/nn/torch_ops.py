@@ -12,7 +12,7 @@ from hyco_export.core.network.weights import IntegerMatrix, Weights
 Observer = Callable[[str, torch.Tensor], None]
 
 
-def _ignore(name: str, values: torch.Tensor) -> None:
+def ignore(name: str, values: torch.Tensor) -> None:
     """The observer that looks at nothing."""
 
 
@@ -40,7 +40,7 @@ class TorchOps:
         observe: called with every tensor that needs a calibrated range, by name.
     """
 
-    def __init__(self, weights: TorchWeights, feeds: Mapping[str, torch.Tensor], observe: Observer = _ignore) -> None:
+    def __init__(self, weights: TorchWeights, feeds: Mapping[str, torch.Tensor], observe: Observer = ignore) -> None:
         self._weights = weights
         self._feeds = feeds
         self._observe = observe

@@ -44,11 +44,14 @@ class SlmNetwork(msgspec.Struct, frozen=True):
     epsilon: float
     soft_cap: float | None
     rings: dict[str, int]  # W by layer type
+    spans: dict[str, int | None]  # newest positions a row may see, by layer type; None = the whole ring
+    inv_freq: dict[str, tuple[float, ...]]  # rotary frequencies [d/2] by layer type
     layers: tuple[SlmLayer, ...]
 
-    def dims(self) -> dict[str, int]:
-        """Head dim by layer type: the width of its rotary tables."""
-        return {layer.layer_type: layer.dim for layer in self.layers}
+    @property
+    def storing(self) -> tuple[SlmLayer, ...]:
+        """The layers that have a ring."""
+        return tuple(layer for layer in self.layers if layer.stores)
 
 
 class _Pass(Generic[T]):
@@ -103,7 +106,7 @@ def build_prefill(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
     """A prefill pass: new K/V rows only. It ends at the last layer that stores any; what follows reads, and is skipped."""
     current = _Pass(ops, network, rows)
     hidden = current.input("embeds", (rows, network.hidden))
-    last = max(layer.index for layer in network.layers if layer.stores)
+    last = network.storing[-1].index
     per_layer = _per_layer_inputs(current) if last else None
     for layer in network.layers[:last]:
         hidden = _layer(current, layer, hidden, per_layer)

@@ -1,0 +1,95 @@
+"""The SLM's embedding tables on the host: packed rows on disk, unpacked row by row (HyCo, Appendix A).
+
+Row r of a table is integers[r] * scale[r] * factor. The file is mapped, not read: a gather touches its own rows only,
+whatever the size of the table. Knows rows and factors; quantising them for a graph input is the caller's part.
+
+Legend: V tokens of the vocabulary, D width of a row, B its packed bytes, S scales of a row (usually 1), n rows asked for.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from hyco_export.core.packing import unpack_rows
+from hyco_export.errors import ArtifactError
+
+TABLES_FILE = "slm_tables.safetensors"
+TOKENS = "tokens"
+PER_LAYER = "per_layer"
+LAYOUT_KEY = "layout"
+
+
+class TableLayout(msgspec.Struct, frozen=True):
+    """How the rows of one table are stored: `factor` multiplies every row (the embedding's own constant)."""
+
+    bits: int
+    width: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows as a checkpoint stores them: packed uint8 [V, B] (int8 [V, D] for 8 bits), scales float32 [V, S]."""
+
+    packed: np.ndarray
+    scales: np.ndarray
+    layout: TableLayout
+
+
+def real_rows(packed: np.ndarray, scales: np.ndarray, layout: TableLayout) -> np.ndarray:
+    """float32 [n, D] of packed [n, B] and scales [n, S]; each scale covers D / S values in a row."""
+    integers = unpack_rows(packed, layout.bits, layout.width).astype(np.float32)
+    spread = np.repeat(scales, layout.width // scales.shape[1], axis=1)
+    return integers * spread * np.float32(layout.factor)
+
+
+def save_tables(path: Path, tables: dict[str, PackedRows]) -> None:
+    """Write tables by name (`tokens`, and `per_layer` where the model has one)."""
+    tensors = {}
+    for name, table in tables.items():
+        tensors[name] = np.ascontiguousarray(table.packed)
+        tensors[f"{name}.scale"] = np.ascontiguousarray(table.scales, dtype=np.float32)
+    layouts = {name: table.layout for name, table in tables.items()}
+    save_file(tensors, path, metadata={LAYOUT_KEY: msgspec.json.encode(layouts).decode()})
+
+
+class HostTables:
+    """Opened tables.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or has no layout.
+    """
+
+    def __init__(self, path: Path) -> None:
+        hint = "build it again: hyco-export convert-slm"
+        try:
+            self._file = safe_open(path, framework="numpy")
+        except (OSError, SafetensorError) as error:
+            raise ArtifactError(f"embedding tables {path} cannot be opened: {error}", hint) from error
+        raw = (self._file.metadata() or {}).get(LAYOUT_KEY)
+        if raw is None:
+            raise ArtifactError(f"embedding tables {path} say nothing of their layout", hint)
+        self._layouts = msgspec.json.decode(raw, type=dict[str, TableLayout])
+        self._rows = {name: self._file.get_slice(name) for name in self._layouts}
+        self._scales = {name: self._file.get_tensor(f"{name}.scale") for name in self._layouts}
+
+    @property
+    def has_per_layer(self) -> bool:
+        return PER_LAYER in self._layouts
+
+    def tokens(self, ids: np.ndarray) -> np.ndarray:
+        """Token embeddings float32 [n, H] of ids [n]."""
+        return self._gather(TOKENS, ids)
+
+    def per_layer(self, ids: np.ndarray) -> np.ndarray:
+        """Per-layer embeddings float32 [n, L * P] of ids [n]."""
+        return self._gather(PER_LAYER, ids)
+
+    def _gather(self, name: str, ids: np.ndarray) -> np.ndarray:
+        rows = self._rows[name]
+        packed = np.concatenate([rows[int(row) : int(row) + 1] for row in ids])
+        return real_rows(packed, self._scales[name][ids], self._layouts[name])

@@ -1,0 +1,182 @@
+"""SLM checkpoints in the layout of Google's mobile QAT release: packed integers and scales, read without dequantising.
+
+The layout is that of transformers' Gemma quantizer (`integrations/gemma_quant.py`): linears of 2, 4 or 8 bits with one
+scale per output channel, embedding tables with scales per row. What a checkpoint must hold is taken from transformers
+itself: its quantizer is applied to an empty model, whose parameters are then looked for in the files. Activation scales
+are read by nobody here (the graphs have 16-bit ranges of their own); cache scales are ignored by transformers too.
+
+Legend: N output channels or rows, K input channels or columns.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Gemma4ForCausalLM, GemmaQuantizationConfig, PreTrainedConfig
+from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, replace_with_quant_layers
+
+from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.core.packing import WIDTHS, unpack_rows
+from hyco_export.core.tables import PackedRows, TableLayout
+from hyco_export.errors import CheckpointError
+from hyco_export.nn.tensor_files import TensorFiles
+from hyco_export.nn.verifier import load_config
+
+MULTIMODAL_PART = "language_model."  # in tensor names of a checkpoint that also has vision and audio towers
+LAYOUT_HINT = "give a checkpoint in the mobile QAT layout of transformers' Gemma quantizer"
+
+
+@dataclass(frozen=True)
+class PackedModule:
+    """One quantised module of the model: stored tensor shape and dtype follow from these."""
+
+    name: str
+    bits: int
+    rows: int  # N
+    columns: int  # K
+    factor: float | None  # of an embedding, None for a linear
+
+    @property
+    def tensor(self) -> str:
+        """Name of the packed integers."""
+        return f"{self.name}.weight" if self.factor is None else f"{self.name}.embedding_quantized"
+
+    @property
+    def scale_tensor(self) -> str:
+        return f"{self.name}.weight_scale" if self.factor is None else f"{self.name}.embedding_scale"
+
+
+class PackedCheckpoint:
+    """A checked checkpoint: every tensor the model needs is there with the shape its width asks for.
+
+    Args:
+        folder: checkpoint folder.
+
+    Raises:
+        CheckpointError: not quantised, a tensor missing, of another shape or dtype, a file cut short; names it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.config: Any = load_config(folder).get_text_config()
+        self._files = TensorFiles(folder)
+        self._stored = {name.replace(MULTIMODAL_PART, ""): name for name in self._files.names}
+        self.modules, self.vectors = _expected(self.config, quantization_config(folder))
+        for module in self.modules.values():
+            self._check(module)
+        for name in self.vectors:
+            self._require(name)
+
+    def integers(self, name: str) -> np.ndarray:
+        """int8 [N, K] of a module."""
+        module = self.modules[name]
+        return unpack_rows(self._get(module.tensor), module.bits, module.columns)
+
+    def scales(self, name: str) -> np.ndarray:
+        """float32 [N, S] of a module; S is 1 but for block-wise embeddings.
+
+        Raises:
+            CheckpointError: a scale is zero, negative or not finite.
+        """
+        tensor = self.modules[name].scale_tensor
+        scales = self._get(tensor)
+        bad = np.flatnonzero(~(np.isfinite(scales) & (scales > 0)).all(axis=-1))
+        if len(bad):
+            raise CheckpointError(
+                f"{tensor}: scale of row {bad[0]} is {scales[bad[0]].tolist()}, {len(bad)} rows are not positive",
+                "the checkpoint is not calibrated; save it again",
+            )
+        return scales
+
+    def matrix(self, name: str) -> IntegerMatrix:
+        """A linear layer."""
+        return IntegerMatrix(self.integers(name), self.scales(name)[:, 0], self.modules[name].bits)
+
+    def table(self, name: str, extra_factor: float = 1.0) -> PackedRows:
+        """An embedding, still packed; its factor is the model's own times `extra_factor`."""
+        module = self.modules[name]
+        layout = TableLayout(module.bits, module.columns, float(module.factor or 1.0) * extra_factor)
+        return PackedRows(self._get(module.tensor), self.scales(name), layout)
+
+    def vector(self, name: str) -> np.ndarray:
+        """A float parameter or buffer, float32."""
+        return self._get(name)
+
+    def _get(self, name: str) -> np.ndarray:
+        return self._files.get(self._require(name))
+
+    def _require(self, name: str) -> str:
+        if name not in self._stored:
+            raise CheckpointError(f"checkpoint {self._files.folder} has no tensor {name}", LAYOUT_HINT)
+        return self._stored[name]
+
+    def _check(self, module: PackedModule) -> None:
+        """Packed integers must have the shape of their width, and one or more scales per row."""
+        per_byte = 8 // module.bits
+        wanted = (module.rows, -(-module.columns // per_byte))
+        found = self._files.shape(self._require(module.tensor))
+        if found != wanted:
+            raise CheckpointError(
+                f"{module.tensor} is stored as {list(found)}; {module.bits} bits of [{module.rows}, {module.columns}] "
+                f"are {list(wanted)}",
+                "num_bits in the checkpoint's quantization_config does not fit its tensors",
+            )
+        scales = self._files.shape(self._require(module.scale_tensor))
+        if len(scales) != 2 or scales[0] != module.rows or module.columns % scales[1]:
+            raise CheckpointError(f"{module.scale_tensor} is {list(scales)}, expected [{module.rows}, 1]", LAYOUT_HINT)
+
+
+def quantization_config(folder: Path) -> GemmaQuantizationConfig:
+    """The checkpoint's quantizer settings; `quant_method` may be missing, every module counts unless it is listed.
+
+    Raises:
+        CheckpointError: the checkpoint is not quantised, by another method, or to a width that cannot be packed.
+    """
+    raw = getattr(load_config(folder), "quantization_config", None)
+    if raw is None:
+        raise CheckpointError(f"checkpoint {folder} is not quantised", LAYOUT_HINT)
+    settings = dict(raw) if isinstance(raw, dict) else raw.to_dict()
+    method = str(settings.pop("quant_method", "gemma"))
+    if method != "gemma":
+        raise CheckpointError(f"checkpoint {folder} is quantised with {method!r}", LAYOUT_HINT)
+    rules = settings.get("module_quant_configs") or {}
+    for pattern, bits in [("*", settings.get("num_bits", 4)), *((p, rule.get("num_bits", 4)) for p, rule in rules.items())]:
+        if bits not in WIDTHS:
+            raise CheckpointError(f"num_bits of {pattern} is {bits}, not one of {list(WIDTHS)}", LAYOUT_HINT)
+    settings["modules_to_not_convert"] = settings.get("modules_to_not_convert") or []  # None would skip lm_head
+    return GemmaQuantizationConfig(**settings)
+
+
+def stock_model(folder: Path) -> Gemma4ForCausalLM:
+    """transformers' own model of the checkpoint in float32, its rounding of activations switched off.
+
+    Activation scales of 0 mean "leave alone" (`apply_srq`): the float reference of graphs whose activations have
+    16-bit ranges of their own.
+    """
+    config = load_config(folder).get_text_config()
+    config.quantization_config = quantization_config(folder).to_dict()
+    model = Gemma4ForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager")
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            module.input_activation_scale.data.zero_()
+            module.output_activation_scale.data.zero_()
+    return model.eval()
+
+
+def _expected(
+    config: PreTrainedConfig, settings: GemmaQuantizationConfig
+) -> tuple[dict[str, PackedModule], tuple[str, ...]]:
+    """Quantised modules by name, and the names of all other parameters and stored buffers."""
+    with torch.device("meta"):
+        model = Gemma4ForCausalLM(config)
+        replace_with_quant_layers(model, settings, settings.modules_to_not_convert)
+    modules: dict[str, PackedModule] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            modules[name] = PackedModule(name, module.num_bits, module.out_features, module.in_features, None)
+        elif isinstance(module, QuantizedEmbedding):
+            size = (module.num_embeddings, module.embedding_dim)
+            modules[name] = PackedModule(name, module.num_bits, *size, float(module.scalar_embed_scale))
+    others = [name for name in model.state_dict() if name.rpartition(".")[0] not in modules]
+    return modules, tuple(others)

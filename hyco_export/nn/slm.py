@@ -1,0 +1,129 @@
+"""From a Gemma 4 checkpoint to the static SLM: its shape, and its weights under the names the network uses.
+
+Surgery (HyCo, Appendix A): integers and scales stay as they are; the output layer keeps the rows of the keep set; two
+constant factors move into norm weights (see `core.network.slm`). Knows the packed checkpoint; no graph.
+"""
+
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
+
+from hyco_export.core.network.slm import SlmLayer, SlmNetwork
+from hyco_export.core.network.weights import IntegerMatrix, Weights
+from hyco_export.core.tables import PER_LAYER, TOKENS, PackedRows
+from hyco_export.errors import CheckpointError
+from hyco_export.nn.gemma_quant import PackedCheckpoint
+from hyco_export.nn.verifier import ATTENTION_NAMES
+
+SHORT_NAMES = {name: short for short, name in ATTENTION_NAMES.items()}  # transformers' layer types -> ours
+MODEL_PREFIX = "model."
+OUTPUT_LAYER = "lm_head"
+TOKEN_TABLE = "model.embed_tokens"
+PER_LAYER_TABLE = "model.embed_tokens_per_layer"
+PER_LAYER_NORM = "per_layer_projection_norm"
+PER_LAYER_SHARE = 2.0**-0.5  # `Gemma4TextModel.per_layer_input_scale`: keeps the variance of a sum of two
+ACTIVATION = "gelu_pytorch_tanh"
+
+
+def slm_network(checkpoint: PackedCheckpoint, rings: dict[str, int]) -> SlmNetwork:
+    """The static network of a checkpoint over rings of these capacities (by `sliding` and `full`).
+
+    Raises:
+        CheckpointError: the model has a part that the static network does not.
+    """
+    text: Any = checkpoint.config
+    _require_supported(text)
+    sources = _kv_sources(text)
+    types = [SHORT_NAMES[layer_type] for layer_type in text.layer_types]
+    layers = tuple(
+        SlmLayer(
+            index=index,
+            layer_type=layer_type,
+            heads=text.num_attention_heads,
+            kv_heads=text.per_layer_config[index].num_key_value_heads,
+            dim=text.per_layer_config[index].head_dim,
+            source=sources[index],
+            values_from_keys=text.attention_k_eq_v and layer_type == "full",
+            scalar=float(checkpoint.vector(f"{MODEL_PREFIX}layers.{index}.layer_scalar").item()),
+        )
+        for index, layer_type in enumerate(types)
+    )
+    spans = {"sliding": text.sliding_window, "full": None}
+    return SlmNetwork(
+        hidden=text.hidden_size,
+        per_layer=text.hidden_size_per_layer_input or 0,
+        epsilon=text.rms_norm_eps,
+        soft_cap=text.final_logit_softcapping,
+        rings={layer_type: rings[layer_type] for layer_type in sorted(set(types))},
+        spans={layer_type: spans[layer_type] for layer_type in sorted(set(types))},
+        inv_freq=_rotary_frequencies(text),
+        layers=layers,
+    )
+
+
+def slm_weights(checkpoint: PackedCheckpoint, kept: np.ndarray) -> Weights:
+    """Weights by the network's names; the output layer has the rows of the token ids `kept` [V] only."""
+    matrices: dict[str, IntegerMatrix | np.ndarray] = {}
+    for name, module in checkpoint.modules.items():
+        if module.factor is None:
+            matrices[name.removeprefix(MODEL_PREFIX)] = checkpoint.matrix(name)
+    matrices[OUTPUT_LAYER] = keep_rows(checkpoint.matrix(OUTPUT_LAYER), kept)
+    vectors = {
+        name.removeprefix(MODEL_PREFIX).removesuffix(".weight"): checkpoint.vector(name)
+        for name in checkpoint.vectors
+        if name.endswith(".weight")
+    }
+    if PER_LAYER_NORM in vectors:
+        vectors[PER_LAYER_NORM] = vectors[PER_LAYER_NORM] * np.float32(PER_LAYER_SHARE)
+    return Weights(matrices, vectors, {})
+
+
+def keep_rows(matrix: IntegerMatrix, rows: np.ndarray) -> IntegerMatrix:
+    """The output channels `rows` of a matrix, integers and scales unchanged."""
+    return IntegerMatrix(matrix.integers[rows], matrix.scales[rows], matrix.bits)
+
+
+def host_tables(checkpoint: PackedCheckpoint) -> dict[str, PackedRows]:
+    """The embedding tables that stay on the host, still packed."""
+    tables = {TOKENS: checkpoint.table(TOKEN_TABLE)}
+    if PER_LAYER_TABLE in checkpoint.modules:
+        tables[PER_LAYER] = checkpoint.table(PER_LAYER_TABLE, PER_LAYER_SHARE)
+    return tables
+
+
+def _require_supported(text: Any) -> None:
+    """Name the first part of the model that the static network does not have."""
+    rules = (
+        (not text.enable_moe_block, "it has mixture-of-experts blocks"),
+        (not text.attention_bias, "its attention has biases"),
+        (text.hidden_activation == ACTIVATION, f"its activation is {text.hidden_activation}, not {ACTIVATION}"),
+        (text.use_bidirectional_attention is None, "its attention looks ahead"),
+        (0 < text.num_hidden_layers - text.num_kv_shared_layers, "no layer stores keys and values"),
+    )
+    for holds, what in rules:
+        if not holds:
+            raise CheckpointError(f"this SLM cannot run as a static graph: {what}", "use a dense Gemma 4 text model")
+
+
+def _kv_sources(text: Any) -> list[int]:
+    """By layer, the one whose K/V it reads: itself, or the last storing layer of its type (`kv_sharing_modes`)."""
+    newest: dict[str, int] = {}
+    sources = []
+    for index, (layer_type, mode) in enumerate(zip(text.layer_types, text.kv_sharing_modes, strict=True)):
+        if mode != "reuse":
+            newest[layer_type] = index
+        sources.append(newest[layer_type])
+    return sources
+
+
+def _rotary_frequencies(text: PreTrainedConfig) -> dict[str, tuple[float, ...]]:
+    """[d/2] by layer type, from transformers' own rotary embedding (default and proportional kinds)."""
+    rotary = Gemma4TextRotaryEmbedding(text)
+    frequencies = {}
+    for layer_type in rotary.layer_types:
+        if getattr(rotary, f"{layer_type}_attention_scaling") != 1.0:
+            raise CheckpointError(f"rotary tables of {layer_type} are scaled", "use a model with unscaled rotary tables")
+        frequencies[SHORT_NAMES[layer_type]] = tuple(getattr(rotary, f"{layer_type}_inv_freq").double().tolist())
+    return frequencies

@@ -1,0 +1,44 @@
+"""The float SLM: static passes in torch, from numpy to numpy. Knows the network and its weights, no integers."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from hyco_export.core.network import slm
+from hyco_export.core.network.slm import SlmNetwork
+from hyco_export.nn.torch_ops import Observer, TorchOps, TorchWeights, ignore
+
+
+class FloatSlm:
+    """The SLM as defined in `core.network.slm`, computed in float32.
+
+    Args:
+        network: its shape.
+        weights: dequantised once, shared by all passes.
+    """
+
+    def __init__(self, network: SlmNetwork, weights: TorchWeights) -> None:
+        self.network = network
+        self._weights = weights
+
+    @torch.no_grad()
+    def tree(self, feeds: Mapping[str, np.ndarray], observe: Observer = ignore) -> dict[str, np.ndarray]:
+        """Real inputs of a tree pass -> new K/V rows and logits."""
+        ops = self._ops(feeds, observe)
+        slm.build(ops, self.network, len(feeds["embeds"]))
+        return _arrays(ops)
+
+    @torch.no_grad()
+    def prefill(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Real inputs of a prefill pass -> new K/V rows."""
+        ops = self._ops(feeds, ignore)
+        slm.build_prefill(ops, self.network, len(feeds["embeds"]))
+        return _arrays(ops)
+
+    def _ops(self, feeds: Mapping[str, np.ndarray], observe: Observer) -> TorchOps:
+        return TorchOps(self._weights, {name: torch.from_numpy(values) for name, values in feeds.items()}, observe)
+
+
+def _arrays(ops: TorchOps) -> dict[str, np.ndarray]:
+    return {name: tensor.contiguous().numpy() for name, tensor in ops.outputs.items()}
