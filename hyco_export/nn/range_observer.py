@@ -1,0 +1,46 @@
+"""Ranges of the tensors of a static network over calibration passes: exact percentiles in little memory.
+
+An observer for `nn.torch_ops`. A static network has the same number of values in every pass, so the number of values
+above a percentile is known beforehand: only that many extremes are kept. Knows names and values; no integer grid.
+"""
+
+import torch
+
+
+class RangeObserver:
+    """Low and high percentile of every tensor it is shown.
+
+    Args:
+        percentile: p in (50, 100]; ranges are the (100 - p)th and the p-th percentile. 100 gives minimum and maximum.
+        passes: how often each tensor will be shown.
+        symmetric: percentile of |x| for tensors that need a range around 0 instead, by name.
+    """
+
+    def __init__(self, percentile: float, passes: int, symmetric: dict[str, float] | None = None) -> None:
+        self._percentile = percentile
+        self._passes = passes
+        self._symmetric = symmetric or {}
+        self._highest: dict[str, torch.Tensor] = {}
+        self._lowest: dict[str, torch.Tensor] = {}
+
+    def __call__(self, name: str, values: torch.Tensor) -> None:
+        flat = values.detach().reshape(-1).float()
+        if name in self._symmetric:
+            self._keep(self._highest, name, flat.abs(), self._symmetric[name])
+            return
+        self._keep(self._highest, name, flat, self._percentile)
+        self._keep(self._lowest, name, -flat, self._percentile)
+
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """(low, high) by name; (-m, m) for symmetric ones."""
+        found = {}
+        for name, top in self._highest.items():
+            high = float(top.min())
+            found[name] = (-high, high) if name in self._symmetric else (-float(self._lowest[name].min()), high)
+        return found
+
+    def _keep(self, store: dict[str, torch.Tensor], name: str, flat: torch.Tensor, percentile: float) -> None:
+        # at most the share 1 - p of all values lies above the smallest of the `count` greatest
+        count = int((1.0 - percentile / 100.0) * flat.numel() * self._passes) + 1
+        pool = torch.cat([store[name], flat]) if name in store else flat
+        store[name] = pool.topk(min(count, pool.numel()), sorted=False).values
