@@ -34,7 +34,7 @@ class HeadSpec(msgspec.Struct, frozen=True):
     keepset_digest: str
     verifier_digest: str  # of the verifier checkpoint the head belongs to
     handoff: HandoffSpec
-    spans: dict[str, int | None]  # by layer type: newest positions the head may see; None = the whole ring
+    spans: dict[str, int | None]  # by layer type: span of ring.visible for a query at the ROOT's position
     inv_freq: dict[str, tuple[float, ...]]  # by layer type: rotary frequencies [d/2]
     mask_value: float
     graph: GraphSpec

@@ -26,8 +26,8 @@ def visible(query_positions: np.ndarray, key_positions: np.ndarray, span: int | 
     """May a query see a key: bool [R, C] for query_positions [R] and key_positions [C].
 
     A key is visible when it exists, is not after the query, and (with `span`) lies among the `span` newest positions
-    counted from the query itself: query - key < span. transformers' Gemma 4 verifier and SLM use span = window; its
-    assistant's mask is inclusive: span = window + 1.
+    counted from the query itself: query - key < span. transformers' Gemma 4 verifier and SLM use span = window. Its
+    assistant sees the newest window + 1 keys before the root: with the root as the query, span = window + 2.
     """
     distance = query_positions[:, None] - key_positions[None, :]
     seen = (key_positions[None, :] != EMPTY) & (distance >= 0)
