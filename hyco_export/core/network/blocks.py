@@ -86,11 +86,15 @@ def gelu(ops: Ops[T], name: str, x: T) -> T:
     return ops.mul(name, ops.scale(f"{name}.half", x, 0.5), gate)
 
 
-def gated_mlp(ops: Ops[T], name: str, x: T) -> T:
-    """down(gelu(gate x) * up x): [R, H] -> [R, H]; weights `{name}.gate_proj`, `.up_proj`, `.down_proj`."""
-    gate = gelu(ops, f"{name}.gelu", ops.linear(f"{name}.gate", x, f"{name}.gate_proj"))
-    up = ops.linear(f"{name}.up", x, f"{name}.up_proj")
-    return ops.linear(f"{name}.down", ops.mul(f"{name}.gated", gate, up), f"{name}.down_proj")
+def gated_mlp(ops: Ops[T], name: str, x: T, weights: str | None = None) -> T:
+    """down(gelu(gate x) * up x): [R, H] -> [R, H].
+
+    Weights are `{weights}.gate_proj`, `.up_proj`, `.down_proj`; `weights` is `name` unless one layer runs several times.
+    """
+    weights = name if weights is None else weights
+    gate = gelu(ops, f"{name}.gelu", ops.linear(f"{name}.gate", x, f"{weights}.gate_proj"))
+    up = ops.linear(f"{name}.up", x, f"{weights}.up_proj")
+    return ops.linear(f"{name}.down", ops.mul(f"{name}.gated", gate, up), f"{weights}.down_proj")
 
 
 def soft_cap(ops: Ops[T], name: str, x: T, cap: float) -> T:
