@@ -35,6 +35,12 @@ QUESTIONS = (
     "I am new to Python and I want to understand {name}. Can you help?",
     "Give me an overview of {name}.",
     "How does {name} work?",
+    "Explain {name} to me.",
+    "Tell me about {name}, please.",
+    "My script calls {name}. Please explain what it does.",
+    "What does {name} do, and what does it return?",
+    "Which module is {name} in, and what is it good for?",
+    "Is {name} part of the standard library? What does it do?",
 )
 
 SHORT_QUESTIONS = (

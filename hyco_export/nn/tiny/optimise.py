@@ -8,7 +8,7 @@ from torch import nn
 
 MUON_LR = 1e-2
 ADAMW_LR = 4e-3
-"""Peak rates for a model of 64 to 128 channels from scratch, 2,048 tokens per step."""
+"""Peak rates for a model of 64 to 128 channels from scratch, 1,024 tokens per step."""
 
 WARM_UP_STEPS = 20
 DECAY_SHARE = 0.7

@@ -1,0 +1,180 @@
+"""Trains the whole embedded family: from the text on this machine to three checkpoints and their model card."""
+
+import copy
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Gemma4ForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from hyco_export.errors import HycoError
+from hyco_export.nn.tiny.batches import Row, dialogue_rows, prompt_ids
+from hyco_export.nn.tiny.calibrate import cache_scales
+from hyco_export.nn.tiny.card import card_text, measure_family
+from hyco_export.nn.tiny.corpus import Dialogue, held_out_corpus, training_corpus
+from hyco_export.nn.tiny.pack import save_packed
+from hyco_export.nn.tiny.processes import run_side_by_side
+from hyco_export.nn.tiny.sampling import sampled_rows
+from hyco_export.nn.tiny.tokenizer import train_tokenizer
+from hyco_export.nn.tiny.train_head import train_head
+from hyco_export.nn.tiny.train_slm import train_slm
+from hyco_export.nn.tiny.train_verifier import mean_loss, train_verifier
+
+Progress = Callable[[str, float], None]
+"""Told the name of the part and the share of it that is done."""
+
+CONVERSATION_STRIDE = 6
+"""Every sixth dialogue of the corpus ships with the family: about 900."""
+
+CALIBRATION_ROWS = 64
+"""Sampled answers from which the SLM's cache scales are read."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long each part trains; together they decide the result, so a changed number is a changed family."""
+
+    verifier_steps: int
+    sampled_prompts: int
+    head_steps: int
+    slm_steps: int
+    measured_prompts: int
+
+
+FULL = Budget(verifier_steps=2000, sampled_prompts=2400, head_steps=1000, slm_steps=1600, measured_prompts=120)
+QUICK = Budget(verifier_steps=8, sampled_prompts=12, head_steps=2, slm_steps=6, measured_prompts=4)
+"""Same shapes and formats, for tests: the models know nothing."""
+
+
+def train_family(out_dir: Path, *, seed: int, quick: bool, on_progress: Progress) -> dict[str, Any]:
+    """Train verifier, head and SLM into `out_dir` and return what the model card says, plus the CPU-minutes.
+
+    The files depend on the Python version and the seed alone. Head and SLM train side by side in processes of their
+    own, every process on one thread.
+    """
+    if out_dir.exists() and any(out_dir.iterdir()):
+        raise HycoError(f"{out_dir} is not empty", "name a new folder")
+    budget = QUICK if quick else FULL
+    started_s = time.process_time()
+    with one_thread():
+        on_progress("text", 0.0)
+        corpus = training_corpus()
+        tokenizer = train_tokenizer(message["content"] for dialogue in corpus for message in dialogue.messages)
+        write_conversations(corpus[::CONVERSATION_STRIDE], out_dir)
+        on_progress("text", 1.0)
+
+        losses = verifier_part(out_dir, corpus, tokenizer, budget, seed, on_progress)
+        rows = sampled_part(out_dir, spread(corpus, budget.sampled_prompts), tokenizer, seed, on_progress)
+        jobs = {
+            "head": (head_part, (out_dir, rows, budget.head_steps, seed)),
+            "slm": (slm_part, (out_dir, tokenizer, rows, budget.slm_steps, seed)),
+        }
+        part_losses, children_s = run_side_by_side(jobs, on_progress)
+        measured = measured_part(out_dir, tokenizer, budget, seed, on_progress)
+    facts = {"python": platform.python_version(), "seed": seed, "losses": losses | part_losses} | measured
+    (out_dir / "MODEL_CARD.md").write_text(card_text(facts, out_dir), encoding="utf-8")
+    return facts | {"cpu_minutes": (time.process_time() - started_s + children_s) / 60}
+
+
+def verifier_part(
+    out_dir: Path,
+    corpus: Sequence[Dialogue],
+    tokenizer: PreTrainedTokenizerFast,
+    budget: Budget,
+    seed: int,
+    on_progress: Progress,
+) -> dict[str, float]:
+    """Train and store the verifier; returns its losses by name."""
+    rows = dialogue_rows(corpus, tokenizer)
+    verifier, loss = train_verifier(
+        rows, steps=budget.verifier_steps, seed=seed, report=lambda share: on_progress("verifier", share)
+    )
+    store(verifier, out_dir / "verifier")
+    tokenizer.save_pretrained(out_dir / "verifier")
+    held_out = dialogue_rows(held_out_corpus()[: budget.measured_prompts], tokenizer)
+    return {"verifier": loss, "verifier, sharpened, held out": mean_loss(verifier, held_out)}
+
+
+def sampled_part(
+    out_dir: Path, dialogues: Sequence[Dialogue], tokenizer: PreTrainedTokenizerFast, seed: int, on_progress: Progress
+) -> list[Row]:
+    """The verifier's own answers to the dialogues' questions."""
+    prompts = [prompt_ids(dialogue.messages[:-1], tokenizer) for dialogue in dialogues]
+    report = lambda share: on_progress("samples", share)  # noqa: E731
+    return sampled_rows(load(out_dir / "verifier"), prompts, seed=seed, report=report)
+
+
+def head_part(out_dir: Path, rows: Sequence[Row], steps: int, seed: int, report: Callable[[float], None]) -> float:
+    """Train and store the head; returns its loss."""
+    head, loss = train_head(load(out_dir / "verifier"), rows, steps=steps, seed=seed, report=report)
+    store(head, out_dir / "head")
+    return loss
+
+
+def slm_part(
+    out_dir: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    rows: Sequence[Row],
+    steps: int,
+    seed: int,
+    report: Callable[[float], None],
+) -> float:
+    """Train, calibrate and store the SLM; returns its loss.
+
+    The activation scales stay 0: with others transformers would round every activation to 8 bits, which costs agreement
+    (the model card gives the number) and is finer on the phone, where activations have 16 bits.
+    """
+    slm, loss = train_slm(load(out_dir / "verifier"), rows, steps=steps, seed=seed, report=report)
+    scales = cache_scales(slm, rows[:CALIBRATION_ROWS])
+    save_packed(slm, out_dir / "slm", cache_scales=scales, activation_scales={})
+    tokenizer.save_pretrained(out_dir / "slm")
+    return loss
+
+
+def measured_part(
+    out_dir: Path, tokenizer: PreTrainedTokenizerFast, budget: Budget, seed: int, on_progress: Progress
+) -> dict[str, Any]:
+    """Everything the card reports, on sampled answers to held-out questions."""
+    dialogues = held_out_corpus()[: budget.measured_prompts]
+    rows = sampled_part(out_dir, dialogues, tokenizer, seed + 1, lambda _name, share: on_progress("measuring", share))
+    return measure_family(out_dir, rows)
+
+
+def store(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model in bfloat16; its float32 values already are bfloat16 values."""
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+
+
+def load(folder: Path) -> Gemma4ForCausalLM:
+    """A stored verifier in float32, frozen."""
+    return Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def write_conversations(dialogues: Sequence[Dialogue], out_dir: Path) -> None:
+    """`conversations.jsonl`: one `{"id", "messages"}` per line."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"id": item.id, "messages": list(item.messages)}, ensure_ascii=False) for item in dialogues]
+    (out_dir / "conversations.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def spread(dialogues: Sequence[Dialogue], count: int) -> list[Dialogue]:
+    """`count` dialogues at even distances."""
+    return [dialogues[index * len(dialogues) // count] for index in range(count)]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside: sums in another order would be other bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
