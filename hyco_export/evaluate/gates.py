@@ -23,9 +23,18 @@ class Gate(msgspec.Struct, frozen=True):
             return False
         return self.value >= self.limit if self.direction == "at least" else self.value <= self.limit
 
+    @property
+    def value_text(self) -> str:
+        """The value with its unit."""
+        return "not measured" if math.isnan(self.value) else f"{self.value:.4g} {self.unit}".rstrip()
+
+    @property
+    def limit_text(self) -> str:
+        """The limit with its direction and unit."""
+        return f"{self.direction} {self.limit:.4g} {self.unit}".rstrip()
+
     def __str__(self) -> str:
-        unit = f" {self.unit}" if self.unit else ""
-        return f"{self.name} is {self.value:.4g}{unit}, must be {self.direction} {self.limit:.4g}{unit}"
+        return f"{self.name}: {self.value_text}, must be {self.limit_text}"
 
 
 def failed(gates: tuple[Gate, ...]) -> tuple[Gate, ...]:

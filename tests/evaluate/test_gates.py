@@ -23,5 +23,7 @@ def test_a_limit_itself_passes_and_an_unknown_value_fails(value, direction, limi
 
 
 def test_a_gate_says_name_value_and_limit():
-    gate = Gate("bytes up per round", 312.0, "at most", 300.0, "B")
-    assert str(gate) == "bytes up per round is 312 B, must be at most 300 B"
+    assert (
+        str(Gate("bytes up a round", 312.0, "at most", 300.0, "B")) == "bytes up a round: 312 B, must be at most 300 B"
+    )
+    assert str(Gate("MAT of hyco", float("nan"), "at least", 1.8)) == "MAT of hyco: not measured, must be at least 1.8"

@@ -1,0 +1,138 @@
+"""What a validation found, as values; and its two files, `report.json` and the self-contained `report.html`.
+
+Knows the outcome's parts and the page's template; measures nothing, draws nothing (`evaluate.pictures` does).
+The template is package data: `report.html.j2`.
+"""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from hyco_export.evaluate import pictures
+from hyco_export.evaluate.canvas import css_colors
+from hyco_export.evaluate.examples import DrawnTree, RoundTimes
+from hyco_export.evaluate.gates import Gate, failed
+from hyco_export.evaluate.losslessness import Losslessness
+from hyco_export.evaluate.metrics import SystemMetrics
+from hyco_export.evaluate.parity import GraphParity
+from hyco_export.runtime.wire import Sampling, ServerInfo
+
+JSON_NAME, HTML_NAME, TEMPLATE_NAME = "report.json", "report.html", "report.html.j2"
+
+
+class SystemTraffic(msgspec.Struct, frozen=True):
+    """The largest round of a system, in bytes of bodies."""
+
+    system: str
+    up_max_bytes: int
+    down_max_bytes: int
+    down_overhead_max_bytes: int  # beyond the hand-off
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything `validate` found."""
+
+    run: str
+    recipe: str
+    target: str
+    url: str
+    started_at: str  # ISO 8601, UTC
+    duration_s: float
+    version: str
+    server: ServerInfo
+    sampling: Sampling
+    epsilon: float
+    max_new_tokens: int
+    chain_acceptance: float  # what the drafting rule assumes per depth
+    backend: str  # device back end of the sampled systems
+    systems: tuple[SystemMetrics, ...]
+    losslessness: tuple[Losslessness, ...]
+    parity: tuple[GraphParity, ...]
+    traffic: tuple[SystemTraffic, ...]
+    gates: tuple[Gate, ...]
+    times: tuple[RoundTimes, ...]
+    tree: DrawnTree | None
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Literal["pass", "fail"]:
+        return "pass" if all(gate.passed for gate in self.gates) else "fail"
+
+
+def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
+    """Write report.json and report.html into `folder`; each appears whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"verdict": report.verdict, **msgspec.to_builtins(report)}
+    content["gates"] = [{**msgspec.to_builtins(gate), "passed": gate.passed} for gate in report.gates]
+    json_path, html_path = folder / JSON_NAME, folder / HTML_NAME
+    _replace(json_path, msgspec.json.format(msgspec.json.encode(content), indent=2))
+    _replace(html_path, render_html(report).encode())
+    return json_path, html_path
+
+
+def render_html(report: Report) -> str:
+    """The page: no scripts, no external files, light and dark by the reader's setting."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.get_template(TEMPLATE_NAME)
+    return template.render(
+        report=report,
+        failures=failed(report.gates),
+        facts=key_facts(report),
+        baseline=report.systems[0],
+        **_pictures(report),
+    )
+
+
+def _pictures(report: Report) -> dict[str, object]:
+    """SVG text and legends by the names the template uses."""
+    drafting = [system for system in report.systems if system.chain_acceptance]
+    return {
+        "sources": pictures.tokens_by_source(report.systems),
+        "acceptance": pictures.acceptance_by_depth(drafting, report.chain_acceptance) if drafting else "",
+        "timeline": pictures.round_timeline(report.times) if report.times else "",
+        "tree": pictures.draft_tree(report.tree) if report.tree else "",
+        "source_legend": css_colors(pictures.SOURCE_COLORS),
+        "system_legend": css_colors(pictures.system_colors(system.system for system in drafting)),
+        "phase_legend": css_colors(pictures.PHASE_COLORS),
+        "node_legend": css_colors(pictures.SOURCE_COLORS),
+    }
+
+
+def key_facts(report: Report) -> list[dict[str, str]]:
+    """What a reader wants first: name, value, detail."""
+    baseline, best = report.systems[0], report.systems[-1]
+    change = 100 * (best.server_ms_per_token / baseline.server_ms_per_token - 1)
+    texts = sum(row.prompts for row in report.losslessness)
+    equal = texts - sum(len(row.differences) for row in report.losslessness)
+    largest = max(row.up_max_bytes for row in report.traffic)
+    return [
+        _fact("tokens per round", f"{best.mat:.2f}", f"{best.system}; {baseline.system} {baseline.mat:.2f}"),
+        _fact(
+            "server time per token",
+            f"{change:+.0f} %".replace("-", "\N{MINUS SIGN}"),
+            f"{best.system} against {baseline.system}",
+        ),
+        _fact("greedy texts equal", f"{equal} of {texts}", f"on {len(report.losslessness)} back ends"),
+        _fact("largest request", f"{largest} B", "body of a verify round"),
+    ]
+
+
+def _fact(name: str, value: str, detail: str) -> dict[str, str]:
+    return {"name": name, "value": value, "detail": detail}
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside `path`, then rename over it."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,86 @@
+"""The report's two files."""
+
+import json
+import re
+
+import msgspec
+import pytest
+
+from hyco_export.evaluate.examples import pick_tree
+from hyco_export.evaluate.report import render_html, write_report
+from tests.evaluate.reports import synthetic_report
+from tests.evaluate.traces import generation, round_trace
+
+
+@pytest.fixture(scope="module")
+def page():
+    return render_html(synthetic_report())
+
+
+@pytest.fixture(scope="module")
+def failing_page():
+    return render_html(synthetic_report(failing=True))
+
+
+def test_the_page_needs_no_other_file_and_no_script(page):
+    assert not re.search(r"<script|<link|<img|@import|url\(http|src=", page)
+    # an xmlns is a name and the server's address is text; nothing else may point elsewhere
+    assert set(re.findall(r'(?:href|xlink:href)="([^#"][^"]*)"', page)) == set()
+
+
+def test_all_four_pictures_are_inline(page):
+    assert page.count("<svg") == page.count("</svg>") == 4
+    for caption in ("Who proposed the tokens", "by depth", "Where a round's time goes", "One drawn tree"):
+        assert caption in page
+
+
+def test_pictures_use_the_pages_colours_and_font(page):
+    drawings = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert not re.search(r"#0[0-9a-f]010\d|DejaVu", drawings)
+    assert {"var(--ink)", "var(--series-1)", "var(--series-4)", "var(--font)"} <= set(
+        re.findall(r"var\(--[a-z0-9-]+\)", drawings)
+    )
+    declared = set(re.findall(r"(--[a-z0-9-]+):", page))
+    assert {name[4:-1] for name in re.findall(r"var\(--[a-z0-9-]+\)", page)} <= declared
+
+
+def test_text_of_tokens_cannot_become_markup():
+    report = synthetic_report()
+    trace = generation(round_trace((0,)), prompt_id="<b>x</b>")
+    tree = pick_tree([trace], lambda token: "<i>&")
+    page = render_html(msgspec.structs.replace(report, tree=tree, notes=("<script>",)))
+    assert "<script>" not in page and "<b>x</b>" not in page and "<i>&" not in page
+    assert "&lt;i&gt;&amp;" in page
+
+
+def test_a_pass_says_so(page):
+    assert "<title>tiny: passed" in page
+    assert re.search(r"Passed\.</span> All 4 gates hold", page)
+
+
+def test_a_failure_names_every_gate_on_the_wrong_side(failing_page):
+    assert "<title>tiny: failed" in failing_page
+    assert "2 of 4 gates do not hold" in failing_page
+    assert "MAT of hyco: not measured, must be at least 1.8" in failing_page
+    assert "first: p3, token 17" in failing_page
+
+
+def test_the_json_holds_verdict_gates_and_measures(tmp_path):
+    json_path, html_path = write_report(synthetic_report(failing=True), tmp_path / "validate")
+    content = json.loads(json_path.read_text())
+    assert content["verdict"] == "fail"
+    assert [gate["passed"] for gate in content["gates"]] == [False, True, False, True]
+    assert content["gates"][2]["value"] is None
+    assert [system["system"] for system in content["systems"]] == ["cloud-mtp", "hyco-exact", "hyco"]
+    assert html_path.read_text().startswith("<!doctype html>")
+    assert sorted(p.name for p in html_path.parent.iterdir()) == ["report.html", "report.json"]
+
+
+def test_the_same_report_gives_the_same_page(page):
+    assert render_html(synthetic_report()) == page
+
+
+def test_a_report_without_a_tree_has_no_empty_picture():
+    page = render_html(msgspec.structs.replace(synthetic_report(), tree=None))
+    assert "One drawn tree" not in page
+    assert page.count("<svg") == 3
