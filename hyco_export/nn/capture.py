@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -45,6 +46,12 @@ class Capture:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def cut(self, limit: int) -> "Capture":
+        """The first `limit` tokens."""
+        k = {layer_type: rows[:limit] for layer_type, rows in self.k.items()}
+        v = {layer_type: rows[:limit] for layer_type, rows in self.v.items()}
+        return Capture(self.ids[:limit], self.answer_start, self.e[:limit], self.h[:limit], k, v)
+
     def handoff_tensors(self) -> dict[str, torch.Tensor]:
         """The captured tensors by the names of the hand-off's encodings: e, h, k.<type>, v.<type>."""
         named = {"e": self.e, "h": self.h}
@@ -56,7 +63,8 @@ class Capture:
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """Ids of a conversation up to the opening of the model's turn, through the chat template."""
-    return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    turns = [dict(message) for message in messages]
+    return cast(list[int], tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
 
 
 @torch.no_grad()
@@ -90,7 +98,7 @@ def teacher_forced(
     Raises:
         CheckpointError: the model does not give K/V of every position.
     """
-    backbone = model.get_decoder()
+    backbone: Any = model.get_decoder()
     tokens = torch.tensor([list(ids)], device=model.device)  # [1, T]
     with _norm_input(backbone) as before_norm:
         output = backbone(
@@ -100,7 +108,8 @@ def teacher_forced(
             output_hidden_states=[-1],  # keeps every position in layers that share K/V
         )
     hidden = output.last_hidden_state if hidden_norm == "post" else before_norm[0]  # [1, T, H]
-    k, v = {}, {}
+    k: dict[str, torch.Tensor] = {}
+    v: dict[str, torch.Tensor] = {}
     for layer_type in LAYER_TYPES:
         keys, values = output.shared_kv_states[ATTENTION_NAMES[layer_type]]  # [1, N, T, d]
         if keys.shape[2] != len(ids):
@@ -118,7 +127,7 @@ def _rows(states: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _norm_input(backbone: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+def _norm_input(backbone: Any) -> Iterator[list[torch.Tensor]]:
     """Collects what the final norm is given while the block runs."""
     seen: list[torch.Tensor] = []
     handle = backbone.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
@@ -148,8 +157,8 @@ def load_capture(path: Path, dtype: torch.dtype | None = None) -> Capture:
             answer_start = json.loads((file.metadata() or {})["answer_start"])
         ids = tensors.pop("ids")
         real = tensors if dtype is None else {name: tensor.to(dtype) for name, tensor in tensors.items()}
-        k = {layer_type: real[f"k.{layer_type}"] for layer_type in LAYER_TYPES}
-        v = {layer_type: real[f"v.{layer_type}"] for layer_type in LAYER_TYPES}
+        k: dict[str, torch.Tensor] = {layer_type: real[f"k.{layer_type}"] for layer_type in LAYER_TYPES}
+        v: dict[str, torch.Tensor] = {layer_type: real[f"v.{layer_type}"] for layer_type in LAYER_TYPES}
         return Capture(ids, answer_start, real["e"], real["h"], k, v)
     except (OSError, SafetensorError, KeyError) as error:
         raise ArtifactError(

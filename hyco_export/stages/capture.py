@@ -61,8 +61,8 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Answer every prompt, then capture its sequence; see the module for the files."""
     from hyco_export.nn import capture as capturing
-    from hyco_export.nn.verifier import load_tokenizer, load_verifier
     from hyco_export.nn.final_norm import final_norm, save_norm
+    from hyco_export.nn.verifier import load_tokenizer, load_verifier
 
     prompts = list(_prompts(inputs))
     model = load_verifier(inputs["verifier"], config.dtype)

@@ -1,0 +1,66 @@
+"""A quantised head on disk: one safetensors file with integers, scales, norms and the head's shape.
+
+`<layer>.integers` int8 [N, K] (4-bit values one per byte) and `<layer>.scales` float32 [N] for every linear layer,
+`<norm>` float32 [n] for every norm; metadata: `bits` and `architecture` (JSON of `HeadArchitecture`). The output layer
+still has all rows of the vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from hyco_export.core.network.head import HeadArchitecture
+from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.errors import ArtifactError
+
+HEAD_FILE = "head.safetensors"
+INTEGERS, SCALES = ".integers", ".scales"
+
+
+@dataclass(frozen=True)
+class StoredHead:
+    """Linear layers and norms by the names that `core.network.head` uses."""
+
+    architecture: HeadArchitecture
+    bits: int
+    matrices: Mapping[str, IntegerMatrix]
+    vectors: Mapping[str, np.ndarray]
+
+
+def write_head(path: Path, head: StoredHead) -> None:
+    """Write the file."""
+    tensors: dict[str, np.ndarray] = dict(head.vectors)
+    for name, matrix in head.matrices.items():
+        tensors[name + INTEGERS] = matrix.integers
+        tensors[name + SCALES] = matrix.scales
+    metadata = {"bits": str(head.bits), "architecture": msgspec.json.encode(head.architecture).decode()}
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
+
+
+def read_head(folder: Path) -> StoredHead:
+    """The head of a `qat-head` artifact.
+
+    Raises:
+        ArtifactError: the file is missing, cut or not a quantised head.
+    """
+    path = folder / HEAD_FILE
+    try:
+        with safe_open(path, framework="numpy") as stored:
+            metadata = stored.metadata()
+            bits = int(metadata["bits"])
+            architecture = msgspec.json.decode(metadata["architecture"], type=HeadArchitecture)
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # a handle, not a dict
+        linears = [name.removesuffix(INTEGERS) for name in tensors if name.endswith(INTEGERS)]
+        matrices = {
+            name: IntegerMatrix(tensors.pop(name + INTEGERS), tensors.pop(name + SCALES), bits) for name in linears
+        }
+        return StoredHead(architecture, bits, matrices, tensors)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, msgspec.DecodeError) as error:
+        raise ArtifactError(
+            f"{path} is not a quantised head: {error}", "build it again: hyco-export qat-head"
+        ) from error

@@ -1,0 +1,115 @@
+"""Low-bit weights of a head's linear layers: how grids are chosen, attached for training, and read out as integers.
+
+Grids are symmetric with one scale per output channel (Table 4 of the paper). Knows weights only; `nn.qat` trains them.
+The fake quantiser is aimet-torch's `QuantizeDequantize`: forward rounds and clips, backward is a straight-through
+estimator that passes gradients inside the grid and stops them outside.
+
+Legend: N output channels, K inputs of a linear layer.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from aimet_torch.quantization.affine import QuantizeDequantize
+from torch import nn
+from torch.nn.utils import parametrize
+from transformers import Gemma4AssistantForCausalLM
+
+from hyco_export.core.encodings import symmetric_limits
+from hyco_export.core.network.weights import IntegerMatrix
+
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of a channel whose weights are all zero
+
+
+def linear_layers(head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Every linear layer by its name in the module: projections, attention, MLPs, output layer."""
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear):
+            yield name, module
+
+
+def untie_output_layer(head: Gemma4AssistantForCausalLM) -> None:
+    """Give the output layer weights of its own; the tied table is never looked up by a head."""
+    head.lm_head.weight = nn.Parameter(head.lm_head.weight.detach().clone(), requires_grad=False)
+
+
+def nearest_scales(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """Scales [N] of plain rounding to nearest: the largest magnitude of a channel lies on the highest integer."""
+    return clipped_scales(weight, bits, 1.0)
+
+
+def clipped_scales(weight: torch.Tensor, bits: int, ratio: float) -> torch.Tensor:
+    """Scales [N] when weight [N, K] is clipped at `ratio` times the largest magnitude of each channel."""
+    _, highest = symmetric_limits(bits)
+    return (weight.abs().amax(dim=1) * (ratio / highest)).clamp_min(SMALLEST_SCALE)
+
+
+def searched_scales(weight: torch.Tensor, bits: int, ratios: np.ndarray) -> torch.Tensor:
+    """Scales [N] with the least squared error of each channel of weight [N, K] among the clip ratios."""
+    best = nearest_scales(weight, bits)
+    least = torch.full_like(best, torch.inf)
+    for ratio in ratios:
+        scales = clipped_scales(weight, bits, float(ratio))
+        error = (quantise(weight, scales, bits) * scales[:, None] - weight).square().sum(dim=1)
+        better = error < least
+        best, least = torch.where(better, scales, best), torch.where(better, error, least)
+    return best
+
+
+def quantise(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+    """Integers [N, K] (as floats) of weight [N, K] on the grid of scales [N]."""
+    lowest, highest = symmetric_limits(bits)
+    return torch.round(weight / scales[:, None]).clamp(lowest, highest)
+
+
+def integer_matrix(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> IntegerMatrix:
+    """A weight as it is stored."""
+    integers = quantise(weight, scales, bits).to(torch.int8)
+    return IntegerMatrix(integers.cpu().numpy(), scales.float().cpu().numpy(), bits)
+
+
+def nearest_matrices(weights: Mapping[str, torch.Tensor], bits: int) -> dict[str, IntegerMatrix]:
+    """Weights rounded to nearest, by name."""
+    return {name: integer_matrix(weight, nearest_scales(weight, bits), bits) for name, weight in weights.items()}
+
+
+def attach(head: nn.Module, scales: Mapping[str, torch.Tensor], bits: int) -> None:
+    """Fake-quantise the linear layers named in `scales` [N] from now on; their weights become trainable.
+
+    The grids stay fixed: they are those of the clip search, and only the weights move between their points.
+    """
+    lowest, highest = symmetric_limits(bits)
+    for name, layer in linear_layers(head):
+        grid = scales[name][:, None].float()
+        quantiser = QuantizeDequantize((len(grid), 1), bits, symmetric=True)
+        quantiser.set_range(grid * lowest, grid * highest)
+        quantiser.requires_grad_(False)
+        layer.weight.requires_grad_(True)
+        parametrize.register_parametrization(layer, "weight", quantiser)
+
+
+def trained_matrices(head: nn.Module, bits: int) -> dict[str, IntegerMatrix]:
+    """What `attach` and training left, by layer: exactly the values that the fake-quantised head computes with."""
+    matrices = {}
+    for name, layer in list(linear_layers(head)):
+        parametrisations: Any = layer.parametrizations  # by attribute: the quantiser, and `original`, the float master
+        parametrised = parametrisations.weight
+        scales = parametrised[0].get_scale().detach()[:, 0]
+        matrices[name] = integer_matrix(parametrised.original.detach(), scales, bits)
+    return matrices
+
+
+def detach(head: nn.Module) -> None:
+    """Remove the fake quantisers; the float masters stay as plain weights."""
+    for _, layer in list(linear_layers(head)):
+        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+        layer.weight.requires_grad_(False)
+
+
+def load_matrices(head: nn.Module, matrices: Mapping[str, IntegerMatrix]) -> None:
+    """Put the real values of stored matrices into the linear layers of a float head (output layer untied)."""
+    for name, layer in linear_layers(head):
+        real = torch.from_numpy(matrices[name].real())
+        layer.weight = nn.Parameter(real.to(layer.weight.dtype).to(layer.weight.device), requires_grad=False)

@@ -1,0 +1,166 @@
+"""The MTP head in float: one drafting step for many root positions at once, and the K steps unrolled.
+
+The module is transformers' own `Gemma4AssistantForCausalLM`; this file only prepares what it reads, once per sequence
+instead of once per step. What a row computes is what assisted generation computes for that root
+(`SinglePositionMultiTokenCandidateGenerator`): input [embedding, state] in this order; every step at the root's
+position; K/V of the positions before the root, all of the window in full layers, in sliding layers the newest
+`sliding_window + 1` of them; state of step k + 1 = projected state of step k. Rows do not see each other.
+
+Legend: T tokens of a sequence, R root positions, S key positions, H the verifier's hidden size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import Gemma4AssistantForCausalLM, PreTrainedConfig
+
+from hyco_export.core.handoff import LAYER_TYPES
+from hyco_export.core.ring import visible
+from hyco_export.nn.capture import Capture
+from hyco_export.nn.final_norm import FinalNorm
+from hyco_export.nn.verifier import ATTENTION_NAMES
+
+ROOT_AND_INCLUSIVE_END = 2  # the head's mask shows window + 1 keys, and the root before them is not among the keys
+
+
+def head_spans(config: PreTrainedConfig) -> dict[str, int | None]:
+    """By layer type, the `span` of `core.ring.visible` for a query at the root's position.
+
+    transformers' assistant shows a sliding layer the newest `sliding_window + 1` keys, whose positions are
+    root - 1 ... root - sliding_window - 1; counted from the root that is a span of `sliding_window + 2`.
+    """
+    return {"sliding": config.get_text_config().sliding_window + ROOT_AND_INCLUSIVE_END, "full": None}
+
+
+class StepOutput(NamedTuple):
+    """logits [R, V] over the full vocabulary; state [R, H], the head's own projection for the next step."""
+
+    logits: torch.Tensor
+    state: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RootRows:
+    """Everything R root positions of one sequence read, ready for the module.
+
+    Attributes:
+        positions: int64 [1, R].
+        masks: by transformers' attention name, [1, 1, R, S], 0 = visible, the type's minimum = hidden.
+        keys_values: by attention name, (K, V) [1, N, S, d].
+        embeddings: [R, H]; row i is e(token at root i), which at depth k is read by root i - k.
+        states: [R, H]; h before each root.
+        answers: int64 [R]; row i is the token after root i, which depth k predicts for root i - k + 1.
+    """
+
+    positions: torch.Tensor
+    masks: Mapping[str, torch.Tensor]
+    keys_values: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    embeddings: torch.Tensor
+    states: torch.Tensor
+    answers: torch.Tensor
+
+    def __len__(self) -> int:
+        return self.positions.shape[1]
+
+    def first(self, count: int) -> "RootRows":
+        """The first `count` rows."""
+        masks = {name: mask[:, :, :count] for name, mask in self.masks.items()}
+        return replace(
+            self,
+            positions=self.positions[:, :count],
+            masks=masks,
+            embeddings=self.embeddings[:count],
+            states=self.states[:count],
+            answers=self.answers[:count],
+        )
+
+    def to(self, dtype: torch.dtype, device: torch.device) -> "RootRows":
+        """The same rows in another precision, elsewhere."""
+        lowest = torch.finfo(dtype).min  # of a wider type it would become -inf
+        return RootRows(
+            positions=self.positions.to(device),
+            masks={name: mask.clamp_min(lowest).to(device, dtype) for name, mask in self.masks.items()},
+            keys_values={name: (k.to(device, dtype), v.to(device, dtype)) for name, (k, v) in self.keys_values.items()},
+            embeddings=self.embeddings.to(device, dtype),
+            states=self.states.to(device, dtype),
+            answers=self.answers.to(device),
+        )
+
+
+def response_rows(
+    capture: Capture, spans: Mapping[str, int | None], window: int, norm: FinalNorm | None = None
+) -> RootRows:
+    """Rows for every root whose first drafted token belongs to the response: answer_start - 1 <= root <= T - 2.
+
+    Args:
+        capture: one sequence.
+        spans: `head_spans`.
+        window: positions of K/V the device keeps.
+        norm: the verifier's final norm where h was captured before it.
+    """
+    first = max(capture.answer_start - 1, 1)  # position 0 has nothing before it to hand off
+    count = len(capture) - 1 - first
+    roots = np.arange(first, first + count)
+    keys = np.arange(first + count)  # position S - 1 is the one before the last root
+    dtype = capture.e.dtype
+    masks, keys_values = {}, {}
+    for layer_type in LAYER_TYPES:
+        seen = visible(roots, keys, window_span(spans[layer_type], window)) & (keys[None] < roots[:, None])
+        hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill(~torch.from_numpy(seen), torch.finfo(dtype).min)
+        masks[ATTENTION_NAMES[layer_type]] = hidden[None, None]
+        k, v = (rows[: len(keys)].transpose(0, 1)[None] for rows in (capture.k[layer_type], capture.v[layer_type]))
+        keys_values[ATTENTION_NAMES[layer_type]] = (k, v)
+    states = capture.h[first - 1 : first - 1 + count]
+    return RootRows(
+        positions=torch.from_numpy(roots)[None],
+        masks=masks,
+        keys_values=keys_values,
+        embeddings=capture.e[first : first + count],
+        states=states if norm is None else norm(states),
+        answers=capture.ids[first + 1 : first + 1 + count],
+    )
+
+
+def window_span(span: int | None, window: int) -> int:
+    """`span` bounded by a ring of `window` positions: the root itself, then the ring."""
+    return window + 1 if span is None else min(span, window + 1)
+
+
+def head_step(head: Gemma4AssistantForCausalLM, e: torch.Tensor, state: torch.Tensor, rows: RootRows) -> StepOutput:
+    """One drafting step for all rows: e [R, H], state [R, H].
+
+    transformers' own forward in the same order, without its mask building (which allows one row only).
+    """
+    mixed = head.pre_projection(torch.cat([e, state], dim=-1))[None]  # [1, R, head hidden]
+    output = head.model(
+        inputs_embeds=mixed,
+        attention_mask=dict(rows.masks),
+        position_ids=rows.positions,
+        shared_kv_states=dict(rows.keys_values),
+        use_cache=False,
+        output_hidden_states=[-1],  # more than one row fails in transformers 5.24 without it
+    )
+    last = output.last_hidden_state[0]
+    return StepOutput(head.lm_head(last), head.post_projection(last))
+
+
+def unroll(head: Gemma4AssistantForCausalLM, rows: RootRows, steps: int) -> list[torch.Tensor]:
+    """Logits of depths 1 .. steps, teacher-forced tokens, own states; depth k + 1 has [R - k, V].
+
+    Step k of root p reads the embedding of the sequence's token at p + k and the head's own state of step k - 1, and
+    predicts the token at p + k + 1. Roots whose prediction would leave the sequence are dropped from that depth on.
+    The rows are moved to the head's precision and device first.
+    """
+    norm = head.model.norm.weight  # never quantised
+    rows = rows.to(norm.dtype, norm.device)
+    logits = []
+    state = rows.states
+    for depth in range(min(steps, len(rows))):
+        count = len(rows) - depth
+        output = head_step(head, rows.embeddings[depth:], state[:count], rows.first(count))
+        logits.append(output.logits)
+        state = output.state
+    return logits

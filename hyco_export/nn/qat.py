@@ -1,0 +1,128 @@
+"""Quantisation-aware training of the head's linear weights (Table 4 of the paper), with the option to unroll the steps.
+
+Loss: KL divergence from the original head to the fake-quantised one on response tokens. With `unrolled_steps` = K the
+mean over the K depths, each depth fed by the own state of the head that computes it (teacher by the teacher's, student
+by the student's) and by the sequence's tokens: the device drafts that way, and one-step training leaves the errors
+that add up through the state untouched.
+
+Knows sequences as `nn.mtp_head.RootRows`, no files. Legend: R root positions, V vocabulary.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_, parametrize
+from transformers import Gemma4AssistantForCausalLM
+
+from hyco_export.nn.mtp_head import RootRows, unroll
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Optimiser settings; the recipe's `qat` section says where each comes from.
+
+    Attributes:
+        learning_rate: peak; linear warm-up over `warmup_steps`, then a cosine to 0 at `steps`.
+        accumulation: sequences per step.
+        unrolled_steps: depths in the loss.
+        autocast: precision of the student's matrix products.
+        seed: of the order of the sequences.
+    """
+
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    gradient_norm_clip: float
+    warmup_steps: int
+    steps: int
+    accumulation: int
+    unrolled_steps: int
+    autocast: torch.dtype
+    seed: int
+
+
+@dataclass(frozen=True)
+class TrainingPoint:
+    """One step of the loss curve. `loss` is the mean KL of its sequences in nats per token."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+
+
+def train(
+    student: Gemma4AssistantForCausalLM,
+    teacher: Gemma4AssistantForCausalLM,
+    sequences: Sequence[RootRows],
+    plan: TrainingPlan,
+    report: Callable[[TrainingPoint], None],
+) -> list[TrainingPoint]:
+    """Train the student's weights in place; its fake quantisers must be attached and its masters in float32.
+
+    Deterministic for a seed and a thread count.
+
+    Raises:
+        FloatingPointError: the loss is no longer finite.
+    """
+    trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=plan.learning_rate, betas=plan.betas, weight_decay=plan.weight_decay)
+    order = shuffled_forever(len(sequences), plan.seed)
+    curve = []
+    for step in range(plan.steps):
+        rate = plan.learning_rate * rate_factor(step, plan.warmup_steps, plan.steps)
+        optimiser.param_groups[0]["lr"] = rate
+        optimiser.zero_grad()
+        total = 0.0
+        for _ in range(plan.accumulation):
+            loss = sequence_loss(student, teacher, sequences[next(order)], plan) / plan.accumulation
+            loss.backward()
+            total += float(loss.detach())
+        norm = float(clip_grad_norm_(trained, plan.gradient_norm_clip))
+        if not math.isfinite(total):
+            raise FloatingPointError(f"the training loss is {total} at step {step}; lower $.qat.learning_rate")
+        optimiser.step()
+        curve.append(TrainingPoint(step, total, rate, norm))
+        report(curve[-1])
+    return curve
+
+
+def sequence_loss(
+    student: Gemma4AssistantForCausalLM, teacher: Gemma4AssistantForCausalLM, rows: RootRows, plan: TrainingPlan
+) -> torch.Tensor:
+    """Mean over depths of the mean KL over the response tokens of one sequence."""
+    with torch.no_grad():
+        wanted = unroll(teacher, rows, plan.unrolled_steps)
+    device_type = student.device.type
+    mixed = torch.autocast(device_type, dtype=plan.autocast, enabled=plan.autocast != torch.float32)
+    with mixed, parametrize.cached():  # one fake quantisation per sequence, not one per depth
+        given = unroll(student, rows, plan.unrolled_steps)
+    return torch.stack([divergence(w, g) for w, g in zip(wanted, given, strict=True)]).mean()
+
+
+def divergence(wanted: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """KL(wanted || given) in nats, mean over rows; logits [R, V] each, computed in float32."""
+    return functional.kl_div(
+        given.float().log_softmax(dim=-1), wanted.float().log_softmax(dim=-1), reduction="batchmean", log_target=True
+    )
+
+
+def rate_factor(step: int, warmup_steps: int, steps: int) -> float:
+    """Share of the peak rate at a step: (step + 1) / warm-up, then half a cosine down to 0 after the last step."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def shuffled_forever(count: int, seed: int) -> Iterator[int]:
+    """Indices 0 .. count - 1 in a new seeded order in every pass."""
+    generator = random.Random(seed)
+    while True:
+        order = list(range(count))
+        generator.shuffle(order)
+        yield from order

@@ -1,0 +1,194 @@
+"""Stage `qat-head`: the head's linear weights in 4 bits, trained against the original head (Table 4 of the paper).
+
+Files:
+    head.safetensors   integers, scales, norms and shape (`core.network.head_file`)
+    agreement.json     top-1 agreement and KL with the original head per depth: rounded, clip-searched, trained, 8-bit
+    curve.jsonl        one line a step: step, loss, learning rate, gradient norm
+
+What agreement means: on every response token of the validation sequences both heads read the same hand-off and the same
+tokens, and from depth 2 on each its own projected state (`nn.agreement`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from hyco_export.core import recipe as recipes
+from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.network.head_file import HEAD_FILE, write_head
+from hyco_export.stages.capture import FINAL_NORM_FILE, Split, sequence_paths
+from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+
+if TYPE_CHECKING:
+    from transformers import Gemma4AssistantForCausalLM
+
+    from hyco_export.core.network.weights import IntegerMatrix
+    from hyco_export.nn.agreement import DepthAgreement
+    from hyco_export.nn.mtp_head import RootRows
+    from hyco_export.nn.qat import TrainingPlan
+
+AGREEMENT_FILE = "agreement.json"
+CURVE_FILE = "curve.jsonl"
+WIDE_BITS = 8  # the reference width beside the trained one
+NEAREST, SEARCHED, TRAINED, WIDE = "nearest", "clip-searched", "trained", "nearest-8-bit"
+
+
+class QatConfig(msgspec.Struct, frozen=True):
+    """What changes the bytes of a quantised head. `steps` depths are compared; `window` positions are visible."""
+
+    qat: recipes.Qat
+    dtype: recipes.Dtype  # of the original head, the teacher
+    hidden_norm: HiddenNorm
+    steps: int
+    window: int
+
+
+def config(recipe: recipes.Recipe) -> QatConfig:
+    """The recipe's fields that this stage reads."""
+    models, head = recipe.models, recipe.head
+    return QatConfig(recipe.qat, models.head.dtype, models.hidden_norm, head.steps, head.window)
+
+
+def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
+    """The head, and the verifier it must belong to."""
+    return {"head": recipe.models.head, "verifier": recipe.models.verifier}
+
+
+def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
+    """Head and verifier belong together.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    from hyco_export.nn.family import check_family
+    from hyco_export.nn.verifier import load_config
+
+    check_family(load_config(sources["verifier"]), load_config(sources["head"]))
+
+
+def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
+    """Search clips, train, compare with the original head; see the module for the files."""
+    from hyco_export.nn import fake_quant
+    from hyco_export.nn.agreement import match_verifier
+    from hyco_export.nn.stored_head import store
+    from hyco_export.nn.verifier import load_head
+
+    check(config, inputs)
+    bits = config.qat.weight_bits
+    teacher = load_head(inputs["head"], config.dtype)
+    student = load_head(inputs["head"], "float32")
+    fake_quant.untie_output_layer(student)
+    weights = {name: layer.weight.detach() for name, layer in fake_quant.linear_layers(student)}
+    ratios = np.linspace(config.qat.clip_ratio_high, config.qat.clip_ratio_low, config.qat.clip_ratio_count)
+    searched = {name: fake_quant.searched_scales(weight, bits, ratios) for name, weight in weights.items()}
+    variants = {
+        NEAREST: fake_quant.nearest_matrices(weights, bits),
+        SEARCHED: {name: fake_quant.integer_matrix(weights[name], searched[name], bits) for name in weights},
+        WIDE: fake_quant.nearest_matrices(weights, WIDE_BITS),
+    }
+    fake_quant.attach(student, searched, bits)
+    _train(config, student, teacher, _rows(config, inputs["capture"], "calibration", teacher), out_dir, progress)
+    variants[TRAINED] = fake_quant.trained_matrices(student, bits)
+
+    fake_quant.detach(student)
+    sequences = _rows(config, inputs["capture"], "validation", teacher)
+    found = _compare(teacher, student, variants, sequences, config.steps, progress)
+    write_head(out_dir / HEAD_FILE, store(student, variants[TRAINED], bits))
+    report = _report(found, match_verifier(teacher, sequences, config.steps))
+    (out_dir / AGREEMENT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    return {**report, "bytes": (out_dir / HEAD_FILE).stat().st_size}
+
+
+def _rows(config: QatConfig, capture: Path, split: Split, head: "Gemma4AssistantForCausalLM") -> list["RootRows"]:
+    """Response rows of every captured sequence of a split, in its stored precision."""
+    from hyco_export.nn.capture import load_capture
+    from hyco_export.nn.final_norm import load_norm
+    from hyco_export.nn.mtp_head import head_spans, response_rows
+
+    norm = load_norm(capture / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
+    limit = config.qat.sequence_limit
+    captures = [load_capture(path).cut(limit) for path in sequence_paths(capture, split)]
+    long_enough = [capture for capture in captures if len(capture) > capture.answer_start]
+    return [response_rows(capture, head_spans(head.config), config.window, norm) for capture in long_enough]
+
+
+def _train(
+    config: QatConfig,
+    student: "Gemma4AssistantForCausalLM",
+    teacher: "Gemma4AssistantForCausalLM",
+    sequences: Sequence["RootRows"],
+    out_dir: Path,
+    progress: Progress,
+) -> None:
+    """Train the student in place and write the loss curve as it grows."""
+    from hyco_export.nn.qat import TrainingPoint, train
+
+    plan = _plan(config.qat)
+    with (out_dir / CURVE_FILE).open("wb") as curve:
+
+        def record(point: TrainingPoint) -> None:
+            curve.write(msgspec.json.encode(asdict(point)) + b"\n")
+            progress.step(f"training steps (KL {point.loss:.4f} nats)", point.step + 1, plan.steps)
+
+        train(student, teacher, sequences, plan, record)
+
+
+def _plan(qat: recipes.Qat) -> "TrainingPlan":
+    from hyco_export.nn.qat import TrainingPlan
+    from hyco_export.nn.verifier import TORCH_DTYPES
+
+    return TrainingPlan(
+        learning_rate=qat.learning_rate,
+        betas=qat.betas,
+        weight_decay=qat.weight_decay,
+        gradient_norm_clip=qat.gradient_norm_clip,
+        warmup_steps=qat.warmup_steps,
+        steps=qat.steps,
+        accumulation=qat.accumulation,
+        unrolled_steps=qat.unrolled_steps,
+        autocast=TORCH_DTYPES[qat.autocast],
+        seed=qat.seed,
+    )
+
+
+def _compare(
+    teacher: "Gemma4AssistantForCausalLM",
+    candidate: "Gemma4AssistantForCausalLM",
+    variants: Mapping[str, Mapping[str, "IntegerMatrix"]],
+    sequences: Sequence["RootRows"],
+    steps: int,
+    progress: Progress,
+) -> dict[str, list["DepthAgreement"]]:
+    """Each variant's weights in turn in one float module, against the original head."""
+    from hyco_export.nn.agreement import compare_heads
+    from hyco_export.nn.fake_quant import load_matrices
+
+    found = {}
+    for done, (name, matrices) in enumerate(variants.items(), 1):
+        load_matrices(candidate, matrices)
+        found[name] = compare_heads(teacher, candidate, sequences, steps)
+        progress.step("weights compared with the original head", done, len(variants))
+    return found
+
+
+def _report(found: Mapping[str, Sequence["DepthAgreement"]], match: Sequence[float]) -> Metrics:
+    """The agreement table, lists by depth 1 .. K."""
+    from hyco_export.nn.agreement import share_won_back
+
+    top1 = {name: [round(depth.top1, 4) for depth in depths] for name, depths in found.items()}
+    won_back = share_won_back(top1[TRAINED], top1[NEAREST])
+    return {
+        "top1_agreement": top1,
+        "kl_nats": {name: [round(depth.kl, 5) for depth in depths] for name, depths in found.items()},
+        "positions": [depth.positions for depth in found[TRAINED]],
+        "won_back": [round(share, 4) for share in won_back],  # of what rounding to nearest loses
+        "won_back_mean": round(sum(won_back) / len(won_back), 4),
+        "original_predicts_verifier": [round(share, 4) for share in match],
+    }
+
+
+STAGE = Stage("qat-head", revision=1, needs=("capture",), config=config, sources=sources, build=build, check=check)
