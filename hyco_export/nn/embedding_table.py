@@ -1,32 +1,31 @@
 """The 8-bit embedding table of the kept tokens: rows of the verifier's input embedding, read without loading the model.
 
-Legend: n kept tokens, H hidden size, V vocabulary size. Knows safetensors files and one scale per row; not which tokens
-are kept.
+Legend: n kept tokens, H hidden size, V vocabulary size. Knows the embedding's name and one scale per row; not which
+tokens are kept.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 
 from hyco_export.core.encodings import symmetric_limits
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError
+from hyco_export.nn.tensor_files import TensorFiles
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
-EMBEDDING_SUFFIX = "embed_tokens.weight"
-CHUNK_ROWS = 8192  # 46 MB of bfloat16 at the 2,816 columns of Gemma 4 26B-A4B
+EMBEDDING_SUFFIX = ".embed_tokens.weight"
+CHUNK_ROWS = 8192  # 92 MB of float32 at the 2,816 columns of Gemma 4 26B-A4B
 _, INT8_MAX = symmetric_limits(8)
 
 
-class EmbeddingSource(msgspec.Struct, frozen=True):
-    """Where the input embedding lies: file, tensor name and shape [V, H]."""
+@dataclass(frozen=True)
+class EmbeddingSource:
+    """Where the input embedding lies, and its shape [V, H]."""
 
-    path: Path
+    files: TensorFiles
     tensor: str
     vocab_size: int
     hidden: int
@@ -45,17 +44,15 @@ def find_embedding(folder: Path) -> EmbeddingSource:
     Raises:
         CheckpointError: no safetensors, a damaged file, or not exactly one such tensor.
     """
-    candidates = [(folder / file, name) for name, file in _tensor_files(folder) if _is_embedding(name)]
-    if len(candidates) != 1:
-        names = ", ".join(name for _, name in candidates) or "none"
+    files = TensorFiles(folder)
+    names = sorted(name for name in files.names if _is_embedding(name))
+    if len(names) != 1:
         raise CheckpointError(
-            f"{folder} must hold one text embedding (*.{EMBEDDING_SUFFIX}), found: {names}",
+            f"{folder} must hold one text embedding (*{EMBEDDING_SUFFIX}), found: {', '.join(names) or 'none'}",
             "give the verifier's text checkpoint in Hugging Face's layout",
         )
-    path, name = candidates[0]
-    with _opened(path) as shard:
-        vocab_size, hidden = shard.get_slice(name).get_shape()
-    return EmbeddingSource(path, name, vocab_size, hidden)
+    vocab_size, hidden = files.shape(names[0])
+    return EmbeddingSource(files, names[0], vocab_size, hidden)
 
 
 def quantized_embedding(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) -> QuantizedRows:
@@ -68,15 +65,13 @@ def quantized_embedding(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) 
     factor = torch.tensor(source.hidden**0.5).to(run_dtype)
     integers = np.empty((len(ids), source.hidden), dtype=np.int8)
     scale = np.empty(len(ids), dtype=np.float32)
-    with _opened(source.path) as shard:
-        table = shard.get_slice(source.tensor)
-        for start in range(0, source.vocab_size, CHUNK_ROWS):
-            first, last = np.searchsorted(ids, (start, start + CHUNK_ROWS))
-            if first == last:
-                continue
-            rows = table[start : start + CHUNK_ROWS][torch.from_numpy(ids[first:last].astype(np.int64) - start)]
-            real = (rows.to(run_dtype) * factor).float().numpy()  # [<= CHUNK_ROWS, H]
-            integers[first:last], scale[first:last] = quantize_rows(real)
+    for start in range(0, source.vocab_size, CHUNK_ROWS):
+        first, last = np.searchsorted(ids, (start, start + CHUNK_ROWS))
+        if first == last:
+            continue
+        chunk = source.files.rows(source.tensor, start, start + CHUNK_ROWS)[ids[first:last] - start]
+        real = (torch.from_numpy(chunk).to(run_dtype) * factor).float().numpy()  # [<= CHUNK_ROWS, H]
+        integers[first:last], scale[first:last] = quantize_rows(real)
     return QuantizedRows(integers, scale)
 
 
@@ -89,30 +84,4 @@ def quantize_rows(real: np.ndarray) -> QuantizedRows:
 
 def _is_embedding(name: str) -> bool:
     """True for the text model's token table; vision and audio towers have tables of their own."""
-    return name.endswith(f".{EMBEDDING_SUFFIX}") and not any(part in name for part in ("vision", "audio"))
-
-
-def _tensor_files(folder: Path) -> list[tuple[str, str]]:
-    """(tensor name, file name) of everything in the checkpoint."""
-    index = folder / INDEX_NAME
-    if index.is_file():
-        try:
-            return sorted(msgspec.json.decode(index.read_bytes())["weight_map"].items())
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{index} is not a safetensors index", "fetch the checkpoint again") from error
-    with _opened(folder / SINGLE_NAME) as shard:
-        return [(name, SINGLE_NAME) for name in shard.keys()]  # noqa: SIM118 - a handle, not a dict
-
-
-def _opened(path: Path) -> safe_open:
-    """A safetensors file, open for slices.
-
-    Raises:
-        CheckpointError: it is missing, cut short or not safetensors.
-    """
-    try:
-        return safe_open(path, framework="pt")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} does not exist", "give a checkpoint folder with safetensors") from error
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}", "fetch the checkpoint again") from error
+    return name.endswith(EMBEDDING_SUFFIX) and not any(part in name for part in ("vision", "audio"))

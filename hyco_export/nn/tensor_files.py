@@ -45,6 +45,14 @@ class TensorFiles:
         tensor = self._shard(name).get_tensor(name)
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) of a floating-point tensor as float32, without reading the others.
+
+        Raises:
+            CheckpointError: no such tensor; names it.
+        """
+        return self._shard(name).get_slice(name)[start:stop].float().numpy()
+
     def _shard(self, name: str) -> safe_open:
         if name not in self._owner:
             raise CheckpointError(f"checkpoint {self.folder} has no tensor {name}", FETCH_HINT)

@@ -17,15 +17,15 @@ from hyco_export.core.conversations import conversation_ids, read_conversations
 from hyco_export.core.keepset import KEEPSET_FILE, MISSING, KeepSet
 from hyco_export.core.recipe import Dtype, Recipe
 from hyco_export.core.scripts import in_scripts
-from hyco_export.errors import ArtifactError, RecipeError
-from hyco_export.stages.stage import Metrics, Progress, Stage
+from hyco_export.errors import RecipeError
+from hyco_export.stages.capture import read_answers
+from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from hyco_export.nn.token_counts import TokenCounts
 
-ANSWERS_FILE = "answers.jsonl"
 COVERAGE_FILE = "coverage.json"
 
 
@@ -55,23 +55,16 @@ class FixedPart:
         return {name: int(getattr(self, name).sum()) for name in ("specials", "bytes", "scripts")}
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The fields of a line of the capture's answers that are needed here."""
-
-    split: str
-    answer_ids: list[int]
-
-
 def keepset_config(recipe: Recipe) -> KeepSetConfig:
     """The recipe's part of this stage."""
     choice = recipe.keepset
     return KeepSetConfig(choice.size, choice.scripts, choice.held_out_share, recipe.models.verifier.dtype)
 
 
-def keepset_sources(recipe: Recipe) -> dict[str, str]:
+def keepset_sources(recipe: Recipe) -> Mapping[str, Source]:
     """Checkpoint and data files read here."""
     return {
-        "verifier": recipe.models.verifier.model,
+        "verifier": recipe.models.verifier,
         "conversations": recipe.data.conversations,
         "calibration": recipe.data.calibration,
         "validation": recipe.data.validation,
@@ -128,7 +121,7 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
         "held_out": share_outside(counts.held_out, kept),
         "answers": {
             split: share_outside(total, kept)
-            for split, total in count_answers(inputs["capture"] / ANSWERS_FILE, keepset.vocab_size).items()
+            for split, total in count_answers(inputs["capture"], keepset.vocab_size).items()
         },
     }
     (out_dir / COVERAGE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(coverage), indent=2))
@@ -183,21 +176,16 @@ def share_outside(counts: np.ndarray, kept: np.ndarray) -> dict[str, float | int
     }
 
 
-def count_answers(path: Path, vocab_size: int) -> dict[str, np.ndarray]:
+def count_answers(capture: Path, vocab_size: int) -> dict[str, np.ndarray]:
     """By split: occurrences [V] in the verifier's own greedy answers.
 
     Raises:
-        ArtifactError: a line of the capture cannot be read.
+        ArtifactError: the capture cannot be read.
     """
     totals: dict[str, np.ndarray] = {}
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                answer = msgspec.json.decode(line, type=Answer)
-            except msgspec.DecodeError as error:
-                raise ArtifactError(f"{path}, line {number}: {error}", "build it again: hyco-export capture") from error
-            total = totals.setdefault(answer.split, np.zeros(vocab_size, dtype=np.int64))
-            total += np.bincount(np.asarray(answer.answer_ids, dtype=np.int64), minlength=vocab_size)
+    for answer in read_answers(capture):
+        total = totals.setdefault(answer.split, np.zeros(vocab_size, dtype=np.int64))
+        total += np.bincount(np.asarray(answer.answer_ids, dtype=np.int64), minlength=vocab_size)
     return totals
 
 
