@@ -1,0 +1,90 @@
+"""The outcome of a validation in the terminal: three short tables and the verdict. Knows rich; measures nothing."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hyco_export.evaluate.gates import failed
+from hyco_export.evaluate.metrics import SystemMetrics
+from hyco_export.evaluate.report import Report
+
+
+def summary(report: Report) -> RenderableType:
+    """Systems, losslessness, gates, verdict."""
+    parts: list[RenderableType] = [_systems(report), _losslessness(report), _parity(report), _gates(report)]
+    parts += [Text(f"note: {note}", style="dim") for note in report.notes]
+    return Group(*parts, _verdict(report))
+
+
+def _systems(report: Report) -> Table:
+    table = _table(f"systems ({report.systems[0].prompts} prompts, device back end {report.backend})")
+    for heading in (
+        "system",
+        "MAT",
+        "server ms/token",
+        "tokens/s",
+        "draft ms/token",
+        "chain acceptance",
+        "B up",
+        "B down",
+    ):
+        table.add_column(heading, justify="left" if heading == "system" else "right")
+    for system in report.systems:
+        table.add_row(
+            system.system,
+            f"{system.mat:.2f}",
+            f"{system.server_ms_per_token:.2f}{_change(system, report.systems[0])}",
+            f"{system.delivery_tokens_per_s:.1f}",
+            f"{system.draft_ms_per_token:.2f}",
+            " ".join(f"{step.share:.2f}" for step in system.chain_acceptance),
+            f"{system.bytes_up.payload_mean:,.0f}",
+            f"{system.bytes_down.payload_mean:,.0f}",
+        )
+    return table
+
+
+def _change(system: SystemMetrics, baseline: SystemMetrics) -> str:
+    if system.system == baseline.system:
+        return ""
+    return f" ({system.server_ms_per_token / baseline.server_ms_per_token - 1:+.0%})"
+
+
+def _losslessness(report: Report) -> Table:
+    table = _table("greedy text against the server's plain decoding")
+    for heading in ("system", "back end", "prompts", "tokens", "MAT", "texts that differ"):
+        table.add_column(heading, justify="left" if heading in ("system", "back end") else "right")
+    for row in report.losslessness:
+        counts = (str(row.prompts), f"{row.tokens:,}", f"{row.mat:.2f}", str(len(row.differences)))
+        table.add_row(row.system, row.backend, *counts)
+    return table
+
+
+def _parity(report: Report) -> Table:
+    table = _table("parity on saved feeds")
+    for heading in ("graph", "candidate", "reference", "positions", "agreement", "SQNR dB"):
+        table.add_column(heading, justify="left" if heading in ("graph", "candidate", "reference") else "right")
+    for row in report.parity:
+        distance = f"{row.sqnr_db:.1f}" if row.sqnr_db is not None else ""
+        table.add_row(row.graph, row.candidate, row.reference, f"{row.positions:,}", f"{row.agreement:.1%}", distance)
+    return table
+
+
+def _gates(report: Report) -> Table:
+    table = _table("gates")
+    for heading in ("", "what must hold", "value", "limit"):
+        table.add_column(heading, justify="right" if heading == "value" else "left")
+    for gate in report.gates:
+        sign = Text("pass", style="green") if gate.passed else Text("FAIL", style="bold red")
+        table.add_row(sign, gate.name, gate.value_text, gate.limit_text)
+    return table
+
+
+def _verdict(report: Report) -> Text:
+    broken = failed(report.gates)
+    if not broken:
+        return Text(f"\nPASS: all {len(report.gates)} gates hold", style="bold green")
+    return Text("\nFAIL: " + "; ".join(str(gate) for gate in broken), style="bold red")
+
+
+def _table(title: str) -> Table:
+    return Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
