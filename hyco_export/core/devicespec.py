@@ -19,10 +19,17 @@ A prefill graph takes the inputs that its outputs need and no others (its spec l
 <type> is `sliding` or `full`; <i> is the layer's index in the SLM.
 """
 
+from pathlib import Path
+from typing import TypeVar
+
 import msgspec
 
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.handoff import HandoffSpec, KvShape
+from hyco_export.errors import ArtifactError
+
+HEAD_SPEC_FILE = "head.json"
+SLM_SPEC_FILE = "slm.json"
 
 
 class HeadSpec(msgspec.Struct, frozen=True):
@@ -64,3 +71,23 @@ class SlmSpec(msgspec.Struct, frozen=True):
     mask_value: float
     tree: GraphSpec
     prefill: GraphSpec
+
+
+Spec = TypeVar("Spec", HeadSpec, SlmSpec)
+
+
+def write_spec(path: Path, spec: HeadSpec | SlmSpec) -> None:
+    """Store it as JSON for people and programs."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+
+
+def read_spec(path: Path, kind: type[Spec]) -> Spec:
+    """The spec stored at `path`.
+
+    Raises:
+        ArtifactError: missing, damaged or written by another version.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ArtifactError(f"{path} is not a {kind.__name__}: {error}", "build it again: hyco-export run") from error
