@@ -1,6 +1,6 @@
-"""Sample feeds of graphs on disk: what the emulator's parity is measured on. Knows names and arrays only.
+"""Sample feeds of graphs, saved by the stage that makes a graph and run again by those that compile or judge it.
 
-One safetensors file holds several graphs: `<graph>/<index>/<input>`, integers as the graph takes them.
+One safetensors file; tensor `<graph>/<input>` has the samples on a leading axis. Knows names and integers only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,36 +12,36 @@ from safetensors.numpy import load_file, save_file
 
 from hyco_export.errors import ArtifactError
 
-Feed = Mapping[str, np.ndarray]
+Feeds = Mapping[str, np.ndarray]
+SEPARATOR = "/"
 
 
-def save_samples(path: Path, samples: Mapping[str, Sequence[Feed]]) -> None:
-    """Write the feeds of graphs, by the name of the graph."""
-    tensors = {
-        f"{graph}/{index}/{name}": np.ascontiguousarray(values)
+def write_samples(path: Path, samples: Mapping[str, Sequence[Feeds]]) -> None:
+    """Feeds by graph name; all feeds of a graph have the same inputs and shapes."""
+    stacked = {
+        f"{graph}{SEPARATOR}{name}": np.stack([feed[name] for feed in feeds])
         for graph, feeds in samples.items()
-        for index, feed in enumerate(feeds)
-        for name, values in feed.items()
+        for name in feeds[0]
     }
-    save_file(tensors, path)
+    save_file(stacked, path)
 
 
-def load_samples(path: Path, graph: str) -> list[dict[str, np.ndarray]]:
-    """The feeds of one graph, in the order they were saved.
+def read_samples(path: Path) -> dict[str, list[dict[str, np.ndarray]]]:
+    """Feeds by graph name, in the order they were written.
 
     Raises:
-        ArtifactError: the file is missing or damaged, or has no feed for this graph.
+        ArtifactError: the file is missing or damaged.
     """
-    hint = "build the stage that wrote it again"
     try:
-        tensors = load_file(path)
+        stacked = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise ArtifactError(f"sample feeds {path} cannot be read: {error}", hint) from error
-    feeds: dict[int, dict[str, np.ndarray]] = {}
-    for key, values in tensors.items():
-        owner, index, name = key.split("/", 2)
-        if owner == graph:
-            feeds.setdefault(int(index), {})[name] = values
-    if not feeds:
-        raise ArtifactError(f"{path} has no sample feed for {graph}", hint)
-    return [feeds[index] for index in sorted(feeds)]
+        raise ArtifactError(
+            f"sample feeds {path} cannot be read: {error}", "build the stage that wrote them"
+        ) from error
+    samples: dict[str, list[dict[str, np.ndarray]]] = {}
+    for key, tensor in stacked.items():
+        graph, name = key.split(SEPARATOR, 1)
+        feeds = samples.setdefault(graph, [{} for _ in tensor])
+        for feed, values in zip(feeds, tensor, strict=True):
+            feed[name] = values
+    return samples
