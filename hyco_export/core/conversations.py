@@ -61,3 +61,17 @@ def conversation_ids(path: Path) -> set[str]:
         RecipeError: as `read_conversations`.
     """
     return {conversation.id for conversation in read_conversations(path)}
+
+
+def prompt_messages(conversation: Conversation) -> tuple[Message, ...]:
+    """The turns up to the last one that is not the assistant's: what the verifier is to answer.
+
+    Raises:
+        RecipeError: only assistant turns.
+    """
+    messages = conversation.messages
+    while messages and messages[-1].role in ASSISTANT_ROLES:
+        messages = messages[:-1]
+    if not messages:
+        raise RecipeError(f"conversation {conversation.id!r} has no turn to answer", "remove it from the file")
+    return messages

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.conversations import ASSISTANT_ROLES, Conversation, Message, read_conversations
+from hyco_export.core.conversations import Conversation, Message, prompt_messages, read_conversations
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.errors import ArtifactError, RecipeError
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
@@ -101,20 +101,6 @@ def _prompts(inputs: Mapping[str, Path]) -> Iterator[tuple[Split, Conversation]]
             yield split, conversation
         if not found:
             raise RecipeError(f"$.data.{split}: {path} holds no conversation", "give at least one prompt")
-
-
-def prompt_messages(conversation: Conversation) -> tuple[Message, ...]:
-    """The turns up to the last one that is not the assistant's: what the verifier is to answer.
-
-    Raises:
-        RecipeError: only assistant turns.
-    """
-    messages = conversation.messages
-    while messages and messages[-1].role in ASSISTANT_ROLES:
-        messages = messages[:-1]
-    if not messages:
-        raise RecipeError(f"conversation {conversation.id!r} has no turn to answer", "remove it from the file")
-    return messages
 
 
 def _answer_limit(config: CaptureConfig, split: Split, prompt_tokens: int) -> int:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from hyco_export.core.conversations import conversation_ids, read_conversations
+from hyco_export.core.conversations import (
+    Conversation,
+    Message,
+    conversation_ids,
+    prompt_messages,
+    read_conversations,
+)
 from hyco_export.errors import RecipeError
 
 GOOD = '{"id": "a", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " Yes.\\n"}]}'
@@ -43,3 +49,11 @@ def test_a_broken_line_is_named(tmp_path, line, part):
         list(read_conversations(path))
     assert caught.value.message.startswith("data.jsonl, line 2: ")
     assert part in caught.value.message
+
+
+def test_the_prompt_ends_before_the_last_answer():
+    turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("model", "d"), ("assistant", "e")]
+    messages = tuple(Message(role, text) for role, text in turns)
+    assert [m.content for m in prompt_messages(Conversation("x", messages))] == ["a", "b", "c"]
+    with pytest.raises(RecipeError, match="'y' has no turn to answer"):
+        prompt_messages(Conversation("y", messages[1:2]))
