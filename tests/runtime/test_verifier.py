@@ -1,0 +1,307 @@
+"""Tree attention, commits, hand-offs and the server's own head against stock transformers forwards.
+
+Legend: L committed positions, N nodes, V vocabulary. Contexts stand on both sides of the sliding window (6).
+"""
+
+import gemma
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hyco_export.core.encodings import Encoding, encoding_from_range
+from hyco_export.core.handoff import HandoffSpec, HiddenNorm, KvRows
+from hyco_export.nn.verifier import kv_shapes
+from hyco_export.runtime import slot_cache, verifier
+from hyco_export.runtime.chain_drafter import ChainDrafter
+from hyco_export.runtime.handoff_encoder import HandoffEncoder, quantize
+from hyco_export.runtime.tree import ROOT, path_to
+from hyco_export.runtime.verifier import TorchVerifierSession, Verifier
+
+TOLERANCE = 2e-4  # of K, V and states, which are of size 1
+LOGIT_TOLERANCE = 1e-3  # logits spread by about 1 here; float32 norms amplify rounding, a wrong mask gives 1e-1
+SLOW_MODELS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+STRUCTURES = list(gemma.STRUCTURES)
+
+
+def random_tree(generator: np.random.Generator, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """tokens [N], parents [N]: deep as often as wide, equal tokens under different parents."""
+    parents = np.array([int(generator.integers(max(ROOT, row - 4), row)) for row in range(nodes)], np.int64)
+    tokens: list[int] = []
+    for row in range(nodes):
+        taken = {tokens[other] for other in range(row) if parents[other] == parents[row]}
+        tokens.append(int(generator.choice([t for t in range(gemma.VOCAB) if t not in taken])))
+    return np.array(tokens, np.int64), parents
+
+
+@torch.inference_mode()
+def fresh(model: torch.nn.Module, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """Logits [T, V], states [T, H] after the norm and the shared K/V of a forward without any cache."""
+    output = model(torch.tensor([ids]), use_cache=False, return_shared_kv_states=True, output_hidden_states=True)
+    return output.logits[0], output.hidden_states[-1][0], output.shared_kv_states
+
+
+def committed_rows(session: TorchVerifierSession, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return session._cache.committed(session._verifier.handoff_layers[layer_type])
+
+
+def assert_equals_fresh_prefill(session: TorchVerifierSession, model: torch.nn.Module, ids: list[int]) -> None:
+    """Every cached K/V row of every layer equals that of a fresh prefill of the same ids."""
+    other = Verifier(model).open()
+    other.prime(np.array(ids))
+    assert session.length == other.length == len(ids)
+    layers = list(session._cache._layout.places)
+    assert layers
+    for layer in layers:
+        for ours, theirs in zip(session._cache.committed(layer), other._cache.committed(layer), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+    _, states, shared = fresh(model, ids)
+    torch.testing.assert_close(session._state, states[-1], atol=LOGIT_TOLERANCE, rtol=0)
+    for layer_type, (keys, values) in shared.items():
+        ours = committed_rows(session, layer_type.removesuffix("_attention"))
+        torch.testing.assert_close(ours[0], keys[0], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(ours[1], values[0], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("length", [1, gemma.WINDOW - 1, gemma.WINDOW, gemma.WINDOW + 1, 23])
+def test_every_row_of_a_tree_equals_a_fresh_forward_of_its_path(structure: str, length: int) -> None:
+    model = gemma.tiny_verifier(structure)
+    generator = np.random.default_rng(length)
+    prompt = generator.integers(0, gemma.VOCAB, length)
+    tokens, parents = random_tree(generator, 12)
+    session = Verifier(model).open()
+    np.testing.assert_allclose(session.prime(prompt), fresh(model, prompt.tolist())[0][-1], atol=LOGIT_TOLERANCE)
+    root = int(generator.integers(gemma.VOCAB))
+    logits = session.verify(root, tokens, parents).logits
+    assert logits.shape == (13, gemma.VOCAB) and logits.dtype == np.float32
+    for row in range(-1, len(tokens)):
+        path = [int(tokens[node]) for node in path_to(parents.tolist(), row)]
+        expected = fresh(model, [*prompt.tolist(), root, *path])[0][-1]
+        np.testing.assert_allclose(logits[row + 1], expected, atol=LOGIT_TOLERANCE)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@SLOW_MODELS
+@given(seed=st.integers(0, 2**32 - 1), length=st.integers(1, 16))
+def test_the_cache_after_commits_equals_a_fresh_prefill(structure: str, seed: int, length: int) -> None:
+    model = gemma.tiny_verifier(structure)
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(0, gemma.VOCAB, length).tolist()
+    session = Verifier(model).open()
+    session.prime(np.array(ids))
+    for _ in range(4):
+        root = int(generator.integers(gemma.VOCAB))
+        tokens, parents = random_tree(generator, int(generator.integers(0, 9)))
+        session.verify(root, tokens, parents)
+        end = int(generator.integers(ROOT, len(tokens)))
+        path = path_to(parents.tolist(), end)
+        session.commit(path)
+        ids += [root, *(int(tokens[row]) for row in path)]
+    assert_equals_fresh_prefill(session, model, ids)
+
+
+def test_a_verify_that_is_not_committed_leaves_no_trace() -> None:
+    model = gemma.tiny_verifier()
+    session = Verifier(model).open()
+    session.prime(np.arange(9))
+    session.verify(4, np.array([5, 6]), np.array([ROOT, 0]))
+    again = session.verify(4, np.array([7]), np.array([ROOT])).logits
+    np.testing.assert_allclose(again[1], fresh(model, [*range(9), 4, 7])[0][-1], atol=LOGIT_TOLERANCE)
+    session.commit((0,))
+    assert_equals_fresh_prefill(session, model, [*range(9), 4, 7])
+
+
+def test_long_prompts_are_prefilled_in_chunks_and_the_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gemma.tiny_verifier()
+    monkeypatch.setattr(verifier, "PREFILL_ROWS", 16)
+    monkeypatch.setattr(slot_cache, "BLOCK", 8)
+    ids = np.random.default_rng(3).integers(0, gemma.VOCAB, 75)
+    session = Verifier(model).open()
+    logits = session.prime(ids)
+    np.testing.assert_allclose(logits, fresh(model, ids.tolist())[0][-1], atol=LOGIT_TOLERANCE)
+    assert_equals_fresh_prefill(session, model, ids.tolist())
+
+
+def test_sliding_layers_read_no_more_than_they_can_see() -> None:
+    cache = slot_cache.SlotCache(slot_cache.cache_layout(gemma.tiny_verifier().config))
+    cache.reserve(40)
+    rows = torch.zeros(1, 2, 40, 8)
+    cache.update(rows, rows, 0)
+    cache.keep(range(40))
+    cache.reserve(3)
+    keys, _ = cache.update(rows[:, :, :3], rows[:, :, :3], 0)
+    assert keys.shape[2] == gemma.WINDOW - 1 + 3
+
+
+def test_sessions_do_not_see_each_other() -> None:
+    model = gemma.tiny_verifier()
+    shared = Verifier(model)
+    prompts = [np.arange(7), np.arange(20, 33)]
+    alone = []
+    for prompt in prompts:
+        session = shared.open()
+        session.prime(prompt)
+        alone.append(session.verify(3, np.array([4]), np.array([ROOT])).logits)
+        session.close()
+    together = [shared.open() for _ in prompts]
+    for session, prompt in zip(together, prompts, strict=True):
+        session.prime(prompt)
+    for session, expected in zip(together, alone, strict=True):
+        assert np.array_equal(session.verify(3, np.array([4]), np.array([ROOT])).logits, expected)
+
+
+def test_closing_frees_the_cache() -> None:
+    session = Verifier(gemma.tiny_verifier()).open()
+    session.prime(np.arange(9))
+    session.close()
+    assert session.length == 0 and all(store is None for store in session._cache._stores)
+
+
+# --- the server's own head
+
+
+def transformers_chain(model, head, ids: list[int], steps: int) -> list[int]:
+    """What assisted generation drafts for the root ids[-1] when it is given K/V of exactly the positions before it."""
+    _, states, shared = fresh(model, ids[:-1])
+    hidden = states[None, -1:]
+    position = torch.tensor([[len(ids) - 1]])
+    token = torch.tensor([[ids[-1]]])
+    drafted = []
+    for _ in range(steps):
+        inputs = torch.cat([model.get_input_embeddings()(token), hidden], dim=-1)
+        with torch.inference_mode():
+            output = head(inputs_embeds=inputs, position_ids=position, shared_kv_states=dict(shared), use_cache=False)
+        token, hidden = output.logits.argmax(-1), output.last_hidden_state
+        drafted.append(int(token))
+    return drafted
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("length", [1, gemma.WINDOW, gemma.WINDOW + 1, gemma.WINDOW + 2, 30])
+def test_the_servers_chain_equals_transformers_assistant(structure: str, length: int) -> None:
+    model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
+    session = Verifier(model, ChainDrafter(head)).open()
+    generator = np.random.default_rng(length)
+    ids = generator.integers(0, gemma.VOCAB, length).tolist()
+    session.prime(np.array(ids))
+    for _ in range(5):
+        root = int(generator.integers(gemma.VOCAB))
+        chain = session.draft(root, 4)
+        assert list(chain) == transformers_chain(model, head, [*ids, root], 4)
+        parents = np.arange(ROOT, len(chain) - 1)
+        session.verify(root, np.array(chain), parents)
+        kept = int(generator.integers(0, 5))  # rejected rows must not be seen by the next chain
+        session.commit(tuple(range(kept)))
+        ids += [root, *chain[:kept]]
+
+
+def test_a_chain_depends_on_the_window_edge() -> None:
+    # guards the test above: one key more or less in the sliding layers does change what the head says
+    model, head = gemma.tiny_verifier(), gemma.tiny_head()
+    changed = 0
+    for seed in range(12):
+        ids = np.random.default_rng(seed).integers(0, gemma.VOCAB, 30)
+        right, wrong = Verifier(model, ChainDrafter(head)).open(), Verifier(model, ChainDrafter(head)).open()
+        wrong._verifier.drafter._spans = {"full": None, "sliding": gemma.WINDOW}
+        right.prime(ids)
+        wrong.prime(ids)
+        changed += right.draft(5, 4) != wrong.draft(5, 4)
+    assert changed > 0
+
+
+# --- the hand-off
+
+
+def handoff_spec(model, hidden_norm: HiddenNorm = "post", window: int = 8) -> HandoffSpec:
+    grids = {
+        "e": (-9, 8),
+        "h": (-30, 31),
+        "k.sliding": (-4, 3),
+        "v.sliding": (-2, 3),
+        "k.full": (-3, 5),
+        "v.full": (-3, 3),
+    }
+    encodings = {name: encoding_from_range(low, high, "uint8") for name, (low, high) in grids.items()}
+    return HandoffSpec(gemma.HIDDEN, window, hidden_norm, kv_shapes(model.config), encodings)
+
+
+@pytest.mark.parametrize("hidden_norm", ["post", "pre"])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_the_handoff_is_what_a_fresh_forward_gives_in_the_artifacts_grids(
+    structure: str, hidden_norm: HiddenNorm
+) -> None:
+    model = gemma.tiny_verifier(structure)
+    spec = handoff_spec(model, hidden_norm)
+    session = Verifier(model, encoder=HandoffEncoder(spec)).open()
+    ids = np.random.default_rng(8).integers(0, gemma.VOCAB, 11).tolist()
+    session.prime(np.array(ids[:9]))
+    session.verify(ids[9], np.array([40, ids[10], 41]), np.array([ROOT, ROOT, 0]))
+    session.commit((1,))
+    handoff = session.handoff(7, 5)
+
+    assert handoff.first_position == 6
+    rows = spec.unpack_rows(handoff.kv)
+    assert rows.count == 5
+    _, states, shared = fresh(model, ids)
+    expected = {"post": states[-1], "pre": before_norm(model, ids)}[hidden_norm]
+    embedding = model.get_input_embeddings()(torch.tensor(7))
+    near(handoff.e, embedding, spec.encodings["e"])
+    near(handoff.h, expected, spec.encodings["h"])
+    for layer_type in ("sliding", "full"):
+        keys, values = shared[f"{layer_type}_attention"]
+        near(rows.k[layer_type], keys[0, :, 6:].transpose(0, 1), spec.encodings[f"k.{layer_type}"])
+        near(rows.v[layer_type], values[0, :, 6:].transpose(0, 1), spec.encodings[f"v.{layer_type}"])
+
+
+@torch.inference_mode()
+def before_norm(model, ids: list[int]) -> torch.Tensor:
+    """The final norm's input [H] at the last position."""
+    seen = []
+    hook = model.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model(torch.tensor([ids]), use_cache=False, output_hidden_states=True)
+    hook.remove()
+    return seen[0][0, -1]
+
+
+def near(payload: bytes | np.ndarray, real: torch.Tensor, encoding: Encoding) -> None:
+    """Equal integers, but for values that stand within float tolerance of a rounding edge."""
+    integers = np.frombuffer(payload, np.uint8) if isinstance(payload, bytes) else payload
+    expected = encoding.quantize(real.numpy())
+    assert integers.size == expected.size and integers.std() > 0
+    difference = np.abs(integers.reshape(expected.shape).astype(int) - expected)
+    assert difference.max() <= 1 and (difference > 0).mean() < 0.02
+
+
+def test_device_quantisation_is_the_contracts_bit_for_bit() -> None:
+    encoding = encoding_from_range(-1.7, 2.9, "uint8")
+    real = torch.cat([torch.randn(5000) * 2, torch.tensor([0.0, -1.7, 2.9, 1e9, -1e9])])
+    halves = (torch.arange(-150, 150) + 0.5) * encoding.scale  # rounding edges
+    values = torch.cat([real, halves])
+    assert np.array_equal(quantize(values, encoding).numpy(), encoding.quantize(values.numpy()))
+
+
+def test_the_bytes_are_those_of_pack_rows() -> None:
+    model = gemma.tiny_verifier()
+    spec = handoff_spec(model)
+    session = Verifier(model, encoder=HandoffEncoder(spec)).open()
+    session.prime(np.arange(6))
+    handoff = session.handoff(1, 6)
+    k, v = {}, {}
+    for layer_type in ("sliding", "full"):
+        keys, values = committed_rows(session, layer_type)
+        k[layer_type] = spec.encodings[f"k.{layer_type}"].quantize(keys.transpose(0, 1).numpy())
+        v[layer_type] = spec.encodings[f"v.{layer_type}"].quantize(values.transpose(0, 1).numpy())
+    assert handoff.kv == spec.pack_rows(KvRows(k, v))
+    assert len(handoff.kv) == 6 * spec.row_bytes and len(handoff.e + handoff.h) == spec.round_bytes
+
+
+def test_misuse_is_named() -> None:
+    session = Verifier(gemma.tiny_verifier()).open()
+    with pytest.raises(RuntimeError, match="commit without verify"):
+        session.commit(())
+    with pytest.raises(RuntimeError, match="draft needs a head and a primed session"):
+        session.draft(1, 4)
+    with pytest.raises(RuntimeError, match="handoff needs a head artifact and a primed session"):
+        session.handoff(1, 1)
