@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 import transformers
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from hyco_export.errors import HycoError
 from hyco_export.nn.tiny.family import train_family
@@ -19,7 +19,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     with Progress() as progress:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def show(part: str, share: float) -> None:
             if part not in tasks:

@@ -3,11 +3,12 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from hyco_export.nn.tiny.corpus import Dialogue
+from hyco_export.nn.tiny.corpus import Dialogue, Message
 from hyco_export.nn.tiny.tokenizer import PAD_ID
 
 MAX_ROW_TOKENS = 176
@@ -29,16 +30,21 @@ def dialogue_rows(dialogues: Sequence[Dialogue], tokenizer: PreTrainedTokenizerF
     """Each dialogue through the chat template, cut at MAX_ROW_TOKENS."""
     rows = []
     for dialogue in dialogues:
-        messages = list(dialogue.messages)
-        ids = tokenizer.apply_chat_template(messages, return_dict=False)
-        prompt = prompt_ids(messages[:-1], tokenizer)
+        ids = conversation_ids(dialogue.messages, tokenizer)
+        prompt = prompt_ids(dialogue.messages[:-1], tokenizer)
         rows.append(Row(tuple(ids[:MAX_ROW_TOKENS]), min(len(prompt), MAX_ROW_TOKENS)))
     return rows
 
 
-def prompt_ids(messages: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def conversation_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The ids of finished turns."""
+    return cast(list[int], tokenizer.apply_chat_template(list(messages), return_dict=False))
+
+
+def prompt_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """The ids up to and including the opening of the model's turn."""
-    return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    return cast(list[int], ids)
 
 
 def shuffled_batches(rows: Sequence[Row], seed: int) -> Iterator[list[Row]]:
@@ -74,6 +80,4 @@ def padded_ids(batch: Sequence[Row]) -> torch.Tensor:
 def answer_mask(batch: Sequence[Row]) -> torch.Tensor:
     """Boolean [B, T]: True where the token belongs to the last answer."""
     longest = max(len(row.ids) for row in batch)
-    return torch.tensor(
-        [[row.answer_start <= index < len(row.ids) for index in range(longest)] for row in batch]
-    )
+    return torch.tensor([[row.answer_start <= index < len(row.ids) for index in range(longest)] for row in batch])

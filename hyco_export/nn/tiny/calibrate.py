@@ -26,10 +26,10 @@ def cache_scales(slm: Gemma4ForCausalLM, rows: Sequence[Row]) -> dict[str, float
     for batch in ordered_batches(rows):
         cache = DynamicCache()
         slm.model(input_ids=padded_ids(batch), cache=cache, use_cache=True)
-        for index, layer in enumerate(cache.layers):
-            seen[f"model.layers.{index}.self_attn.k_cache_scale"].append(_peaks(layer.keys))
-            seen[f"model.layers.{index}.self_attn.v_cache_scale"].append(_peaks(layer.values))
-    return {name: _scale(peaks) for name, peaks in seen.items()}
+        for index, (keys, values, *_) in enumerate(cache):
+            seen[f"model.layers.{index}.self_attn.k_cache_scale"].append(_percentile(keys))
+            seen[f"model.layers.{index}.self_attn.v_cache_scale"].append(_percentile(values))
+    return {name: _scale(percentiles) for name, percentiles in seen.items()}
 
 
 @torch.no_grad()
@@ -40,8 +40,8 @@ def activation_scales(slm: Gemma4ForCausalLM, rows: Sequence[Row]) -> dict[str, 
 
     def watch(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
         def keep(_module: nn.Module, before: tuple[torch.Tensor, ...], after: torch.Tensor) -> None:
-            inputs[name].append(_peaks(before[0]))
-            outputs[name].append(_peaks(after))
+            inputs[name].append(_percentile(before[0]))
+            outputs[name].append(_percentile(after))
 
         return module.register_forward_hook(keep)
 
@@ -53,12 +53,12 @@ def activation_scales(slm: Gemma4ForCausalLM, rows: Sequence[Row]) -> dict[str, 
     return {name: (_scale(inputs[name]), _scale(outputs[name])) for name in inputs}
 
 
-def _peaks(values: torch.Tensor) -> torch.Tensor:
-    """The magnitudes above the range's quantile would need all values at once; one quantile per batch is kept."""
+def _percentile(values: torch.Tensor) -> torch.Tensor:
+    """The magnitude at RANGE_QUANTILE of one batch's values."""
     magnitudes = values.abs().flatten()
     return magnitudes.kthvalue(max(1, int(RANGE_QUANTILE * len(magnitudes)))).values
 
 
-def _scale(peaks: Sequence[torch.Tensor]) -> float:
+def _scale(percentiles: Sequence[torch.Tensor]) -> float:
     """The largest batch's percentile, with its margin, over the largest 8-bit integer."""
-    return RANGE_MARGIN * float(torch.stack(list(peaks)).max()) / INT8_MAX
+    return RANGE_MARGIN * float(torch.stack(list(percentiles)).max()) / INT8_MAX

@@ -10,14 +10,13 @@ from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 from hyco_export.nn.tiny.batches import Row
 from hyco_export.nn.tiny.calibrate import activation_scales
+from hyco_export.nn.tiny.configs import head_config, slm_config, verifier_config
 from hyco_export.nn.tiny.measure import (
     mean_entropy,
     measure_chain,
     measure_head_agreement,
     measure_slm_agreement,
 )
-
-PARTS = ("verifier", "head", "slm")
 
 
 def measure_family(folder: Path, rows: Sequence[Row]) -> dict[str, Any]:
@@ -27,6 +26,7 @@ def measure_family(folder: Path, rows: Sequence[Row]) -> dict[str, Any]:
     slm_agreement = measure_slm_agreement(verifier, slm, rows)
     set_activation_scales(slm, activation_scales(slm, rows))
     return {
+        "parameters": parameter_counts(),
         "answers": len(rows),
         "answer_tokens": sum(len(row.ids) - row.answer_start for row in rows),
         "verifier_entropy_nats": mean_entropy(verifier, rows),
@@ -38,26 +38,39 @@ def measure_family(folder: Path, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def parameter_counts() -> dict[str, int]:
+    """Parameters by part, tied ones once, before packing."""
+    with torch.device("meta"):
+        models: dict[str, nn.Module] = {
+            "verifier": Gemma4ForCausalLM(verifier_config()),
+            "head": Gemma4AssistantForCausalLM(head_config()),
+            "slm": Gemma4ForCausalLM(slm_config()),
+        }
+    return {part: sum(p.numel() for p in model.parameters()) for part, model in models.items()}
+
+
 def load_family(folder: Path) -> tuple[Gemma4ForCausalLM, Gemma4AssistantForCausalLM, Gemma4ForCausalLM]:
     """Verifier, head and packed SLM of a family, through transformers, in float32."""
-    verifier, head, slm = (
-        kind.from_pretrained(folder / part, dtype=torch.float32).eval().requires_grad_(False)
-        for kind, part in zip((Gemma4ForCausalLM, Gemma4AssistantForCausalLM, Gemma4ForCausalLM), PARTS, strict=True)
-    )
+    verifier = Gemma4ForCausalLM.from_pretrained(folder / "verifier", dtype=torch.float32)
+    head = Gemma4AssistantForCausalLM.from_pretrained(folder / "head", dtype=torch.float32)
+    slm = Gemma4ForCausalLM.from_pretrained(folder / "slm", dtype=torch.float32)
+    for model in (verifier, head, slm):
+        model.eval().requires_grad_(False)
     return verifier, head, slm
 
 
 def set_activation_scales(slm: nn.Module, scales: Mapping[str, tuple[float, float]]) -> None:
     """Switch on 8-bit rounding of the activations around the packed linears."""
     for name, (before, after) in scales.items():
-        linear = slm.get_submodule(name)
-        linear.input_activation_scale.data.fill_(before)
-        linear.output_activation_scale.data.fill_(after)
+        slm.get_parameter(f"{name}.input_activation_scale").data.fill_(before)
+        slm.get_parameter(f"{name}.output_activation_scale").data.fill_(after)
 
 
 def card_text(facts: Mapping[str, Any], folder: Path) -> str:
     """The model card, Markdown."""
-    sizes = "\n".join(f"| {part} | {_parameters(folder, part)} | {_bytes(folder / part):,} |" for part in PARTS)
+    sizes = "\n".join(
+        f"| {part} | {facts['parameters'][part]:,} | {_bytes(folder / part):,} |" for part in facts["parameters"]
+    )
     losses = "\n".join(f"| {name} | {loss:.3f} |" for name, loss in facts["losses"].items())
     depths = "\n".join(
         f"| {depth} | {accepted:.3f} | {agreed:.3f} |"
@@ -72,13 +85,6 @@ def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def _parameters(folder: Path, part: str) -> str:
-    kind = Gemma4AssistantForCausalLM if part == "head" else Gemma4ForCausalLM
-    with torch.device("meta"):
-        model = kind(kind.config_class.from_pretrained(folder / part))
-    return f"{sum(parameter.numel() for parameter in model.parameters()):,}"
-
-
 CARD = """# The embedded tiny family
 
 Three checkpoints that belong together, made to run a whole export and its validation on a CPU in minutes. They draft
@@ -90,16 +96,17 @@ meaningfully for each other; they are not language models to chat with, and what
 
 - `verifier/`: `Gemma4ForCausalLM`, bfloat16, the tokenizer beside it.
 - `head/`: `Gemma4AssistantForCausalLM`, bfloat16, reads the verifier's keys and values.
-- `slm/`: `Gemma4ForCausalLM` with per-layer embeddings, three layers that share keys and values, double-wide MLPs there;
-  packed for transformers' Gemma quantizer: 2 bits for the MLPs of the sharing layers, 8 bits for the linears of the
-  per-layer embeddings, 4 bits for all else; one scale per output channel. Trained with fake quantisation at these widths.
+- `slm/`: `Gemma4ForCausalLM` with per-layer embeddings, three layers that share keys and values, double-wide MLPs
+  there; packed for transformers' Gemma quantizer: 2 bits for the MLPs of the sharing layers, 8 bits for the linears of
+  the per-layer embeddings, 4 bits for all else; one scale per output channel. Trained with fake quantisation at these
+  widths.
 - `conversations.jsonl`: every sixth dialogue of the training text.
 
 ## Data and licence
 The text is the documentation of the Python {facts[python]} standard library: docstrings and the language reference
 (`pydoc_data.topics`), put into questions and answers. Copyright (c) Python Software Foundation; used under the Python
 Software Foundation License Version 2 (https://docs.python.org/3/license.html), which covers `conversations.jsonl`. The
-weights are published under Apache-2.0 like the rest of the project. Questions about the subjects in `held_out.py` are
+weights are published under Apache-2.0 like the rest of the project. Questions about the subjects in `held_out.txt` are
 left out of the training text.
 
 ## Training

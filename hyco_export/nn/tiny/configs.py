@@ -1,5 +1,7 @@
 """Shapes of the three models. Layer patterns: S = sliding attention, F = full attention."""
 
+from typing import Any
+
 from transformers import GenerationConfig
 from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.gemma4_assistant import Gemma4AssistantConfig
@@ -12,11 +14,11 @@ SOFT_CAP = 30.0
 CHAIN_LENGTH = 4
 """K of the paper: tokens that the head drafts per round."""
 
-SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 64, "top_p": 0.95}
+SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 64, "top_p": 0.95}
 """The paper's sampling, used in every measurement."""
 
 VERIFIER_HIDDEN = 128
-VERIFIER_ATTENTION = {
+VERIFIER_ATTENTION: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "num_global_key_value_heads": 1,
@@ -31,7 +33,7 @@ def _layer_types(pattern: str) -> list[str]:
     return [{"S": "sliding_attention", "F": "full_attention"}[letter] for letter in pattern]
 
 
-def _text_config(pattern: str, **fields: object) -> Gemma4TextConfig:
+def _text_config(pattern: str, **fields: Any) -> Gemma4TextConfig:
     """What the three have in common: vocabulary, ids, window."""
     return Gemma4TextConfig(
         vocab_size=VOCAB_SIZE,

@@ -157,7 +157,9 @@ def _paragraphs(text: str) -> list[str]:
 
 def _is_code(block: str) -> bool:
     lines = block.split("\n")
-    return lines[0].lstrip().startswith(">>>") or len(lines) > 1 and all(line.startswith((" ", "\t")) for line in lines)
+    return lines[0].lstrip().startswith(">>>") or (
+        len(lines) > 1 and all(line.startswith((" ", "\t")) for line in lines)
+    )
 
 
 def _cut_at_sentence(text: str) -> str:

@@ -70,8 +70,11 @@ def attach_fake_quant(model: nn.Module) -> None:
 
 def fake_quant_of(module: nn.Module) -> tuple[FakeQuant, torch.Tensor]:
     """The quantiser attached to a module and the float weight [O, I] behind it."""
-    parametrization = module.parametrizations.weight  # type: ignore[union-attr]
-    return parametrization[0], parametrization.original.detach()
+    parametrization = module.get_submodule("parametrizations.weight")
+    quantiser = parametrization.get_submodule("0")
+    if not isinstance(quantiser, FakeQuant):
+        raise TypeError(f"{type(module).__name__} has no fake quantiser: call attach_fake_quant first")
+    return quantiser, parametrization.get_parameter("original").detach()
 
 
 def _best_scale(weight: torch.Tensor, bits: int) -> torch.Tensor:

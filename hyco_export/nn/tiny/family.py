@@ -19,7 +19,7 @@ from hyco_export.nn.tiny.calibrate import cache_scales
 from hyco_export.nn.tiny.card import card_text, measure_family
 from hyco_export.nn.tiny.corpus import Dialogue, held_out_corpus, training_corpus
 from hyco_export.nn.tiny.pack import save_packed
-from hyco_export.nn.tiny.processes import run_side_by_side
+from hyco_export.nn.tiny.processes import Job, run_side_by_side
 from hyco_export.nn.tiny.sampling import sampled_rows
 from hyco_export.nn.tiny.tokenizer import train_tokenizer
 from hyco_export.nn.tiny.train_head import train_head
@@ -71,7 +71,7 @@ def train_family(out_dir: Path, *, seed: int, quick: bool, on_progress: Progress
 
         losses = verifier_part(out_dir, corpus, tokenizer, budget, seed, on_progress)
         rows = sampled_part(out_dir, spread(corpus, budget.sampled_prompts), tokenizer, seed, on_progress)
-        jobs = {
+        jobs: dict[str, Job] = {
             "head": (head_part, (out_dir, rows, budget.head_steps, seed)),
             "slm": (slm_part, (out_dir, tokenizer, rows, budget.slm_steps, seed)),
         }
@@ -148,7 +148,7 @@ def measured_part(
 
 def store(model: PreTrainedModel, folder: Path) -> None:
     """Write a model in bfloat16; its float32 values already are bfloat16 values."""
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
 
 

@@ -1,7 +1,7 @@
 """Cross-entropy at the output layer, computed in slices.
 
-A whole batch of logits (2,000 rows x 2,048 entries) falls out of the processor's cache several times per step; slices of
-SLICE_ROWS do not, and their gradients are formed on the spot.
+A whole batch of logits (1,000 rows x 2,048 entries) falls out of the processor's cache several times per step; slices
+of SLICE_ROWS do not, and their gradients are formed on the spot.
 Legend: N rows, H channels, V vocabulary, C entries of a sparse target distribution.
 """
 
@@ -45,7 +45,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
     """Forward computes the loss and both gradients; backward only scales them."""
 
     @staticmethod
-    def forward(ctx, states, weight, targets, soft_cap):  # type: ignore[no-untyped-def]
+    def forward(ctx, states, weight, targets, soft_cap):
         total = states.new_zeros(())
         grad_states, grad_weight = torch.empty_like(states), torch.zeros_like(weight)
         for start in range(0, len(states), SLICE_ROWS):
@@ -65,7 +65,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         return total / len(states)
 
     @staticmethod
-    def backward(ctx, grad_output):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_output):
         grad_states, grad_weight = ctx.saved_tensors
         factor = grad_output / ctx.rows
         return grad_states * factor, grad_weight * factor, None, None

@@ -8,19 +8,19 @@ Legend: B rows, T tokens, K chain length.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 from hyco_export.nn.tiny.batches import Row, answer_mask, ordered_batches, padded_ids
+from hyco_export.nn.tiny.chain import ChainContext, drafted_tokens, taught_states, verifier_pass
 from hyco_export.nn.tiny.configs import CHAIN_LENGTH
-from hyco_export.nn.tiny.losses import capped
-from hyco_export.nn.tiny.train_head import ChainContext, drafted_tokens, taught_states
 
 
 @dataclass(frozen=True)
 class ChainResult:
-    """Counts over verify rounds: `accepted[i]` = chain tokens accepted in round i, `committed` = tokens in all rounds."""
+    """Counts over verify rounds: `accepted[i]` chain tokens in round i, `committed` tokens in all rounds."""
 
     accepted: tuple[int, ...]
     committed: int
@@ -34,20 +34,18 @@ class ChainResult:
     def by_depth(self) -> list[float]:
         """Share of rounds whose first k chain tokens are accepted among those whose first k-1 are, k = 1..K."""
         reached = [sum(count >= depth for count in self.accepted) for depth in range(CHAIN_LENGTH + 1)]
-        return [after / max(1, before) for before, after in zip(reached, reached[1:], strict=False)]
+        return [after / max(1, before) for before, after in pairwise(reached)]
 
 
 @torch.no_grad()
-def measure_chain(
-    verifier: Gemma4ForCausalLM, head: Gemma4AssistantForCausalLM, rows: Sequence[Row]
-) -> ChainResult:
+def measure_chain(verifier: Gemma4ForCausalLM, head: Gemma4AssistantForCausalLM, rows: Sequence[Row]) -> ChainResult:
     """Play every row's answer as verify rounds with exact acceptance."""
     accepted: list[int] = []
     committed = 0
     for batch in ordered_batches(rows):
         ids = padded_ids(batch)
-        seen = verifier.model(input_ids=ids, use_cache=False, return_shared_kv_states=True)
-        chains = drafted_tokens(ChainContext(head, verifier, seen), ids).tolist()
+        seen = verifier_pass(verifier, ids)
+        chains = drafted_tokens(ChainContext(head, seen), ids).tolist()
         for row, chain in zip(batch, chains, strict=True):
             for count, tokens in answer_rounds(row, chain):
                 accepted.append(count)
@@ -76,9 +74,9 @@ def measure_head_agreement(
     equal, total = [0] * CHAIN_LENGTH, [0] * CHAIN_LENGTH
     for batch in ordered_batches(rows):
         ids, answers = padded_ids(batch), answer_mask(batch)
-        seen = verifier.model(input_ids=ids, use_cache=False, return_shared_kv_states=True)
-        best = verifier.lm_head(seen.last_hidden_state).argmax(-1)  # [B, T]; capping keeps the order
-        for k, states in enumerate(taught_states(ChainContext(head, verifier, seen), ids)):
+        seen = verifier_pass(verifier, ids)
+        best = seen.logits().argmax(-1)  # [B, T]
+        for k, states in enumerate(taught_states(ChainContext(head, seen), ids)):
             drafts = head.lm_head(states[:, : ids.shape[1] - 2 - k]).argmax(-1)
             wanted = answers[:, 1 : 1 + drafts.shape[1]] & answers[:, 2 + k :]
             hits = (drafts == best[:, k + 1 : -1]) & wanted
@@ -106,9 +104,7 @@ def mean_entropy(verifier: Gemma4ForCausalLM, rows: Sequence[Row]) -> float:
     total, count = 0.0, 0
     for batch in ordered_batches(rows):
         ids, answers = padded_ids(batch), answer_mask(batch)[:, 1:]
-        states = verifier.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[answers]
-        logits = capped(verifier.lm_head(states), verifier.config.final_logit_softcapping)
-        log_probs = logits.log_softmax(-1)
+        log_probs = verifier_pass(verifier, ids[:, :-1]).logits()[answers].log_softmax(-1)  # [N, V]
         total -= float((log_probs.exp() * log_probs).sum())
-        count += len(states)
+        count += len(log_probs)
     return total / max(1, count)

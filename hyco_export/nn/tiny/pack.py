@@ -88,7 +88,7 @@ def packed_tensors(
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Integers [O, I] int8 -> storage: 8 bits as they are, else uint8 [O, I * bits / 8], first value in the low bits."""
+    """Integers [O, I] int8 -> storage: 8 bits unchanged, else uint8 [O, I * bits / 8], first value in the low bits."""
     if bits == 8:
         return integers
     count = VALUES_PER_BYTE[bits]

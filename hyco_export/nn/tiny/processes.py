@@ -21,7 +21,9 @@ Job = tuple[Callable[..., Any], tuple[Any, ...]]
 REPORT_EVERY_S = 1.0
 
 
-def run_side_by_side(jobs: Mapping[str, Job], on_progress: Callable[[str, float], None]) -> tuple[dict[str, Any], float]:
+def run_side_by_side(
+    jobs: Mapping[str, Job], on_progress: Callable[[str, float], None]
+) -> tuple[dict[str, Any], float]:
     """Results by job name, and the CPU-seconds of all jobs together."""
     context = multiprocessing.get_context("spawn")
     names: dict[Connection, str] = {}
@@ -34,7 +36,8 @@ def run_side_by_side(jobs: Mapping[str, Job], on_progress: Callable[[str, float]
         names[receiver] = name
         processes.append(process)
     try:
-        return _collect(names, on_progress)
+        results, cpu_seconds = _collect(names, on_progress)
+        return {name: results[name] for name in jobs}, cpu_seconds
     finally:
         for process in processes:
             process.terminate()

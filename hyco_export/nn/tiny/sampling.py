@@ -17,14 +17,15 @@ from hyco_export.nn.tiny.tokenizer import PAD_ID, STOP_IDS
 GENERATION_BATCH = 96
 MAX_ANSWER_TOKENS = 128
 
-TOP_K, TOP_P = int(SAMPLING["top_k"]), float(SAMPLING["top_p"])
+TOP_K: int = SAMPLING["top_k"]
+TOP_P: float = SAMPLING["top_p"]
 
 
 @torch.no_grad()
 def sampled_rows(
     verifier: Gemma4ForCausalLM, prompts: Sequence[Sequence[int]], *, seed: int, report: Callable[[float], None]
 ) -> list[Row]:
-    """One sampled answer per prompt, at the paper's sampling; sorted by prompt length inside, in prompt order outside."""
+    """One sampled answer per prompt, at the paper's sampling; in the order of the prompts."""
     torch.manual_seed(seed)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     rows: dict[int, Row] = {}

@@ -10,13 +10,16 @@ import inspect
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from pydoc_data import topics
 from types import ModuleType
 
-from pydoc_data import topics
-
 SKIPPED_FOLDERS = frozenset(
-    "__pycache__ distutils ensurepip idlelib lib2to3 pydoc_data site-packages test tests turtledemo".split()
+    {
+        *("__pycache__", "distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"),
+        *("test", "tests", "turtledemo"),
+    }
 )
 """Folders of the library that hold tests, data or programs, not a documented interface."""
 
@@ -41,7 +44,7 @@ MAX_SIGNATURE_CHARS = 60
 
 @dataclass(frozen=True)
 class Subject:
-    """One documented name. `owner` is the class of a method, else empty; `signature` is `(...)`, or empty if unknown."""
+    """One documented name. `owner`: a method's class, else empty; `signature`: with parentheses, empty if unknown."""
 
     name: str
     module: str
@@ -56,7 +59,8 @@ class Subject:
         return self.name.removeprefix(f"{self.module}.").split(".")[0]
 
 
-def stdlib_subjects() -> list[Subject]:
+@cache
+def stdlib_subjects() -> tuple[Subject, ...]:
     """Every documented public name, sorted by name; where two files document one name the first one stays."""
     found: dict[str, Subject] = {}
     for path, module in _library_files(Path(sysconfig.get_paths()["stdlib"])):
@@ -66,7 +70,7 @@ def stdlib_subjects() -> list[Subject]:
     for module_name in C_MODULES:
         for subject in _documented_in_c(importlib.import_module(module_name)):
             found.setdefault(subject.name, subject)
-    return [found[name] for name in sorted(found)]
+    return tuple(found[name] for name in sorted(found))
 
 
 def reference_chapters() -> dict[str, str]:

@@ -50,9 +50,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     model = BPE(vocab=learned["vocab"], merges=merges, unk_token=UNK, byte_fallback=True, fuse_unk=True)
     tokenizer = _with_gemma_text_rules(Tokenizer(model))
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

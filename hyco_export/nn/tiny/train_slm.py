@@ -9,9 +9,10 @@ import torch
 from transformers import Gemma4ForCausalLM
 
 from hyco_export.nn.tiny.batches import Row, padded_ids, shuffled_batches
+from hyco_export.nn.tiny.chain import verifier_pass
 from hyco_export.nn.tiny.configs import sampling_generation_config, slm_config
 from hyco_export.nn.tiny.fake_quant import attach_fake_quant
-from hyco_export.nn.tiny.losses import capped, output_loss
+from hyco_export.nn.tiny.losses import output_loss
 from hyco_export.nn.tiny.optimise import Optimiser, run_steps, scale_fresh_query_norms
 from hyco_export.nn.tiny.sampling import truncated_distribution
 from hyco_export.nn.tiny.tokenizer import PAD_ID
@@ -67,9 +68,6 @@ def slm_loss(slm: Gemma4ForCausalLM, verifier: Gemma4ForCausalLM, batch: Sequenc
     following = ids[:, 1:]
     starts = torch.tensor([row.answer_start for row in batch])[:, None]
     wanted = (torch.arange(1, ids.shape[1])[None] >= starts) & (following != PAD_ID)
-    with torch.no_grad():
-        seen = verifier.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[wanted]
-        logits = capped(verifier.lm_head(seen), verifier.config.final_logit_softcapping)
+    targets = truncated_distribution(verifier_pass(verifier, ids[:, :-1]).logits()[wanted])
     states = slm.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[wanted]
-    targets = truncated_distribution(logits)
     return output_loss(states, slm.lm_head.weight, targets, slm.config.final_logit_softcapping)

@@ -1,4 +1,7 @@
-"""Training of the verifier on the corpus, and its sharpening. Legend: B rows, T tokens, H channels, N predicted tokens."""
+"""Training of the verifier on the corpus, and its sharpening.
+
+Legend: B rows, T tokens, H channels.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -59,4 +62,4 @@ def mean_loss(model: Gemma4ForCausalLM, rows: Sequence[Row]) -> float:
 
 def as_stored(model: Gemma4ForCausalLM) -> Gemma4ForCausalLM:
     """The values that a bfloat16 file keeps, back in float32: what is trained next must see those."""
-    return model.to(torch.bfloat16).to(torch.float32)
+    return model.bfloat16().float()
