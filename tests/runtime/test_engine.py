@@ -1,0 +1,435 @@
+"""The engine over the scripted toy model: rounds, retries, refusals, endings, expiry, faults."""
+
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel, toy_e, toy_h
+
+from hyco_export.errors import ProtocolError
+from hyco_export.runtime import wire
+from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.clocks import ProcessCpuClock, ThreadCpuClock, clock_for
+from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.ports import RowOutputs
+from hyco_export.runtime.tree import ROOT
+
+HEAD = "head-artifact-key"
+FACTS = Facts(
+    vocab_size=VOCAB_SIZE,
+    stop_ids=frozenset({STOP_ID}),
+    context_limit=64,
+    head_digest=HEAD,
+    handoff_window=WINDOW,
+    server_steps=4,
+)
+PROMPT = [5, 6, 7, 8]
+GREEDY = wire.Sampling(0.0, 0, 1.0)
+EXACT = wire.Acceptance("exact", 1.0)
+
+
+class Bench:
+    """An engine over the toy model, with the sessions it opened and a clock that the test turns."""
+
+    def __init__(self, limits: Limits | None = None, model: ToyLanguageModel | None = None) -> None:
+        self.model = model or ToyLanguageModel(stop_bias=-99.0)  # long answers
+        self.opened: list[ScriptedSession] = []
+        self.now_s = 0.0
+        self.engine = Engine(self._open, FACTS, limits or Limits(prompt_limit=40), now=lambda: self.now_s)
+
+    def _open(self) -> ScriptedSession:
+        self.opened.append(ScriptedSession(self.model))
+        return self.opened[-1]
+
+
+def prime_request(**changes: object) -> wire.PrimeRequest:
+    request = wire.PrimeRequest(
+        version=wire.PROTOCOL_VERSION,
+        prompt=PROMPT,
+        sampling=GREEDY,
+        acceptance=EXACT,
+        seed=7,
+        max_new_tokens=12,
+        draft_side="device",
+        draft_steps=0,
+        head_digest="",
+    )
+    return msgspec.structs.replace(request, **changes)
+
+
+def round_request(ids: Sequence[int], tokens: Sequence[int] = (), parents: Sequence[int] = ()) -> wire.VerifyRequest:
+    return wire.VerifyRequest(wire.PROTOCOL_VERSION, len(ids), wire.committed_digest(ids), list(tokens), list(parents))
+
+
+def refusal(action: object, *arguments: object) -> ProtocolError:
+    with pytest.raises(ProtocolError) as caught:
+        action(*arguments)  # type: ignore[operator]
+    return caught.value
+
+
+def random_tree(generator: np.random.Generator, likely: Sequence[int]) -> tuple[list[int], list[int]]:
+    """A tree without duplicate siblings that holds the right continuation now and then."""
+    edges: dict[tuple[int, int], None] = {}
+    for _ in range(int(generator.integers(0, 10))):
+        parent = int(generator.integers(ROOT, len(edges)))
+        edges[parent, int(generator.choice([*likely, *range(VOCAB_SIZE)]))] = None
+    return [token for _, token in edges], [parent for parent, _ in edges]
+
+
+def generate(engine: Engine, request: wire.PrimeRequest, seed: int, model: ToyLanguageModel) -> list[int]:
+    """All new tokens, drafting random trees."""
+    generator = np.random.default_rng(seed)
+    reply = engine.prime(request)
+    ids = [*request.prompt, reply.root]
+    finished, number = reply.finished, 0
+    while not finished:
+        number += 1
+        tokens, parents = random_tree(generator, model.greedy(ids, 3))
+        answer = engine.verify(reply.session, number, round_request(ids, tokens, parents))
+        ids += answer.tokens
+        finished = answer.finished
+    return ids[len(request.prompt) :]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["exact", "epsilon"]))
+def test_greedy_text_is_plain_greedy_decoding_for_any_trees(seed: int, rule: str) -> None:
+    model = ToyLanguageModel(seed=seed % 97)
+    request = prime_request(acceptance=wire.Acceptance(rule, 0.005), max_new_tokens=1 + seed % 20)  # type: ignore[arg-type]
+    assert generate(Bench(model=model).engine, request, seed, model) == model.answer(PROMPT, request.max_new_tokens)
+
+
+def test_an_oracles_chain_is_taken_whole_and_handed_off() -> None:
+    bench = Bench()
+    reply = bench.engine.prime(prime_request(head_digest=HEAD))
+    assert (reply.length, reply.finished) == (5, "") and reply.handoff is not None
+    assert reply.handoff.first_position == 0 and reply.handoff.e == toy_e(reply.root).tobytes()
+    ids = [*PROMPT, reply.root]
+    chain = bench.model.greedy(ids, 4)
+    answer = bench.engine.verify(reply.session, 1, round_request(ids, chain[:3], [ROOT, 0, 1]))
+    assert answer.tokens == chain and answer.accepted == [0, 1, 2] and answer.drawn == [True] * 3
+    assert answer.round == 1 and answer.drafted == 0 and answer.server_ms >= 0
+    # old root and three accepted nodes: positions 4 ... 7
+    assert answer.handoff is not None and answer.handoff.first_position == 4 and len(answer.handoff.kv) == 4 * 8
+    assert answer.handoff.h == toy_h([*ids, *chain[:3]]).tobytes()
+    assert answer.handoff.e == toy_e(chain[3]).tobytes()
+
+
+def test_an_empty_tree_commits_one_token() -> None:
+    bench = Bench()
+    reply = bench.engine.prime(prime_request())
+    ids = [*PROMPT, reply.root]
+    answer = bench.engine.verify(reply.session, 1, round_request(ids))
+    assert answer.tokens == bench.model.greedy(ids, 1) and answer.accepted == [] and answer.handoff is None
+
+
+def test_the_first_handoff_is_at_most_a_window() -> None:
+    reply = Bench().engine.prime(prime_request(prompt=list(range(2, 14)), head_digest=HEAD))
+    assert reply.handoff is not None
+    assert reply.handoff.first_position == 12 - WINDOW and len(reply.handoff.kv) == WINDOW * 8
+
+
+def test_the_server_drafts_its_own_chain_but_no_more_than_can_be_committed() -> None:
+    bench = Bench()
+    request = prime_request(draft_side="server", draft_steps=4, max_new_tokens=8)
+    reply = bench.engine.prime(request)
+    ids = [*PROMPT, reply.root]
+    drafted = []
+    for number in (1, 2):
+        answer = bench.engine.verify(reply.session, number, round_request(ids))
+        ids += answer.tokens
+        drafted.append(answer.drafted)
+    # 7 tokens are left after the first: a chain of 4 and its bonus, then a chain of 1 and the last token
+    assert drafted == [4, 1] and answer.finished == "length"
+    assert ids[len(PROMPT) :] == bench.model.greedy(PROMPT, 8)
+
+
+def test_a_repeated_round_returns_the_stored_reply_without_a_second_draw() -> None:
+    bench = Bench()
+    reply = bench.engine.prime(prime_request(sampling=wire.Sampling()))
+    ids = [*PROMPT, reply.root]
+    request = round_request(ids, [3, 4], [ROOT, ROOT])
+    first = bench.engine.verify(reply.session, 1, request)
+    assert bench.engine.verify(reply.session, 1, request) == first
+    assert bench.opened[0].ids == [*ids, *first.tokens[:-1]]  # committed once
+    other = msgspec.structs.replace(request, tokens=[3, 5])
+    assert refusal(bench.engine.verify, reply.session, 1, other).code == "round_differs"
+    second = bench.engine.verify(reply.session, 2, round_request([*ids, *first.tokens]))
+    assert second.round == 2
+    assert refusal(bench.engine.verify, reply.session, 1, request).code == "round_stale"
+
+
+@pytest.mark.parametrize(("number", "code"), [(0, "round_stale"), (-3, "round_stale"), (2, "round_future")])
+def test_rounds_out_of_order_are_refused(number: int, code: str) -> None:
+    bench = Bench()
+    reply = bench.engine.prime(prime_request())
+    assert refusal(bench.engine.verify, reply.session, number, round_request([*PROMPT, reply.root])).code == code
+
+
+def test_a_device_that_believes_something_else_is_refused_and_may_correct_itself() -> None:
+    bench = Bench()
+    reply = bench.engine.prime(prime_request())
+    ids = [*PROMPT, reply.root]
+    assert refusal(bench.engine.verify, reply.session, 1, round_request(ids[:-1])).code == "length_differs"
+    wrong = round_request([*PROMPT, (reply.root + 1) % VOCAB_SIZE])
+    refused = refusal(bench.engine.verify, reply.session, 1, wrong)
+    assert refused.code == "digest_differs" and refused.hint == "prime again with the committed ids"
+    assert bench.engine.verify(reply.session, 1, round_request(ids)).round == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "code"),
+    [
+        ([1, 2], [ROOT], "tree_shape"),
+        ([VOCAB_SIZE], [ROOT], "token_range"),
+        ([-1], [ROOT], "token_range"),
+        ([2**63 - 1], [ROOT], "token_range"),
+        ([3, 3], [ROOT, ROOT], "duplicate_sibling"),
+        ([3, 4], [1, 0], "parent_order"),
+        ([3], [-2], "parent_order"),
+        ([3] * 65, list(range(-1, 64)), "tree_size"),
+    ],
+)
+def test_bad_trees_are_refused_and_the_session_lives_on(tokens: list[int], parents: list[int], code: str) -> None:
+    bench = Bench()
+    reply = bench.engine.prime(prime_request())
+    ids = [*PROMPT, reply.root]
+    assert refusal(bench.engine.verify, reply.session, 1, round_request(ids, tokens, parents)).code == code
+    assert bench.engine.verify(reply.session, 1, round_request(ids)).round == 1
+
+
+def test_a_tree_where_the_server_drafts_is_refused() -> None:
+    bench = Bench()
+    reply = bench.engine.prime(prime_request(draft_side="server", draft_steps=2))
+    request = round_request([*PROMPT, reply.root], [3], [ROOT])
+    assert refusal(bench.engine.verify, reply.session, 1, request).code == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"prompt": []}, "value_range", "prompt is empty"),
+        ({"prompt": [VOCAB_SIZE]}, "token_range", "prompt holds an id outside"),
+        ({"prompt": [-1]}, "token_range", "prompt holds an id outside"),
+        ({"prompt": [2] * 41}, "prompt_size", "prompt has 41 ids, at most 40"),
+        ({"max_new_tokens": 0}, "value_range", "max_new_tokens is 0"),
+        ({"max_new_tokens": 61}, "value_range", "need 65 positions, the verifier was made for 64"),
+        ({"seed": -1}, "value_range", "seed is -1"),
+        ({"continue_from": 4}, "value_range", "continue_from is 4"),
+        ({"continue_from": 3, "max_new_tokens": 3}, "value_range", "continue_from is 3"),
+        ({"sampling": wire.Sampling(float("nan"), 0, 1.0)}, "value_range", "sampling.temperature is nan"),
+        ({"sampling": wire.Sampling(1e-9, 0, 1.0)}, "value_range", "sampling.temperature is 1e-09"),
+        ({"sampling": wire.Sampling(1.0, -1, 1.0)}, "value_range", "sampling.top_k is -1"),
+        ({"sampling": wire.Sampling(1.0, 0, 0.0)}, "value_range", "sampling.top_p is 0.0"),
+        ({"acceptance": wire.Acceptance("epsilon", 0.0)}, "value_range", "acceptance.epsilon is 0.0"),
+        ({"acceptance": wire.Acceptance("exact", float("inf"))}, "value_range", "acceptance.epsilon is inf"),
+        ({"head_digest": "another"}, "head_mismatch", "head_digest names head artifact 'another'"),
+        ({"draft_side": "server", "draft_steps": 5}, "value_range", "draft_steps is 5, this server drafts 1 to 4"),
+        ({"draft_side": "server", "draft_steps": 0}, "value_range", "draft_steps is 0, this server drafts 1 to 4"),
+        ({"draft_steps": 4}, "value_range", "draft_steps is 4, it must be 0 where the device drafts"),
+    ],
+)
+def test_prime_requests_that_cannot_be_served_are_refused_with_the_field(
+    changes: dict[str, object], code: str, message: str
+) -> None:
+    bench = Bench()
+    refused = refusal(bench.engine.prime, prime_request(**changes))
+    assert refused.code == code and message in refused.message
+    assert bench.opened == [] and bench.engine.session_count == 0  # nothing was allocated
+
+
+def test_a_server_without_head_or_artifact_says_so() -> None:
+    facts = msgspec.structs.replace(FACTS, head_digest="", server_steps=0, handoff_window=0)
+    engine = Engine(lambda: ScriptedSession(ToyLanguageModel()), facts)
+    assert "this server holds none" in refusal(engine.prime, prime_request(head_digest=HEAD)).message
+    refused = refusal(engine.prime, prime_request(draft_side="server", draft_steps=2))
+    assert refused.code == "unsupported" and "has no head of its own" in refused.message
+    assert engine.prime(prime_request()).handoff is None
+
+
+class ForcedModel(ToyLanguageModel):
+    """Says a given text whatever came before."""
+
+    def __init__(self, text: Sequence[int], prompt_length: int) -> None:
+        super().__init__()
+        self._text = text
+        self._prompt_length = prompt_length
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        return np.eye(VOCAB_SIZE, dtype=np.float32)[self._text[len(ids) - self._prompt_length]] * 9
+
+
+def test_the_path_is_cut_at_a_stop_id_and_the_cache_is_freed() -> None:
+    bench = Bench(model=ForcedModel([4, 5, STOP_ID, 6, 7, 8, 9, 9, 9], len(PROMPT)))
+    reply = bench.engine.prime(prime_request(head_digest=HEAD))
+    ids = [*PROMPT, reply.root]
+    request = round_request(ids, [5, STOP_ID, 6], [ROOT, 0, 1])
+    answer = bench.engine.verify(reply.session, 1, request)
+    assert (answer.tokens, answer.accepted, answer.drawn) == ([5, STOP_ID], [0, 1], [True, True])
+    assert answer.finished == "stop" and answer.handoff is None
+    assert bench.opened[0].closed
+    assert bench.engine.verify(reply.session, 1, request) == answer  # a lost reply can still be had
+    refused = refusal(bench.engine.verify, reply.session, 2, round_request([*ids, *answer.tokens]))
+    assert refused.code == "session_finished"
+
+
+@pytest.mark.parametrize(
+    ("room", "tokens", "accepted", "finished"),
+    [(1, [4], None, "length"), (2, [5], [0], "length"), (4, [5, 6, 7], [0, 1], "length"), (5, [5, 6, 7], [0, 1], "")],
+)
+def test_the_path_is_cut_at_the_token_cap(
+    room: int, tokens: list[int], accepted: list[int] | None, finished: str
+) -> None:
+    bench = Bench(model=ForcedModel([4, 5, 6, 7, 8, 9, 9, 9], len(PROMPT)))
+    reply = bench.engine.prime(prime_request(max_new_tokens=room))
+    if accepted is None:
+        assert [reply.root] == tokens and reply.finished == finished and bench.opened[0].closed
+        return
+    answer = bench.engine.verify(reply.session, 1, round_request([*PROMPT, 4], [5, 6], [ROOT, 0]))
+    assert (answer.tokens, answer.accepted, answer.finished) == (tokens, accepted, finished)
+
+
+def test_a_first_token_that_stops_finishes_at_once() -> None:
+    bench = Bench(model=ForcedModel([STOP_ID], len(PROMPT)))
+    reply = bench.engine.prime(prime_request(head_digest=HEAD))
+    assert reply.finished == "stop" and reply.handoff is None and bench.opened[0].closed
+
+
+def test_priming_again_goes_on_where_the_session_was_and_counts_the_cap_from_the_start() -> None:
+    bench = Bench()
+    plain = bench.model.answer(PROMPT, 12)
+    assert len(plain) == 12
+    reply = bench.engine.prime(prime_request())
+    ids = [*PROMPT, reply.root]
+    ids += bench.engine.verify(reply.session, 1, round_request(ids)).tokens
+    bench.engine.close(reply.session)
+    again = bench.engine.prime(prime_request(prompt=ids, continue_from=2))
+    assert again.session != reply.session and again.length == len(ids) + 1
+    ids.append(again.root)
+    number, finished = 0, again.finished
+    while not finished:
+        number += 1
+        answer = bench.engine.verify(again.session, number, round_request(ids))
+        ids += answer.tokens
+        finished = answer.finished
+    assert ids[len(PROMPT) :] == plain
+
+
+def test_idle_sessions_expire_and_make_room() -> None:
+    bench = Bench(Limits(sessions=2, idle_s=60.0, prompt_limit=40))
+    first = bench.engine.prime(prime_request())
+    bench.now_s = 50.0
+    second = bench.engine.prime(prime_request())
+    refused = refusal(bench.engine.prime, prime_request())
+    assert refused.code == "sessions_full" and refused.message == "all 2 sessions are in use"
+    bench.now_s = 61.0
+    third = bench.engine.prime(prime_request())
+    assert bench.opened[0].closed and not bench.opened[1].closed
+    refused = refusal(bench.engine.verify, first.session, 1, round_request([*PROMPT, first.root]))
+    assert refused.code == wire.UNKNOWN_SESSION and refused.hint == "prime again with the committed ids"
+    bench.engine.verify(second.session, 1, round_request([*PROMPT, second.root]))  # used: lives on
+    bench.now_s = 112.0
+    assert bench.engine.expire() == 0 and bench.engine.session_count == 2
+    bench.now_s = 122.0
+    assert bench.engine.expire() == 2 and third.session
+
+
+def test_closing_frees_and_may_be_repeated() -> None:
+    bench = Bench()
+    reply = bench.engine.prime(prime_request())
+    bench.engine.close(reply.session)
+    bench.engine.close(reply.session)
+    assert bench.opened[0].closed and bench.engine.session_count == 0
+    other = bench.engine.prime(prime_request())
+    bench.engine.shut_down()
+    assert bench.opened[1].closed and bench.engine.session_count == 0 and other.session
+
+
+def test_session_ids_cannot_be_guessed() -> None:
+    bench = Bench()
+    names = {bench.engine.prime(prime_request()).session for _ in range(10)}
+    assert len(names) == 10 and all(len(name) == 22 for name in names)  # 128 bits in base64
+
+
+class FaultySession(ScriptedSession):
+    """Fails at its n-th call to the model."""
+
+    def __init__(self, model: ToyLanguageModel, failing_call: int) -> None:
+        super().__init__(model)
+        self._failing_call = failing_call
+        self._calls = 0
+
+    def _count(self) -> None:
+        self._calls += 1
+        if self._calls == self._failing_call:
+            raise RuntimeError("out of memory at prompt 5 6 7 8")
+
+    def prime(self, ids: np.ndarray) -> np.ndarray:
+        self._count()
+        return super().prime(ids)
+
+    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+        self._count()
+        return super().verify(root, tokens, parents)
+
+
+@pytest.mark.parametrize("failing_call", [1, 2])
+def test_a_fault_of_the_model_ends_its_session_and_no_other(failing_call: int) -> None:
+    model = ToyLanguageModel()
+    sessions = [FaultySession(model, failing_call), ScriptedSession(model)]
+    engine = Engine(iter(sessions).__next__, FACTS)
+    if failing_call == 1:
+        refused = refusal(engine.prime, prime_request())
+    else:
+        faulty = engine.prime(prime_request())
+        refused = refusal(engine.verify, faulty.session, 1, round_request([*PROMPT, faulty.root]))
+        assert refusal(engine.verify, faulty.session, 1, round_request(PROMPT)).code == wire.UNKNOWN_SESSION
+    assert refused.code == "model_fault" and refused.message == "the model failed: RuntimeError"
+    assert sessions[0].closed and engine.session_count == 0
+    healthy = engine.prime(prime_request())
+    ids = [*PROMPT, healthy.root]
+    assert engine.verify(healthy.session, 1, round_request(ids)).tokens == model.greedy(ids, 1)
+
+
+def test_logits_that_are_not_finite_are_a_fault() -> None:
+    class Broken(ToyLanguageModel):
+        def logits(self, ids: Sequence[int]) -> np.ndarray:
+            return np.full(VOCAB_SIZE, np.nan, np.float32)
+
+    assert refusal(Bench(model=Broken()).engine.prime, prime_request()).code == "model_fault"
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_sampled_tokens_are_the_same_alone_and_among_other_sessions(threads: int) -> None:
+    request = prime_request(sampling=wire.Sampling(1.0, 8, 0.95))
+    model = ToyLanguageModel()
+    requests = [msgspec.structs.replace(request, seed=seed, prompt=[3 + seed, *PROMPT]) for seed in range(8)]
+    alone = [generate(Bench().engine, request, seed, model) for seed, request in enumerate(requests)]
+    assert len({tuple(text) for text in alone}) > 4
+    engine = Bench().engine
+    together: dict[int, list[int]] = {}
+
+    def work(mine: Sequence[int]) -> None:
+        for seed in mine:
+            together[seed] = generate(engine, requests[seed], seed, model)
+
+    workers = [threading.Thread(target=work, args=(range(first, 8, threads),)) for first in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+    assert [together[seed] for seed in range(8)] == alone
+
+
+def test_server_time_is_measured_by_the_clock_that_sees_the_work() -> None:
+    assert isinstance(clock_for("cpu", threads=1), ThreadCpuClock)
+    assert isinstance(clock_for("cpu", threads=2), ProcessCpuClock)
+    for clock in (ThreadCpuClock(), ProcessCpuClock()):
+        mark = clock.start()
+        sum(range(200_000))
+        spent_ms = clock.elapsed_ms(mark)
+        assert 0.1 < spent_ms < 10_000
