@@ -32,3 +32,8 @@ def visible(query_positions: np.ndarray, key_positions: np.ndarray, span: int | 
     distance = query_positions[:, None] - key_positions[None, :]
     seen = (key_positions[None, :] != EMPTY) & (distance >= 0)
     return seen if span is None else seen & (distance < span)
+
+
+def ring_span(span: int | None, capacity: int) -> int:
+    """`span` of a query right after the newest key, when keys come from a ring: the query, then at most `capacity` keys."""
+    return capacity + 1 if span is None else min(span, capacity + 1)

@@ -46,6 +46,11 @@ class Capture:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def roots(self) -> range:
+        """Root positions whose first drafted token belongs to the answer; position 0 has no hand-off before it."""
+        return range(max(self.answer_start - 1, 1), len(self) - 1)
+
     def cut(self, limit: int) -> "Capture":
         """The first `limit` tokens."""
         k = {layer_type: rows[:limit] for layer_type, rows in self.k.items()}

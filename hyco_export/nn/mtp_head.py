@@ -18,7 +18,7 @@ import torch
 from transformers import Gemma4AssistantForCausalLM, PreTrainedConfig
 
 from hyco_export.core.handoff import LAYER_TYPES
-from hyco_export.core.ring import visible
+from hyco_export.core.ring import ring_span, visible
 from hyco_export.nn.capture import Capture
 from hyco_export.nn.final_norm import FinalNorm
 from hyco_export.nn.verifier import ATTENTION_NAMES
@@ -93,7 +93,7 @@ class RootRows:
 def response_rows(
     capture: Capture, spans: Mapping[str, int | None], window: int, norm: FinalNorm | None = None
 ) -> RootRows:
-    """Rows for every root whose first drafted token belongs to the response: answer_start - 1 <= root <= T - 2.
+    """Rows for every root whose first drafted token belongs to the response (`Capture.roots`, at least one).
 
     Args:
         capture: one sequence.
@@ -101,32 +101,25 @@ def response_rows(
         window: positions of K/V the device keeps.
         norm: the verifier's final norm where h was captured before it.
     """
-    first = max(capture.answer_start - 1, 1)  # position 0 has nothing before it to hand off
-    count = len(capture) - 1 - first
-    roots = np.arange(first, first + count)
-    keys = np.arange(first + count)  # position S - 1 is the one before the last root
+    first, last = capture.roots[0], capture.roots[-1]
+    roots, keys = np.arange(first, last + 1), np.arange(last)
     dtype = capture.e.dtype
     masks, keys_values = {}, {}
     for layer_type in LAYER_TYPES:
-        seen = visible(roots, keys, window_span(spans[layer_type], window)) & (keys[None] < roots[:, None])
+        seen = visible(roots, keys, ring_span(spans[layer_type], window)) & (keys[None] < roots[:, None])
         hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill(~torch.from_numpy(seen), torch.finfo(dtype).min)
         masks[ATTENTION_NAMES[layer_type]] = hidden[None, None]
         k, v = (rows[: len(keys)].transpose(0, 1)[None] for rows in (capture.k[layer_type], capture.v[layer_type]))
         keys_values[ATTENTION_NAMES[layer_type]] = (k, v)
-    states = capture.h[first - 1 : first - 1 + count]
+    states = capture.h[first - 1 : last]
     return RootRows(
         positions=torch.from_numpy(roots)[None],
         masks=masks,
         keys_values=keys_values,
-        embeddings=capture.e[first : first + count],
+        embeddings=capture.e[first : last + 1],
         states=states if norm is None else norm(states),
-        answers=capture.ids[first + 1 : first + 1 + count],
+        answers=capture.ids[first + 1 : last + 2],
     )
-
-
-def window_span(span: int | None, window: int) -> int:
-    """`span` bounded by a ring of `window` positions: the root itself, then the ring."""
-    return window + 1 if span is None else min(span, window + 1)
 
 
 def head_step(head: Gemma4AssistantForCausalLM, e: torch.Tensor, state: torch.Tensor, rows: RootRows) -> StepOutput:

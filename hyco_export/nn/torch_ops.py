@@ -109,7 +109,7 @@ class TorchOps:
         return x.argmax(dim=-1).to(torch.int32)
 
     def exclude(self, name: str, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return x.index_fill(-1, index.long(), float("-inf"))
+        return x.scatter(-1, index.long()[:, None], float("-inf"))  # one index per row
 
     def lookup(self, name: str, table: str, index: torch.Tensor) -> torch.Tensor:
         integers, scales, zero_point = self._weights.tables[table]

@@ -112,7 +112,7 @@ def _rows(config: QatConfig, capture: Path, split: Split, head: "Gemma4Assistant
     norm = load_norm(capture / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
     limit = config.qat.sequence_limit
     captures = [load_capture(path).cut(limit) for path in sequence_paths(capture, split)]
-    long_enough = [capture for capture in captures if len(capture) > capture.answer_start]
+    long_enough = [capture for capture in captures if capture.roots]
     return [response_rows(capture, head_spans(head.config), config.window, norm) for capture in long_enough]
 
 

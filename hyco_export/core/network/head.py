@@ -61,6 +61,10 @@ class HeadNetwork(msgspec.Struct, frozen=True):
     hidden_norm: HiddenNorm
     final_epsilon: float  # of the verifier's final norm
 
+    def with_window(self, window: int) -> "HeadNetwork":
+        """The same head over another number of ring slots."""
+        return msgspec.structs.replace(self, window=window)
+
 
 class _Drafting(Generic[T]):
     """The inputs that all steps share, declared once in the device's order."""
@@ -120,7 +124,9 @@ def build(ops: Ops[T], network: HeadNetwork, rows: int = 1) -> None:
 def _step(drafting: _Drafting[T], at: str, embedding: T, state: T) -> T:
     """embedding [R, H], state [R, H] -> last normed hidden state [R, M]."""
     ops, architecture = drafting.ops, drafting.network.architecture
-    joined = [ops.convert(f"{at}.{part}", x, f"{at}.joined") for part, x in (("first", embedding), ("last", state))]
+    joined = [
+        ops.convert(f"{at}.{part}", x, f"{at}.joined") for part, x in (("embedded", embedding), ("carried", state))
+    ]
     hidden = ops.linear(f"{at}.mixed", ops.concat(f"{at}.joined", joined, 1), PRE_PROJECTION)
     for index, layer in enumerate(architecture.layers):
         hidden = _layer(drafting, f"{at}.layers.{index}", f"layers.{index}", layer, hidden)

@@ -14,8 +14,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from hyco_export.core.network.head import HeadArchitecture
-from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.core.network.head import FINAL_NORM, OUTPUT_LAYER, TABLE, HeadArchitecture
+from hyco_export.core.network.weights import IntegerMatrix, IntegerTable, Weights
 from hyco_export.errors import ArtifactError
 
 HEAD_FILE = "head.safetensors"
@@ -30,6 +30,16 @@ class StoredHead:
     bits: int
     matrices: Mapping[str, IntegerMatrix]
     vectors: Mapping[str, np.ndarray]
+
+    def device_weights(self, kept: np.ndarray, table: IntegerTable, final_norm: np.ndarray | None) -> Weights:
+        """What the graph reads: the output layer has the rows of the token ids `kept` [C] only.
+
+        `final_norm` [H] is the verifier's, for a head that is handed h from before it.
+        """
+        full = self.matrices[OUTPUT_LAYER]
+        restricted = IntegerMatrix(full.integers[kept], full.scales[kept], full.bits)
+        vectors = dict(self.vectors) if final_norm is None else {**self.vectors, FINAL_NORM: final_norm}
+        return Weights({**self.matrices, OUTPUT_LAYER: restricted}, vectors, {TABLE: table})
 
 
 def write_head(path: Path, head: StoredHead) -> None:

@@ -1,0 +1,43 @@
+"""Which integer grid every tensor of the head gets (HyCo, Appendix A). Values only.
+
+The hand-off travels in 8 bits on fixed ranges, the percentiles of the captures; activations have 16 bits on the ranges
+seen in calibration; tables and masks have fixed ranges.
+"""
+
+from collections.abc import Mapping
+
+from hyco_export.core.encodings import Encoding, encoding_from_range, symmetric_encoding
+from hyco_export.core.handoff import LAYER_TYPES
+from hyco_export.core.network.head import HeadNetwork
+
+Ranges = Mapping[str, tuple[float, float]]
+
+
+HIDDEN_TENSORS = ("e", "h")
+
+
+def handoff_encodings(ranges: Ranges) -> dict[str, Encoding]:
+    """8-bit grids of e, h, k.<type>, v.<type> from their captured ranges.
+
+    K and V are centred on 0: as second operands of a MatMul on HTP, other zero points cost 30 dB.
+    """
+    grids = {name: encoding_from_range(*ranges[name], "uint8") for name in HIDDEN_TENSORS}
+    for name in ranges.keys() - grids.keys():
+        grids[name] = symmetric_encoding(max(map(abs, ranges[name])), "uint8")
+    return dict(sorted(grids.items()))
+
+
+def head_encodings(
+    network: HeadNetwork, ranges: Ranges, handoff: Mapping[str, Encoding], mask_value: float
+) -> dict[str, Encoding]:
+    """Encodings by tensor name. `ranges` are those of calibration; inputs keep the hand-off's grids."""
+    encodings = {name: encoding_from_range(low, high, "uint16") for name, (low, high) in ranges.items()}
+    for step in range(1, network.steps + 1):
+        # one grid for embedding and state: they are joined before the first matrix
+        lows, highs = zip(*(ranges[f"step{step}.{part}"] for part in ("embedded", "carried")), strict=True)
+        encodings[f"step{step}.joined"] = encoding_from_range(min(lows), max(highs), "uint16")
+    for layer_type in LAYER_TYPES:
+        encodings[f"cos.{layer_type}"] = encoding_from_range(-1.0, 1.0, "uint16")
+        encodings[f"sin.{layer_type}"] = encoding_from_range(-1.0, 1.0, "uint16")
+        encodings[f"mask.{layer_type}"] = encoding_from_range(mask_value, 0.0, "uint16")
+    return {**encodings, **handoff}

@@ -1,0 +1,61 @@
+"""The head as the device runs it, in float, put together from the artifacts of a run.
+
+Reads `qat-head` (weights), `build-keepset` (output rows, embedding table) and `capture` (the verifier's final norm).
+Knows those files; no graph.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from hyco_export.core.devicespec import HeadSpec
+from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.keepset import read_keepset
+from hyco_export.core.network.head import HeadNetwork
+from hyco_export.core.network.head_file import read_head
+from hyco_export.core.network.kept_table import read_kept_table
+from hyco_export.errors import ArtifactError
+from hyco_export.nn.final_norm import load_norm
+from hyco_export.nn.head_pass import FloatHead, TorchHeadSession
+
+CAPTURE, QAT, KEEPSET, CONVERT = "capture", "qat-head", "build-keepset", "convert-head"
+NORM_FILE, SPEC_FILE = "final_norm.safetensors", "head.json"
+
+
+def float_head(
+    folders: Mapping[str, Path], steps: int, runner_up_steps: int, window: int, hidden_norm: HiddenNorm
+) -> FloatHead:
+    """K steps of the trained head over the keep set; `folders` by stage name.
+
+    Raises:
+        ArtifactError: an artifact is missing, damaged, or keeps tokens that the head does not have.
+    """
+    stored = read_head(folders[QAT])
+    keepset = read_keepset(folders[KEEPSET])
+    if keepset.vocab_size != stored.architecture.vocab_size:
+        raise ArtifactError(
+            f"the keep set is of a vocabulary of {keepset.vocab_size}, the head's has {stored.architecture.vocab_size}",
+            "build both again from one recipe: hyco-export run",
+        )
+    norm = load_norm(folders[CAPTURE] / NORM_FILE)
+    network = HeadNetwork(stored.architecture, steps, runner_up_steps, window, hidden_norm, norm.epsilon)
+    final_norm = norm.weight.numpy() if hidden_norm == "pre" else None
+    return FloatHead(network, stored.device_weights(keepset.ids, read_kept_table(folders[KEEPSET]), final_norm))
+
+
+def open_torch_head(run: Path) -> TorchHeadSession:
+    """The float head of a run folder behind the integer contract of its `convert-head` artifact.
+
+    Raises:
+        ArtifactError: an artifact is missing or damaged.
+    """
+    path = run / CONVERT / SPEC_FILE
+    try:
+        spec = msgspec.json.decode(path.read_bytes(), type=HeadSpec)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export convert-head") from error
+    folders = {stage: run / stage for stage in (CAPTURE, QAT, KEEPSET)}
+    handoff = spec.handoff
+    head = float_head(folders, spec.steps, spec.runner_up_steps, handoff.window, handoff.hidden_norm)
+    return TorchHeadSession(head, spec.graph)

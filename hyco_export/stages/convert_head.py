@@ -1,0 +1,203 @@
+"""Stage `convert-head`: the trained head's K steps as one static integer graph over the keep set.
+
+Files:
+    head.onnx                  the QDQ graph: integers in, kept rows out
+    head.json                  `core.devicespec.HeadSpec`: sizes, hand-off grids, inputs and outputs
+    head_samples.safetensors   feeds of some validation positions (`core.samples`), for the compiler's parity
+
+Metrics tell how the graph on CPU drafts beside the same weights step by step in float, fed the same 8-bit inputs, and
+beside the original head.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from hyco_export.core import recipe as recipes
+from hyco_export.core.devicespec import HeadSpec
+from hyco_export.core.encodings import Encoding
+from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm
+from hyco_export.core.keepset import KeepSet, read_keepset
+from hyco_export.core.network import head as network_head
+from hyco_export.core.network.head import HeadNetwork
+from hyco_export.core.network.head_grids import handoff_encodings, head_encodings
+from hyco_export.core.samples import write_samples
+from hyco_export.stages.capture import FINAL_NORM_FILE, sequence_paths
+from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+
+if TYPE_CHECKING:
+    from hyco_export.core.graphspec import GraphSpec
+    from hyco_export.nn.head_comparison import ComparedPosition, Drafts
+    from hyco_export.nn.head_pass import FloatHead
+
+GRAPH_NAME = "head"
+GRAPH_FILE, SPEC_FILE, SAMPLES_FILE = "head.onnx", "head.json", "head_samples.safetensors"
+ROOTS_PER_SEQUENCE = 8  # compared in each validation sequence: with 60 of them and 4 steps 1,920 ids
+SAVED_EVERY = 10  # of the compared positions, for the emulator, where a draft takes half a second
+
+
+class ConvertHeadConfig(msgspec.Struct, frozen=True):
+    """What changes the bytes of the graph."""
+
+    head: recipes.HeadGraph
+    calibration: recipes.Calibration
+    hidden_norm: HiddenNorm
+    dtype: recipes.Dtype  # of the original head, which the graph is compared with
+
+
+def config(recipe: recipes.Recipe) -> ConvertHeadConfig:
+    """The recipe's fields that this stage reads."""
+    return ConvertHeadConfig(recipe.head, recipe.calibration, recipe.models.hidden_norm, recipe.models.head.dtype)
+
+
+def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
+    """The original head, and the verifier whose digest the artifact carries."""
+    return {"head": recipe.models.head, "verifier": recipe.models.verifier}
+
+
+def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
+    """Calibrate, emit, compare; see the module for the files."""
+    from hyco_export.nn.checkpoint import checkpoint_digest
+    from hyco_export.nn.device_head import float_head
+    from hyco_export.nn.head_calibration import captured_ranges, clipped_shares
+
+    settings, calibration = config.head, config.calibration
+    head = float_head(inputs, settings.steps, settings.runner_up_steps, settings.window, config.hidden_norm)
+    keepset = read_keepset(inputs["build-keepset"])
+    learned = sequence_paths(inputs["capture"], "calibration")
+    held_out = sequence_paths(inputs["capture"], "validation")
+
+    grids = handoff_encodings(captured_ranges(learned, calibration.activation_percentile))
+    graph = _emit(head, learned, grids, calibration, out_dir / GRAPH_FILE, progress)
+    spec = _spec(head.network, graph, grids, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value)
+    (out_dir / SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+    positions = _positions(config, head.network, graph, inputs, held_out)
+    write_samples(out_dir / SAMPLES_FILE, {GRAPH_NAME: [position.feeds for position in positions[::SAVED_EVERY]]})
+    return {
+        **_compare(head, graph, out_dir / GRAPH_FILE, positions, keepset, progress),
+        "clipped_share": {name: round(share, 6) for name, share in clipped_shares(held_out, grids).items()},
+        "round_bytes": spec.handoff.round_bytes,
+        "row_bytes": spec.handoff.row_bytes,
+        "bytes": (out_dir / GRAPH_FILE).stat().st_size,
+    }
+
+
+def _emit(
+    head: "FloatHead",
+    paths: Sequence[Path],
+    grids: Mapping[str, Encoding],
+    calibration: recipes.Calibration,
+    path: Path,
+    progress: Progress,
+) -> "GraphSpec":
+    """Write the integer graph on ranges seen in the captures; its inputs and outputs."""
+    import onnx
+
+    from hyco_export.graph.lint import require_clean
+    from hyco_export.graph.qdq_ops import QdqOps
+    from hyco_export.nn.head_calibration import activation_ranges
+
+    percentile, mask_value = calibration.activation_percentile, calibration.mask_value
+
+    def report(done: int) -> None:
+        progress.step("captures seen by calibration", done, len(paths))
+
+    ranges = activation_ranges(head, paths, grids, percentile, mask_value, report)
+    ops = QdqOps(GRAPH_NAME, head.weights, head_encodings(head.network, ranges, grids, mask_value))
+    network_head.build(ops, head.network)
+    model = ops.model()
+    require_clean(model, GRAPH_NAME)
+    onnx.save(model, path)
+    return ops.spec()
+
+
+def _spec(
+    network: HeadNetwork,
+    graph: "GraphSpec",
+    grids: Mapping[str, Encoding],
+    keepset: KeepSet,
+    verifier_digest: str,
+    mask_value: float,
+) -> HeadSpec:
+    shape = network.architecture
+    kv = {layer_type: shape.kv_shape(layer_type) for layer_type in LAYER_TYPES}
+    return HeadSpec(
+        steps=network.steps,
+        runner_up_steps=network.runner_up_steps,
+        vocab_size=shape.vocab_size,
+        keepset_digest=keepset.digest,
+        verifier_digest=verifier_digest,
+        handoff=HandoffSpec(shape.backbone, network.window, network.hidden_norm, kv, dict(grids)),
+        spans=shape.spans,
+        inv_freq=shape.inv_freq,
+        mask_value=mask_value,
+        graph=graph,
+    )
+
+
+def _positions(
+    config: ConvertHeadConfig,
+    network: HeadNetwork,
+    graph: "GraphSpec",
+    inputs: Mapping[str, Path],
+    paths: Sequence[Path],
+) -> list["ComparedPosition"]:
+    from hyco_export.nn.final_norm import load_norm
+    from hyco_export.nn.head_comparison import compared_positions
+    from hyco_export.nn.verifier import load_head
+
+    norm = load_norm(inputs["capture"] / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
+    original = load_head(inputs["head"], config.dtype)
+    mask_value = config.calibration.mask_value
+    return compared_positions(network, graph, paths, original, norm, mask_value, ROOTS_PER_SEQUENCE)
+
+
+def _compare(
+    head: "FloatHead",
+    graph: "GraphSpec",
+    path: Path,
+    positions: Sequence["ComparedPosition"],
+    keepset: KeepSet,
+    progress: Progress,
+) -> Metrics:
+    """The graph on CPU against its weights in float, step by step, and against the original head."""
+    from hyco_export.graph.reference import ReferenceSession
+    from hyco_export.nn.head_comparison import match_original, run_session
+    from hyco_export.nn.head_pass import TorchHeadSession
+
+    progress.note(f"comparing drafts at {len(positions)} validation positions")
+    integer = run_session(ReferenceSession(path), positions)
+    floating = run_session(TorchHeadSession(head, graph), positions)
+    return {
+        "positions": len(positions),
+        **_equal_shares(integer, floating),
+        "original_agreement": {
+            "graph": _by_depth(integer, positions, keepset.ids),
+            "float_w4": _by_depth(floating, positions, keepset.ids),
+            "positions": [depth.positions for depth in match_original(integer, positions, keepset.ids)],
+        },
+    }
+
+
+def _equal_shares(integer: "Drafts", floating: "Drafts") -> Metrics:
+    """Shares of equal ids: over all chain ids, by depth, and of runner-ups."""
+    same = integer.chain == floating.chain  # [n, K]
+    seconds = integer.runner_up == floating.runner_up  # [n, S]
+    return {
+        "float_agreement": round(float(same.mean()), 4),
+        "float_agreement_by_depth": [round(float(share), 4) for share in same.mean(axis=0)],
+        "float_agreement_runner_up": [round(float(share), 4) for share in seconds.mean(axis=0)],
+    }
+
+
+def _by_depth(drafts: "Drafts", positions: Sequence["ComparedPosition"], kept: np.ndarray) -> list[float]:
+    from hyco_export.nn.head_comparison import match_original
+
+    return [round(depth.share, 4) for depth in match_original(drafts, positions, kept)]
+
+
+NEEDS = ("capture", "qat-head", "build-keepset")
+STAGE = Stage("convert-head", revision=1, needs=NEEDS, config=config, sources=sources, build=build)
