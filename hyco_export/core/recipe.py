@@ -107,11 +107,16 @@ class SlmGraph(Section):
 
 
 class Calibration(Section):
-    """Activation and K/V ranges from the captures (Appendix A)."""
+    """Activation and K/V ranges from the captures (Appendix A).
+
+    The SLM's activations have 16 bits: resolution to spare, so that clipping costs more than a wide range.
+    """
 
     activation_percentile: Annotated[float, Meta(gt=50.0, le=100.0)] = 99.99
     kv_percentile: Annotated[float, Meta(gt=50.0, le=100.0)] = 99.9
     kv_margin: Positive = 1.2
+    slm_percentile: Annotated[float, Meta(gt=50.0, le=100.0)] = 100.0
+    slm_margin: Annotated[float, Meta(ge=1.0)] = 1.2
     mask_value: Annotated[float, Meta(ge=-255.0, le=-50.0)] = -100.0
 
 

@@ -3,7 +3,7 @@
 Row r of a table is integers[r] * scale[r] * factor. The file is mapped, not read: a gather touches its own rows only,
 whatever the size of the table. Knows rows and factors; quantising them for a graph input is the caller's part.
 
-Legend: V tokens of the vocabulary, D width of a row, B its packed bytes, S scales of a row (usually 1), n rows asked for.
+Legend: V vocabulary, D width of a row, B its packed bytes, S scales of a row (usually 1), n rows asked for.
 """
 
 from dataclasses import dataclass
@@ -57,6 +57,16 @@ def save_tables(path: Path, tables: dict[str, PackedRows]) -> None:
     save_file(tensors, path, metadata={LAYOUT_KEY: msgspec.json.encode(layouts).decode()})
 
 
+def read_packed(path: Path) -> dict[str, PackedRows]:
+    """Whole tables by name, as `save_tables` got them.
+
+    Raises:
+        ArtifactError: see `HostTables`.
+    """
+    tables = HostTables(path)
+    return {name: tables.packed(name) for name in tables.layouts}
+
+
 class HostTables:
     """Opened tables.
 
@@ -73,13 +83,9 @@ class HostTables:
         raw = (self._file.metadata() or {}).get(LAYOUT_KEY)
         if raw is None:
             raise ArtifactError(f"embedding tables {path} say nothing of their layout", hint)
-        self._layouts = msgspec.json.decode(raw, type=dict[str, TableLayout])
-        self._rows = {name: self._file.get_slice(name) for name in self._layouts}
-        self._scales = {name: self._file.get_tensor(f"{name}.scale") for name in self._layouts}
-
-    @property
-    def has_per_layer(self) -> bool:
-        return PER_LAYER in self._layouts
+        self.layouts = msgspec.json.decode(raw, type=dict[str, TableLayout])
+        self._rows = {name: self._file.get_slice(name) for name in self.layouts}
+        self._scales = {name: self._file.get_tensor(f"{name}.scale") for name in self.layouts}
 
     def tokens(self, ids: np.ndarray) -> np.ndarray:
         """Token embeddings float32 [n, H] of ids [n]."""
@@ -89,7 +95,11 @@ class HostTables:
         """Per-layer embeddings float32 [n, L * P] of ids [n]."""
         return self._gather(PER_LAYER, ids)
 
+    def packed(self, name: str) -> PackedRows:
+        """A whole table."""
+        return PackedRows(self._file.get_tensor(name), self._scales[name], self.layouts[name])
+
     def _gather(self, name: str, ids: np.ndarray) -> np.ndarray:
         rows = self._rows[name]
         packed = np.concatenate([rows[int(row) : int(row) + 1] for row in ids])
-        return real_rows(packed, self._scales[name][ids], self._layouts[name])
+        return real_rows(packed, self._scales[name][ids], self.layouts[name])

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hyco_export.core.network.weights import IntegerMatrix
 
 CARRIERS = {2: TensorProto.INT4, 4: TensorProto.INT4, 8: TensorProto.INT8}
-"""ONNX type by width in the checkpoint. 2-bit integers travel as INT4, values unchanged: as INT2 HTP computes nonsense."""
+"""ONNX type by width in the checkpoint. 2-bit integers travel as INT4, values unchanged: INT2 gives noise on HTP."""
 
 
 def integer_tensor(name: str, values: np.ndarray) -> onnx.TensorProto:

@@ -1,4 +1,4 @@
-"""The graph backend of static networks: writes every operation as an integer node between DequantizeLinear and QuantizeLinear.
+"""The graph backend of static networks: every operation becomes a node between DequantizeLinear and QuantizeLinear.
 
 Knows what HTP computes right (opset 23 with native RMSNormalization, INT4/INT8 weights per output channel, integers at
 every graph input and output, one DequantizeLinear per use); knows no network and does not calibrate. Rule of the file:
@@ -6,6 +6,7 @@ a tensor between two nodes is an integer tensor with one encoding (`graph.writer
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -48,7 +49,9 @@ class QdqOps:
     def spec(self) -> GraphSpec:
         """Its inputs and outputs."""
         return GraphSpec(
-            self._name, tuple(tensor.spec() for tensor in self._inputs), tuple(tensor.spec() for tensor in self._outputs)
+            self._name,
+            tuple(tensor.spec() for tensor in self._inputs),
+            tuple(tensor.spec() for tensor in self._outputs),
         )
 
     def input(self, name: str, shape: tuple[int, ...]) -> GraphTensor:
@@ -170,7 +173,11 @@ class QdqOps:
         for start in range(0, x.shape[-1], ARGMAX_LIMIT):
             part = f"{name}.{start}"
             piece = self.slice(part, x, 1, start, min(start + ARGMAX_LIMIT, x.shape[-1]))
-            tops.append(self._graph.emit("ReduceMax", f"{part}.top", [piece, self._graph.ints(-1)], (1, 1), x.encoding, keepdims=1))
+            tops.append(
+                self._graph.emit(
+                    "ReduceMax", f"{part}.top", [piece, self._graph.ints(-1)], (1, 1), x.encoding, keepdims=1
+                )
+            )
             local = self._argmax_short(f"{part}.local", piece)
             offset = self._graph.constant(f"{part}.start", np.array([start], np.int32))
             places.append(self._graph.emit("Add", f"{part}.place", [local, offset], (1,), None))
@@ -186,7 +193,13 @@ class QdqOps:
         return self._encodings[name]
 
     def _moved(
-        self, kind: str, name: str, x: GraphTensor, parameters: Sequence[str], shape: tuple[int, ...], **attributes: object
+        self,
+        kind: str,
+        name: str,
+        x: GraphTensor,
+        parameters: Sequence[str],
+        shape: tuple[int, ...],
+        **attributes: Any,
     ) -> GraphTensor:
         return self._graph.emit(kind, name, [x, *parameters], shape, x.encoding, **attributes)
 

@@ -5,6 +5,7 @@ Knows node units: DequantizeLinear (one per use) -> node -> QuantizeLinear. Know
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -68,7 +69,7 @@ class GraphWriter:
         self._views += 1
         return f"{of}/{self._views}"
 
-    def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: object) -> None:
+    def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
         self._nodes.append(helper.make_node(kind, list(inputs), [output], name=f"{output}.{kind}", **attributes))
 
     def initialize(self, tensor: onnx.TensorProto) -> str:
@@ -103,7 +104,7 @@ class GraphWriter:
         inputs: Sequence[GraphTensor | str],
         shape: tuple[int, ...],
         encoding: Encoding | None,
-        **attributes: object,
+        **attributes: Any,
     ) -> GraphTensor:
         """One node unit: tensors are read through real views, plain names as they are; the result is on `encoding`."""
         names = [self.real(part) if isinstance(part, GraphTensor) else part for part in inputs]
@@ -130,6 +131,6 @@ class GraphWriter:
         """Names of scale and zero point of an encoding."""
         zero_point = np.array(encoding.zero_point, encoding.dtype)
         return [
-            self.constant(f"{name}/scale", np.float32(encoding.scale)),
+            self.constant(f"{name}/scale", np.array(encoding.scale, np.float32)),
             self.initialize(integer_tensor(f"{name}/zero_point", zero_point)),
         ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Gemma4ForCausalLM, GemmaQuantizationConfig, PreTrainedConfig
+from transformers import Gemma4ForCausalLM, GemmaQuantizationConfig
 from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, replace_with_quant_layers
 
 from hyco_export.core.network.weights import IntegerMatrix
@@ -141,7 +141,10 @@ def quantization_config(folder: Path) -> GemmaQuantizationConfig:
     if method != "gemma":
         raise CheckpointError(f"checkpoint {folder} is quantised with {method!r}", LAYOUT_HINT)
     rules = settings.get("module_quant_configs") or {}
-    for pattern, bits in [("*", settings.get("num_bits", 4)), *((p, rule.get("num_bits", 4)) for p, rule in rules.items())]:
+    for pattern, bits in [
+        ("*", settings.get("num_bits", 4)),
+        *((p, rule.get("num_bits", 4)) for p, rule in rules.items()),
+    ]:
         if bits not in WIDTHS:
             raise CheckpointError(f"num_bits of {pattern} is {bits}, not one of {list(WIDTHS)}", LAYOUT_HINT)
     settings["modules_to_not_convert"] = settings.get("modules_to_not_convert") or []  # None would skip lm_head
@@ -164,9 +167,7 @@ def stock_model(folder: Path) -> Gemma4ForCausalLM:
     return model.eval()
 
 
-def _expected(
-    config: PreTrainedConfig, settings: GemmaQuantizationConfig
-) -> tuple[dict[str, PackedModule], tuple[str, ...]]:
+def _expected(config: Any, settings: GemmaQuantizationConfig) -> tuple[dict[str, PackedModule], tuple[str, ...]]:
     """Quantised modules by name, and the names of all other parameters and stored buffers."""
     with torch.device("meta"):
         model = Gemma4ForCausalLM(config)

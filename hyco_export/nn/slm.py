@@ -7,7 +7,6 @@ constant factors move into norm weights (see `core.network.slm`). Knows the pack
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from hyco_export.core.network.slm import SlmLayer, SlmNetwork
@@ -17,7 +16,8 @@ from hyco_export.errors import CheckpointError
 from hyco_export.nn.gemma_quant import PackedCheckpoint
 from hyco_export.nn.verifier import ATTENTION_NAMES
 
-SHORT_NAMES = {name: short for short, name in ATTENTION_NAMES.items()}  # transformers' layer types -> ours
+LONG_NAMES: dict[str, str] = {**ATTENTION_NAMES}  # our layer types -> transformers'
+SHORT_NAMES = {name: short for short, name in LONG_NAMES.items()}
 MODEL_PREFIX = "model."
 OUTPUT_LAYER = "lm_head"
 TOKEN_TABLE = "model.embed_tokens"
@@ -100,7 +100,7 @@ def _require_supported(text: Any) -> None:
         (not text.attention_bias, "its attention has biases"),
         (text.hidden_activation == ACTIVATION, f"its activation is {text.hidden_activation}, not {ACTIVATION}"),
         (text.use_bidirectional_attention is None, "its attention looks ahead"),
-        (0 < text.num_hidden_layers - text.num_kv_shared_layers, "no layer stores keys and values"),
+        (text.num_hidden_layers > text.num_kv_shared_layers, "no layer stores keys and values"),
     )
     for holds, what in rules:
         if not holds:
@@ -118,12 +118,14 @@ def _kv_sources(text: Any) -> list[int]:
     return sources
 
 
-def _rotary_frequencies(text: PreTrainedConfig) -> dict[str, tuple[float, ...]]:
+def _rotary_frequencies(text: Any) -> dict[str, tuple[float, ...]]:
     """[d/2] by layer type, from transformers' own rotary embedding (default and proportional kinds)."""
     rotary = Gemma4TextRotaryEmbedding(text)
     frequencies = {}
     for layer_type in rotary.layer_types:
         if getattr(rotary, f"{layer_type}_attention_scaling") != 1.0:
-            raise CheckpointError(f"rotary tables of {layer_type} are scaled", "use a model with unscaled rotary tables")
+            raise CheckpointError(
+                f"rotary tables of {layer_type} are scaled", "use a model with unscaled rotary tables"
+            )
         frequencies[SHORT_NAMES[layer_type]] = tuple(getattr(rotary, f"{layer_type}_inv_freq").double().tolist())
     return frequencies

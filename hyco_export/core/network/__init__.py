@@ -1,1 +1,1 @@
-"""Static networks, defined once: the same function runs on torch (float) and emits the QDQ graph (no torch, no onnx)."""
+"""Static networks, each defined once: the same function runs in torch and writes the QDQ graph (no torch, no onnx)."""

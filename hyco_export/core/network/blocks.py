@@ -89,7 +89,7 @@ def gelu(ops: Ops[T], name: str, x: T) -> T:
 def gated_mlp(ops: Ops[T], name: str, x: T, weights: str | None = None) -> T:
     """down(gelu(gate x) * up x): [R, H] -> [R, H].
 
-    Weights are `{weights}.gate_proj`, `.up_proj`, `.down_proj`; `weights` is `name` unless one layer runs several times.
+    Weights: `{weights}.gate_proj`, `.up_proj`, `.down_proj`; `weights` is `name` unless one layer runs several times.
     """
     weights = name if weights is None else weights
     gate = gelu(ops, f"{name}.gelu", ops.linear(f"{name}.gate", x, f"{weights}.gate_proj"))

@@ -6,9 +6,9 @@ Knows neither torch nor onnx: `nn.torch_ops` and `graph.qdq_ops` are the two bac
 
 Legend of shapes: R rows, K inputs of a linear layer, N outputs, n any.
 
-Which tensors need a calibrated range: results of linear, rms_norm, add, mul, scale, shift, matmul and convert, and every
-input. The others have one by construction: layout operations keep that of their operand, softmax has [0, 1], tanh
-[-1, 1], mask that of its scores plus the hidden value.
+Which tensors need a calibrated range: every input, and results of linear, rms_norm, add, mul, scale, shift, matmul,
+lookup and convert. The others have one by construction: layout operations and exclude keep that of their operand,
+softmax has [0, 1], tanh [-1, 1], mask that of its scores plus the hidden value.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ class Ops(Protocol[T]):
         ...
 
     def exclude(self, name: str, x: T, index: T) -> T:
-        """x [1, n] with the element at `index` (int32 [1]) lowered to the bottom of its range: argmax finds the next."""
+        """x [1, n], the element at `index` (int32 [1]) lowered to the bottom of its range: argmax finds the next."""
         ...
 
     def lookup(self, name: str, table: str, index: T) -> T:

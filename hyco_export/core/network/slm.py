@@ -1,7 +1,7 @@
 """The SLM as a static network: one pass of R rows on top of its K/V rings (HyCo, §3.2 and Appendix A).
 
-Follows transformers' `Gemma4ForCausalLM` with per-layer embeddings, shared K/V, double-wide MLPs and k = v layers; takes
-embeddings and rotary tables from the host. Knows no checkpoint and no backend.
+Follows transformers' `Gemma4ForCausalLM` with per-layer embeddings, shared K/V, double-wide MLPs and k = v layers;
+takes embeddings and rotary tables from the host. Knows no checkpoint and no backend.
 
 Legend: R rows, W ring slots of a layer type, C = W + R, H hidden, A query heads, N kv heads, d head dim, L layers,
 P per-layer width, V kept tokens. Names of inputs and outputs: `core.devicespec`.
@@ -55,7 +55,7 @@ class SlmNetwork(msgspec.Struct, frozen=True):
 
 
 class _Pass(Generic[T]):
-    """One pass under construction: declares an input at its first use, so that a graph has no input it does not need."""
+    """One pass under construction: an input is declared at its first use, so that a graph has none it does not need."""
 
     def __init__(self, ops: Ops[T], network: SlmNetwork, rows: int) -> None:
         self.ops = ops
@@ -103,7 +103,7 @@ def build(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
 
 
 def build_prefill(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
-    """A prefill pass: new K/V rows only. It ends at the last layer that stores any; what follows reads, and is skipped."""
+    """A prefill pass: new K/V rows only. It ends at the last layer that stores any; the rest only reads, and is left out."""
     current = _Pass(ops, network, rows)
     hidden = current.input("embeds", (rows, network.hidden))
     last = network.storing[-1].index
@@ -111,6 +111,13 @@ def build_prefill(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
     for layer in network.layers[:last]:
         hidden = _layer(current, layer, hidden, per_layer)
     _new_rows(current, network.layers[last], _attention_input(current, network.layers[last], hidden))
+
+
+def layer_results(network: SlmNetwork) -> tuple[str, ...]:
+    """Names of the hidden states [R, H] after each layer of a tree pass, then of the final norm's."""
+    end = "enriched" if network.per_layer else "fed"
+    results = [f"layers.{layer.index}.{end if layer.scalar == 1.0 else 'scaled'}" for layer in network.layers]
+    return (*results, "final")
 
 
 def _layer(current: _Pass[T], layer: SlmLayer, hidden: T, per_layer: T | None) -> T:
@@ -139,7 +146,9 @@ def _attention_block(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
     mixed = attend(
         ops,
         name,
-        _rotated(current, layer, f"{name}.q", ops.linear(f"{name}.q", x, f"{at}.self_attn.q_proj"), "q_norm", layer.heads),
+        _rotated(
+            current, layer, f"{name}.q", ops.linear(f"{name}.q", x, f"{at}.self_attn.q_proj"), "q_norm", layer.heads
+        ),
         current.keys[layer.source],
         current.values[layer.source],
         current.input(f"mask.{layer.layer_type}", (current.rows, width)),
@@ -199,8 +208,8 @@ def _mlp_block(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
 def _per_layer_inputs(current: _Pass[T]) -> T | None:
     """[R, L * P]: (norm(project(embeds) H^-0.5) + lookup) 2^-0.5.
 
-    Both factors are folded: H^-0.5 into the norm's epsilon (a norm does not see a factor: eps H), 2^-0.5 into the norm's
-    weight and, on the host, into the lookup.
+    Both factors are folded: H^-0.5 into the norm's epsilon (a norm does not see a factor: eps H), 2^-0.5 into the
+    norm's weight and, on the host, into the lookup.
     """
     ops, network, rows = current.ops, current.network, current.rows
     if not network.per_layer:

@@ -1,8 +1,8 @@
 """The static SLM on disk: one safetensors file with its shape, packed integers, scales and norms.
 
 `<linear>.integers` packed as in the checkpoint (`core.packing`), `<linear>.scales` float32 [N], `<norm>` float32 [n];
-metadata `network` (JSON of `SlmNetwork`) and `linears` (bits and width by name). The output layer has the kept rows only.
-The float back end is rebuilt from it; the graphs hold the same integers.
+metadata `network` (JSON of `SlmNetwork`) and `linears` (bits and width by name). The output layer has the kept rows
+only. The float back end is rebuilt from it; the graphs hold the same integers.
 """
 
 from pathlib import Path
@@ -60,7 +60,9 @@ def read_slm(path: Path) -> tuple[SlmNetwork, Weights]:
         layouts = msgspec.json.decode(metadata[LINEARS_KEY], type=dict[str, LinearLayout])
         matrices = {
             name: IntegerMatrix(
-                unpack_rows(tensors.pop(name + INTEGERS), layout.bits, layout.width), tensors.pop(name + SCALES), layout.bits
+                unpack_rows(tensors.pop(name + INTEGERS), layout.bits, layout.width),
+                tensors.pop(name + SCALES),
+                layout.bits,
             )
             for name, layout in layouts.items()
         }

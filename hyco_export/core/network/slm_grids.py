@@ -1,7 +1,7 @@
 """Which integer grid every tensor of the SLM gets, from its calibrated range (HyCo, Appendix A). Values only.
 
-Activations have 16 bits on the range seen; K/V have 8 bits, symmetric, with a margin; tables and masks have fixed
-ranges. The checkpoint's own activation scales (8 bits) are not used.
+Activations have 16 bits on the range seen, with a margin; K/V have 8 bits, symmetric, with a margin of
+their own; tables and masks have fixed ranges. The checkpoint's own activation scales (8 bits) are not used.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,13 @@ def kv_range_names(network: SlmNetwork) -> tuple[str, ...]:
     return tuple(f"{kind}_new.{layer.index}" for layer in network.storing for kind in ("k", "v"))
 
 
-def slm_encodings(network: SlmNetwork, ranges: Ranges, kv_margin: float, mask_value: float) -> dict[str, Encoding]:
+def slm_encodings(
+    network: SlmNetwork, ranges: Ranges, margin: float, kv_margin: float, mask_value: float
+) -> dict[str, Encoding]:
     """Encodings by tensor name; `ranges` must have the names of `kv_range_names` as (-m, m)."""
-    encodings = {name: encoding_from_range(low, high, "uint16") for name, (low, high) in ranges.items()}
+    encodings = {
+        name: encoding_from_range(margin * low, margin * high, "uint16") for name, (low, high) in ranges.items()
+    }
     for layer_type in network.rings:
         encodings[f"cos.{layer_type}"] = encoding_from_range(-1.0, 1.0, "uint16")
         encodings[f"sin.{layer_type}"] = encoding_from_range(-1.0, 1.0, "uint16")

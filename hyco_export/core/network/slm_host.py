@@ -17,6 +17,7 @@ from hyco_export.core.rotary import rotary_tables
 
 Real = Mapping[str, np.ndarray]
 Run = Callable[[Real], Real]  # one pass: real inputs -> real outputs, by name
+Ids = Sequence[int] | np.ndarray
 NO_PARENT = -1  # the row is a child of the newest committed position
 PADDING_TOKEN = 0  # rows beyond the given tokens; they see only themselves and nobody sees them
 
@@ -50,14 +51,12 @@ class SlmHost:
         self._embeddings = embeddings
         self._mask_value = mask_value
         self._rings = {
-            f"{kind}.{layer.index}": np.zeros(
-                (layer.kv_heads, network.rings[layer.layer_type], layer.dim), np.float32
-            )
+            f"{kind}.{layer.index}": np.zeros((layer.kv_heads, network.rings[layer.layer_type], layer.dim), np.float32)
             for layer in network.storing
             for kind in ("k", "v")
         }
 
-    def feeds(self, tokens: Sequence[int], parents: Sequence[int]) -> dict[str, np.ndarray]:
+    def feeds(self, tokens: Ids, parents: Sequence[int]) -> dict[str, np.ndarray]:
         """Real inputs of a pass over a forest on top of the rings; parents come before their children."""
         ids = np.full(self.rows, PADDING_TOKEN)
         ids[: len(tokens)] = tokens
@@ -80,10 +79,9 @@ class SlmHost:
                 self._rings[f"{kind}.{layer.index}"][:, places] = outputs[f"{kind}_new.{layer.index}"][:, list(rows)]
         self.length += len(rows)
 
-    def append(self, run: Run, tokens: Sequence[int]) -> Real:
+    def append(self, run: Run, tokens: Ids) -> Real:
         """One pass over at most R consecutive tokens, all committed; its outputs."""
-        chain = [row - 1 for row in range(len(tokens))]
-        outputs = run(self.feeds(tokens, chain))
+        outputs = run(self.feeds(tokens, range(NO_PARENT, len(tokens) - 1)))
         self.commit(outputs, range(len(tokens)))
         return outputs
 

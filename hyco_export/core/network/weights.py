@@ -57,3 +57,7 @@ class Weights:
     matrices: Mapping[str, IntegerMatrix | np.ndarray]
     vectors: Mapping[str, np.ndarray]
     tables: Mapping[str, IntegerTable]
+
+    def integer_matrices(self) -> dict[str, IntegerMatrix]:
+        """The linear layers that are in integers."""
+        return {name: matrix for name, matrix in self.matrices.items() if isinstance(matrix, IntegerMatrix)}

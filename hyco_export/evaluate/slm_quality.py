@@ -1,0 +1,145 @@
+"""How far the SLM's integer graph is from its float network on held-out text: by layer, and in what it would draft.
+
+Both run over the same sequences pass by pass. SQNR compares them on the same integer inputs; top-1 agreement lets each
+go on with its own K/V. Knows sessions and the float passes; no files.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import msgspec
+import numpy as np
+import torch
+
+from hyco_export.core.encodings import Encoding
+from hyco_export.core.graphspec import GraphSession, GraphSpec, TensorSpec
+from hyco_export.core.network.boundary import to_integers, to_real
+from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, SlmHost
+from hyco_export.nn.slm_calibrate import full_passes
+from hyco_export.nn.slm_pass import FloatSlm
+
+
+class SlmQuality(msgspec.Struct, frozen=True):
+    """Figures over `positions` tokens. `layers`: SQNR in dB by tensor; `clipped`: share of values outside their range."""
+
+    positions: int
+    top1_agreement: float
+    layers: dict[str, float]
+    clipped: dict[str, float]
+
+    @property
+    def median_db(self) -> float:
+        return float(np.median(list(self.layers.values())))
+
+    @property
+    def worst_db(self) -> float:
+        return min(self.layers.values())
+
+
+@dataclass
+class _Tally:
+    """Running sums of one comparison."""
+
+    signal: dict[str, float] = field(default_factory=dict)
+    noise: dict[str, float] = field(default_factory=dict)
+    outside: dict[str, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)
+    agreeing: int = 0
+    positions: int = 0
+
+    def compare(self, name: str, wanted: np.ndarray, found: np.ndarray) -> None:
+        exact = wanted.astype(np.float64)
+        self.signal[name] = self.signal.get(name, 0.0) + float(np.sum(exact**2))
+        self.noise[name] = self.noise.get(name, 0.0) + float(np.sum((exact - found) ** 2))
+
+    def count_outside(self, name: str, values: np.ndarray, low: float, high: float) -> None:
+        outside = int(np.count_nonzero((values < low) | (values > high)))
+        self.outside[name] = self.outside.get(name, 0) + outside
+        self.values[name] = self.values.get(name, 0) + values.size
+
+    def result(self) -> SlmQuality:
+        return SlmQuality(
+            positions=self.positions,
+            top1_agreement=self.agreeing / self.positions,
+            layers={name: _decibel(self.signal[name], self.noise[name]) for name in self.signal},
+            clipped={name: count / self.values[name] for name, count in self.outside.items() if count},
+        )
+
+
+def measure_slm(
+    slm: FloatSlm,
+    session: GraphSession,
+    graph: GraphSpec,
+    inner: Sequence[TensorSpec],
+    encodings: Mapping[str, Encoding],
+    embeddings: EmbeddingRows,
+    mask_value: float,
+    sequences: Sequence[Sequence[int]],
+    max_passes: int,
+) -> SlmQuality:
+    """Compare on the first `max_passes` full passes of the sequences.
+
+    Args:
+        session: the tree graph, also giving out the `inner` tensors.
+        graph: its declared inputs and outputs.
+        inner: tensors to judge beside the outputs, under their names in the float network.
+
+    Raises:
+        ValueError: no sequence fills a pass.
+    """
+    rows = graph.input("embeds").shape[0]
+    tally = _Tally()
+    outputs = (*graph.outputs, *inner)
+    for first, tokens in islice(_passes(sequences, rows), max_passes):
+        if first:
+            own = SlmHost(slm.network, embeddings, rows, mask_value)
+            graph_side = SlmHost(slm.network, embeddings, rows, mask_value)
+        chain = range(NO_PARENT, rows - 1)
+        feeds = to_integers(graph.inputs, graph_side.feeds(tokens, chain))
+        found = to_real(outputs, session.run(feeds))
+        wanted = _float_tensors(slm, to_real(graph.inputs, feeds), tally, encodings)
+        for spec in outputs:
+            tally.compare(spec.name, wanted[spec.name], found[spec.name])
+        graph_side.commit(found, range(rows))
+        float_logits = own.append(slm.tree, tokens)["logits"]
+        tally.agreeing += int(np.sum(float_logits.argmax(1) == found["logits"].argmax(1)))
+        tally.positions += rows
+    if not tally.positions:
+        raise ValueError(f"no sequence has {rows} tokens")
+    return tally.result()
+
+
+def _passes(sequences: Sequence[Sequence[int]], rows: int) -> Iterator[tuple[bool, Sequence[int]]]:
+    """Full passes with a mark where a sequence begins."""
+    for ids in sequences:
+        for number, tokens in enumerate(full_passes(ids, rows)):
+            yield number == 0, tokens
+
+
+def _float_tensors(
+    slm: FloatSlm, feeds: Mapping[str, np.ndarray], tally: _Tally, encodings: Mapping[str, Encoding]
+) -> dict[str, np.ndarray]:
+    """Every observed tensor and output of a float pass; counts what lies outside its grid."""
+    seen: dict[str, np.ndarray] = {}
+
+    def observe(name: str, values: torch.Tensor) -> None:
+        seen[name] = values.numpy()
+        low, high = ends(encodings[name])
+        tally.count_outside(name, seen[name], low, high)
+
+    outputs = slm.tree(feeds, observe)
+    return {**seen, **outputs}
+
+
+def ends(encoding: Encoding) -> tuple[float, float]:
+    """Real values half a step beyond a grid's ends: outside them a value is clipped."""
+    info = np.iinfo(encoding.dtype)
+    low = (info.min - 0.5 - encoding.zero_point) * encoding.scale
+    high = (info.max + 0.5 - encoding.zero_point) * encoding.scale
+    return low, high
+
+
+def _decibel(signal: float, noise: float) -> float:
+    """10 log10(signal / noise); equal tensors count as the dynamic range of float64."""
+    return 10.0 * float(np.log10(signal / max(noise, signal * np.finfo(np.float64).eps)))

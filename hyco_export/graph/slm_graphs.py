@@ -1,0 +1,60 @@
+"""The SLM's two QDQ graphs, their weights read back, and their insides laid open for measuring.
+
+Emission only: networks and encodings come from `core.network`, checks of the graph's form from `graph.lint`.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from hyco_export.core.encodings import Encoding
+from hyco_export.core.graphspec import GraphSpec, TensorSpec
+from hyco_export.core.network import slm
+from hyco_export.core.network.slm import SlmNetwork
+from hyco_export.core.network.weights import Weights
+from hyco_export.graph.initializers import read_weight
+from hyco_export.graph.qdq_ops import QdqOps
+
+TREE, PREFILL = "slm_tree", "slm_prefill"
+
+
+def tree_graph(
+    network: SlmNetwork, weights: Weights, encodings: Mapping[str, Encoding], rows: int
+) -> tuple[onnx.ModelProto, GraphSpec]:
+    """One pass over R rows of a forest: new K/V rows and logits."""
+    ops = QdqOps(TREE, weights, encodings)
+    slm.build(ops, network, rows)
+    return ops.model(), ops.spec()
+
+
+def prefill_graph(
+    network: SlmNetwork, weights: Weights, encodings: Mapping[str, Encoding], rows: int
+) -> tuple[onnx.ModelProto, GraphSpec]:
+    """One pass over R consecutive tokens: new K/V rows."""
+    ops = QdqOps(PREFILL, weights, encodings)
+    slm.build_prefill(ops, network, rows)
+    return ops.model(), ops.spec()
+
+
+def with_outputs(model: onnx.ModelProto, tensors: Iterable[TensorSpec]) -> onnx.ModelProto:
+    """A copy that also gives out these inner integer tensors."""
+    opened = onnx.ModelProto()
+    opened.CopyFrom(model)
+    for spec in tensors:
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+        opened.graph.output.append(onnx.helper.make_tensor_value_info(spec.name, kind, spec.shape))
+    return opened
+
+
+def stored_matrices(model: onnx.ModelProto) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Linear weights as they stand in a graph: integers int8 [N, K] and scales float32 [N] by name."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    found = {}
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in constants:
+            integers, scales = (constants[name] for name in node.input[:2])
+            if len(integers.dims) == 2 and len(scales.dims) == 1:  # one scale per output channel: a linear layer
+                found[integers.name] = (read_weight(integers), numpy_helper.to_array(scales))
+    return found

@@ -1,0 +1,53 @@
+"""Ranges of the SLM's tensors over calibration text. Knows the float passes and sequences; the grids follow in
+`core.network.slm_grids`.
+"""
+
+from collections.abc import Callable, Sequence
+
+from hyco_export.core.network.slm_grids import kv_range_names
+from hyco_export.core.network.slm_host import EmbeddingRows, SlmHost
+from hyco_export.nn.range_observer import RangeObserver
+from hyco_export.nn.slm_pass import FloatSlm
+
+Ids = Sequence[int]
+
+
+def full_passes(ids: Ids, rows: int) -> list[Ids]:
+    """The sequence in passes of `rows` tokens; a rest that does not fill a pass is left out (padding is no text)."""
+    return [ids[start : start + rows] for start in range(0, len(ids) - rows + 1, rows)]
+
+
+def calibrated_ranges(
+    slm: FloatSlm,
+    embeddings: EmbeddingRows,
+    sequences: Sequence[Ids],
+    rows: int,
+    mask_value: float,
+    percentile: float,
+    kv_percentile: float,
+    tell: Callable[[int, int], None],
+) -> dict[str, tuple[float, float]]:
+    """(low, high) of every tensor of a tree pass that needs a range, K/V rows as (-m, m).
+
+    Args:
+        sequences: token ids; the rings start empty for each.
+        rows: R of the passes.
+        percentile, kv_percentile: of the values, and of the magnitudes of K and V.
+        tell: done and total passes.
+
+    Raises:
+        ValueError: no sequence fills a pass.
+    """
+    passes = [full_passes(ids, rows) for ids in sequences]
+    total = sum(len(parts) for parts in passes)
+    if not total:
+        raise ValueError(f"no calibration sequence has {rows} tokens")
+    observer = RangeObserver(percentile, total, dict.fromkeys(kv_range_names(slm.network), kv_percentile))
+    done = 0
+    for parts in passes:
+        host = SlmHost(slm.network, embeddings, rows, mask_value)
+        for part in parts:
+            host.append(lambda feeds: slm.tree(feeds, observer), part)
+            done += 1
+            tell(done, total)
+    return observer.ranges()

@@ -1,0 +1,130 @@
+"""Is the static SLM the model transformers computes? Logits side by side, for plain, wrapped and branching contexts.
+
+The static side goes through its rings pass by pass; transformers forwards everything at once under 4D masks that show
+each row exactly what the rings show it. Knows both models in float; no integers.
+
+Legend: n tokens, R rows of a pass, W ring slots, V kept tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, SlmHost
+from hyco_export.nn.slm import LONG_NAMES
+from hyco_export.nn.slm_pass import FloatSlm
+from hyco_export.nn.slm_samples import random_forest
+
+MASK_VALUE = -100.0  # exp(-100) is 0 in float32 beside any visible score
+TREE_SEED = 20261011
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A context of consecutive tokens, then one pass over a forest on top of it (empty: none)."""
+
+    name: str
+    context: int
+    parents: tuple[int, ...]
+
+
+def scenarios(rings: dict[str, int], rows: int) -> tuple[Scenario, ...]:
+    """Contexts that end inside every ring, that wrap every ring twice, and random trees on both."""
+    shortest, longest = min(rings.values()), max(rings.values())
+    short, wrapped = shortest - 1, 2 * longest + rows // 2 + 1  # neither ends with a full pass
+    generator = np.random.default_rng(TREE_SEED)
+    tree = tuple(random_forest(rows, generator))
+    return (
+        Scenario("plain", short, ()),
+        Scenario("wrapped", wrapped, ()),
+        Scenario("tree", short, tree),
+        Scenario("tree_wrapped", wrapped, tree),
+    )
+
+
+def relative_difference(
+    stock: Any,
+    slm: FloatSlm,
+    embeddings: EmbeddingRows,
+    kept: np.ndarray,
+    ids: Sequence[int],
+    rows: int,
+    case: Scenario,
+) -> float:
+    """Largest |difference| of the logits over the kept tokens, in standard deviations of transformers' logits.
+
+    A scenario with a forest is judged by the rows of the forest, another by all rows.
+    """
+    tokens = np.resize(np.asarray(ids), case.context + len(case.parents))
+    ours = static_logits(slm, embeddings, tokens, rows, case)
+    theirs = stock_logits(stock, slm, tokens, rows, case)[:, kept]
+    if case.parents:
+        ours, theirs = ours[case.context :], theirs[case.context :]
+    return float(np.abs(ours - theirs).max() / theirs.std())
+
+
+def static_logits(
+    slm: FloatSlm, embeddings: EmbeddingRows, tokens: np.ndarray, rows: int, case: Scenario
+) -> np.ndarray:
+    """[n, V] in order of the tokens, made pass by pass."""
+    host = SlmHost(slm.network, embeddings, rows, MASK_VALUE)
+    parts = []
+    for start in range(0, case.context, rows):
+        chunk = tokens[start : min(start + rows, case.context)]
+        parts.append(host.append(slm.tree, chunk)["logits"][: len(chunk)])
+    if case.parents:
+        feeds = host.feeds(tokens[case.context :], case.parents)
+        parts.append(slm.tree(feeds)["logits"][: len(case.parents)])
+    return np.concatenate(parts)
+
+
+@torch.no_grad()
+def stock_logits(stock: Any, slm: FloatSlm, tokens: np.ndarray, rows: int, case: Scenario) -> np.ndarray:
+    """[n, vocabulary] of transformers' model under the same visibility."""
+    network = slm.network
+    positions = np.concatenate([np.arange(case.context), case.context + depths(case.parents)])
+    masks = {}
+    for layer_type, ring in network.rings.items():
+        seen = visibility(case, rows, ring) & within(positions, network.spans[layer_type])
+        mask = np.where(seen, 0.0, np.finfo(np.float32).min).astype(np.float32)
+        masks[LONG_NAMES[layer_type]] = torch.from_numpy(mask)[None, None]  # [1, 1, n, n]
+    output = stock(
+        input_ids=torch.from_numpy(tokens.astype(np.int64))[None],
+        position_ids=torch.from_numpy(positions.astype(np.int64))[None],
+        attention_mask=masks,
+        use_cache=False,
+    )
+    return output.logits[0].numpy()
+
+
+def visibility(case: Scenario, rows: int, ring: int) -> np.ndarray:
+    """bool [n, n]: does the ring (its newest W positions before the pass) or the pass itself show row i the row j."""
+    count = case.context + len(case.parents)
+    seen = np.zeros((count, count), bool)
+    for row in range(case.context):
+        first = row - row % rows  # of this pass
+        seen[row, max(0, first - ring) : row + 1] = True
+    for node, parent in enumerate(case.parents):
+        row = case.context + node
+        seen[row, max(0, case.context - ring) : case.context] = True
+        if parent != NO_PARENT:
+            seen[row] |= seen[case.context + parent]
+        seen[row, row] = True
+    return seen
+
+
+def within(positions: np.ndarray, span: int | None) -> np.ndarray:
+    """bool [n, n]: is position j among the `span` newest counted from i."""
+    distance = positions[:, None] - positions[None, :]
+    return distance >= 0 if span is None else (distance >= 0) & (distance < span)
+
+
+def depths(parents: Sequence[int]) -> np.ndarray:
+    """[n] edges between a node and the top of its tree."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(0 if parent == NO_PARENT else found[parent] + 1)
+    return np.asarray(found, np.int64)
