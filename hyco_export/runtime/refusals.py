@@ -1,0 +1,53 @@
+"""Typed refusals and the HTTP status each travels with. The table is the whole vocabulary; PROTOCOL.md repeats it."""
+
+from hyco_export.errors import HycoError, ProtocolError
+from hyco_export.runtime import wire
+
+STATUS_OF = {
+    "malformed": 400,  # the body is not the call's message
+    "version": 400,
+    "tree_shape": 400,
+    "tree_size": 400,
+    "token_range": 400,
+    "parent_order": 400,
+    "duplicate_sibling": 400,
+    wire.UNKNOWN_SESSION: 404,
+    "unknown_route": 404,
+    "method": 405,
+    "round_stale": 409,  # what the device believes and what the server knows differ
+    "round_future": 409,
+    "round_differs": 409,
+    "length_differs": 409,
+    "digest_differs": 409,
+    "session_finished": 409,
+    "head_mismatch": 409,
+    "body_size": 413,
+    "prompt_size": 413,
+    "value_range": 422,
+    "unsupported": 422,
+    "sessions_full": 429,
+    "model_fault": 500,  # the server's own: this session is lost, the others are not
+    "internal": 500,
+    "shutting_down": 503,
+}
+
+
+def status_of(refusal: ProtocolError) -> int:
+    """HTTP status of a refusal.
+
+    Raises:
+        KeyError: a code that the table lacks.
+    """
+    return STATUS_OF[refusal.code]
+
+
+def body_of(refusal: ProtocolError) -> wire.Refusal:
+    """The body that travels."""
+    return wire.Refusal(wire.PROTOCOL_VERSION, refusal.code, refusal.message, refusal.hint)
+
+
+def as_refusal(error: HycoError) -> ProtocolError:
+    """Any error of ours as something that can travel."""
+    if isinstance(error, ProtocolError):
+        return error
+    return ProtocolError("model_fault", error.message, error.hint)

@@ -1,0 +1,346 @@
+"""The HTTP application in-process: routes, statuses, limits, metrics, garbage; and once as a real process."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
+from starlette.testclient import TestClient
+
+from hyco_export.errors import ProtocolError, ServerError
+from hyco_export.runtime import wire
+from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.ports import RowOutputs
+from hyco_export.runtime.refusals import STATUS_OF
+from hyco_export.runtime.server import create_app, serve
+from hyco_export.runtime.tree import ROOT
+
+HEAD = "head-artifact-key"
+PROMPT = [5, 6, 7, 8]
+FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 4096, HEAD, WINDOW, 4)
+LIMITS = Limits(sessions=4, node_limit=32, prompt_limit=100)
+INFO = wire.ServerInfo(
+    version=wire.PROTOCOL_VERSION,
+    server="hyco-export test",
+    verifier_digest="v",
+    tokenizer_digest="t",
+    vocab_size=VOCAB_SIZE,
+    stop_ids=[STOP_ID],
+    head_digest=HEAD,
+    keepset_digest="k",
+    node_limit=LIMITS.node_limit,
+    prompt_limit=LIMITS.prompt_limit,
+    server_steps=4,
+    rules=["exact", "epsilon"],
+    clock="thread-cpu",
+)
+PRIME = wire.PrimeRequest(
+    wire.PROTOCOL_VERSION, PROMPT, wire.Sampling(0.0, 0, 1.0), wire.Acceptance(), 7, 50, "device", 0, ""
+)
+FUZZ_BODIES = 2000
+
+
+def toy_engine() -> Engine:
+    model = ToyLanguageModel(stop_bias=-99.0)
+    return Engine(lambda: ScriptedSession(model), FACTS, LIMITS)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return toy_engine()
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[TestClient]:
+    with TestClient(create_app(engine, INFO)) as client:
+        yield client
+
+
+def prime(client: TestClient, request: wire.PrimeRequest = PRIME) -> wire.PrimeReply:
+    answer = client.post("/v1/sessions", content=wire.encode(request))
+    assert answer.status_code == 200 and answer.headers["content-type"] == wire.MEDIA_TYPE
+    return wire.decode(answer.content, wire.PrimeReply)
+
+
+def round_body(ids: list[int], tokens: list[int], parents: list[int]) -> bytes:
+    return wire.encode(wire.VerifyRequest(wire.PROTOCOL_VERSION, len(ids), wire.committed_digest(ids), tokens, parents))
+
+
+def refused(answer: httpx.Response, code: str) -> wire.Refusal:
+    refusal = wire.decode(answer.content, wire.Refusal)
+    assert (refusal.code, answer.status_code) == (code, STATUS_OF[code])
+    assert answer.headers["content-type"] == wire.MEDIA_TYPE
+    return refusal
+
+
+def test_a_generation_over_http(client: TestClient, engine: Engine) -> None:
+    reply = prime(client)
+    ids = [*PROMPT, reply.root]
+    chain = ToyLanguageModel(stop_bias=-99.0).greedy(ids, 3)
+    path = f"/v1/sessions/{reply.session}"
+    answer = client.post(f"{path}/rounds/1", content=round_body(ids, chain[:2], [ROOT, 0]))
+    assert wire.decode(answer.content, wire.VerifyReply).tokens == chain
+    again = client.post(f"{path}/rounds/1", content=round_body(ids, chain[:2], [ROOT, 0]))
+    assert again.content == answer.content
+    assert client.delete(path).status_code == 204 and engine.session_count == 0
+    assert client.delete(path).status_code == 204
+    refusal = refused(client.post(f"{path}/rounds/2", content=round_body([*ids, *chain], [], [])), "unknown_session")
+    assert refusal.hint == "prime again with the committed ids"
+
+
+def test_info_is_a_map_that_says_what_this_server_is(client: TestClient) -> None:
+    answer = client.get("/v1/info")
+    assert wire.decode(answer.content, wire.ServerInfo) == INFO
+    assert msgspec.msgpack.decode(answer.content)["rules"] == ["exact", "epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "code"),
+    [
+        ([1, 2], [ROOT], "tree_shape"),
+        ([VOCAB_SIZE], [ROOT], "token_range"),
+        ([3, 3], [ROOT, ROOT], "duplicate_sibling"),
+        ([3, 4], [1, 0], "parent_order"),
+        ([3] * 33, list(range(-1, 32)), "tree_size"),
+    ],
+)
+def test_bad_trees_get_400_with_a_typed_code(
+    client: TestClient, tokens: list[int], parents: list[int], code: str
+) -> None:
+    reply = prime(client)
+    ids = [*PROMPT, reply.root]
+    path = f"/v1/sessions/{reply.session}/rounds/1"
+    answer = client.post(path, content=round_body(ids, tokens, parents))
+    assert answer.status_code == 400
+    refused(answer, code)
+    assert client.post(path, content=round_body(ids, [], [])).status_code == 200
+
+
+def test_conflicting_rounds_get_409(client: TestClient) -> None:
+    reply = prime(client)
+    ids = [*PROMPT, reply.root]
+    path = f"/v1/sessions/{reply.session}/rounds"
+    refused(client.post(f"{path}/2", content=round_body(ids, [], [])), "round_future")
+    refused(client.post(f"{path}/1", content=round_body(ids[1:], [], [])), "length_differs")
+    refused(client.post(f"{path}/1", content=round_body([*PROMPT, 0], [], [])), "digest_differs")
+    for number in ("one", "-1", "1.0", "²", "9" * 5000):
+        refused(client.post(f"{path}/{number}", content=round_body(ids, [], [])), "malformed")
+
+
+def test_a_prompt_that_is_too_long_gets_413_and_a_value_out_of_range_422(client: TestClient) -> None:
+    long = msgspec.structs.replace(PRIME, prompt=[2] * 101)
+    refused(client.post("/v1/sessions", content=wire.encode(long)), "prompt_size")
+    greedy = msgspec.structs.replace(PRIME, sampling=wire.Sampling(-1.0))
+    refused(client.post("/v1/sessions", content=wire.encode(greedy)), "value_range")
+    other = msgspec.structs.replace(PRIME, head_digest="another")
+    refused(client.post("/v1/sessions", content=wire.encode(other)), "head_mismatch")
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(client: TestClient) -> None:
+    read = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal read
+        while read < 100:
+            read += 1
+            yield b"\x00" * 1000
+
+    refusal = refused(client.post("/v1/sessions", content=b"\x00" * 2000), "body_size")
+    assert refusal.message == "the body is larger than the 1524 B this call takes"
+    refused(client.post("/v1/sessions", content=endless()), "body_size")  # chunked: no length is declared
+    refused(client.post("/v1/sessions", content=b"", headers={"content-length": "9" * 5000}), "body_size")
+
+
+def test_the_right_version_is_asked_for(client: TestClient) -> None:
+    future = msgspec.structs.replace(PRIME, version=2)
+    refusal = refused(client.post("/v1/sessions", content=wire.encode(future)), "version")
+    assert refusal.message == "protocol version 2, this side speaks 1"
+
+
+def test_unknown_paths_and_methods_are_typed_too(client: TestClient) -> None:
+    refused(client.get("/v1/nothing"), "unknown_route")
+    refused(client.get("/v1/sessions"), "method")
+    refused(client.post("/v1/sessions/a/b/c/d", content=b""), "unknown_route")
+
+
+def test_full_servers_say_429(client: TestClient) -> None:
+    for _ in range(LIMITS.sessions):
+        prime(client)
+    refused(client.post("/v1/sessions", content=wire.encode(PRIME)), "sessions_full")
+
+
+def test_health_and_readiness(engine: Engine) -> None:
+    client = TestClient(create_app(engine, INFO))
+    assert client.get("/healthz").status_code == 200
+    assert client.get("/readyz").status_code == 503  # the application has not started
+    refused(client.post("/v1/sessions", content=wire.encode(PRIME)), "shutting_down")
+    with client:
+        assert client.get("/readyz").text == "ready\n"
+        prime(client)
+    assert engine.session_count == 0  # stopping frees every session
+
+
+def test_metrics_count_calls_tokens_bytes_and_refusals(client: TestClient) -> None:
+    reply = prime(client)
+    body = round_body([*PROMPT, reply.root], [], [])
+    client.post(f"/v1/sessions/{reply.session}/rounds/1", content=body)
+    client.post("/v1/sessions", content=b"garbage")
+    text = client.get("/metrics").text
+    for line in (
+        'hyco_requests_total{call="prime"} 1.0',
+        'hyco_requests_total{call="verify"} 1.0',
+        'hyco_refusals_total{code="malformed"} 1.0',
+        "hyco_committed_tokens_total 2.0",
+        f"hyco_body_bytes_up_total {float(len(wire.encode(PRIME)) + len(body))}",
+        "hyco_sessions 1.0",
+        'hyco_server_ms_count{call="verify"} 1.0',
+    ):
+        assert line in text.splitlines(), line
+    assert reply.session not in text
+
+
+class BlockingSession(ScriptedSession):
+    """Waits in its forward until the test lets it go."""
+
+    entered = threading.Event()
+    release = threading.Event()
+
+    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+        self.entered.set()
+        assert self.release.wait(timeout=30)
+        return super().verify(root, tokens, parents)
+
+
+def test_the_loop_answers_while_the_model_works() -> None:
+    model = ToyLanguageModel(stop_bias=-99.0)
+    with TestClient(create_app(Engine(lambda: BlockingSession(model), FACTS, LIMITS), INFO)) as client:
+        reply = prime(client)
+        body = round_body([*PROMPT, reply.root], [], [])
+        path = f"/v1/sessions/{reply.session}/rounds/1"
+        answers: list[httpx.Response] = []
+        caller = threading.Thread(target=lambda: answers.append(client.post(path, content=body)))
+        caller.start()
+        assert BlockingSession.entered.wait(timeout=30)
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/v1/info").status_code == 200
+        assert not answers
+        BlockingSession.release.set()
+        caller.join(timeout=30)
+        assert answers[0].status_code == 200
+
+
+def test_a_model_fault_gets_500_and_the_server_lives_on() -> None:
+    class Faulty(ScriptedSession):
+        def prime(self, ids: np.ndarray) -> np.ndarray:
+            if ids[0] == 9:
+                raise RuntimeError("out of memory")
+            return super().prime(ids)
+
+    model = ToyLanguageModel()
+    with TestClient(create_app(Engine(lambda: Faulty(model), FACTS, LIMITS), INFO)) as client:
+        bad = msgspec.structs.replace(PRIME, prompt=[9, 9])
+        refusal = refused(client.post("/v1/sessions", content=wire.encode(bad)), "model_fault")
+        assert refusal.message == "the model failed: RuntimeError"
+        prime(client)
+
+
+def mutated(body: bytes, generator: np.random.Generator) -> bytes:
+    """Cut, flipped, repeated, nested or replaced."""
+    kind = generator.integers(6)
+    if kind == 0:
+        return generator.bytes(int(generator.integers(0, 200)))
+    if kind == 1:
+        return body[: int(generator.integers(0, len(body)))]
+    if kind == 2:
+        changed = bytearray(body)
+        for _ in range(int(generator.integers(1, 5))):
+            changed[int(generator.integers(len(changed)))] = int(generator.integers(256))
+        return bytes(changed)
+    if kind == 3:
+        return body + body
+    if kind == 4:
+        return bytes([0x91]) * int(generator.integers(1, 1400)) + body[:50]  # arrays in arrays
+    at = int(generator.integers(len(body)))
+    return body[:at] + generator.bytes(int(generator.integers(1, 20))) + body[at:]
+
+
+def test_garbage_never_gets_a_5xx_and_leaves_the_server_whole(client: TestClient, engine: Engine) -> None:
+    generator = np.random.default_rng(20261011)
+    reply = prime(client)
+    ids = [*PROMPT, reply.root]
+    codes: dict[str, int] = {}
+    for index in range(FUZZ_BODIES):
+        if index % 2:
+            path, body = "/v1/sessions", wire.encode(PRIME)
+        else:
+            path, body = f"/v1/sessions/{reply.session}/rounds/1", round_body(ids, [3, 4, 9], [ROOT, 0, 0])
+        answer = client.post(path, content=mutated(body, generator))
+        assert answer.status_code < 500, answer.content
+        if answer.status_code == 200:
+            codes["ok"] = codes.get("ok", 0) + 1
+            if index % 2:
+                client.delete(f"/v1/sessions/{wire.decode(answer.content, wire.PrimeReply).session}")
+            continue
+        refusal = wire.decode(answer.content, wire.Refusal)
+        assert answer.status_code == STATUS_OF[refusal.code]
+        codes[refusal.code] = codes.get(refusal.code, 0) + 1
+    assert codes["malformed"] > FUZZ_BODIES / 3 and len(codes) >= 6  # the bodies reach past the decoder
+    assert engine.session_count == 1
+    prime(client)
+
+
+def test_every_refusal_code_raised_in_the_runtime_has_a_status() -> None:
+    folder = Path(wire.__file__).parent
+    modules = [folder / f"{name}.py" for name in ("admission", "engine", "sessions", "server", "tree", "wire")]
+    raised = set()
+    for module in modules:
+        raised |= set(re.findall(r'ProtocolError\(\s*"(\w+)"', module.read_text()))
+    assert len(raised) > 15
+    assert raised <= set(STATUS_OF), raised - set(STATUS_OF)
+
+
+def test_an_address_that_cannot_be_bound_is_named(client: TestClient) -> None:
+    with pytest.raises(ServerError, match=r"cannot listen on 127\.0\.0\.1:99999") as caught:
+        serve(create_app(toy_engine(), INFO), port=99999)
+    assert caught.value.hint == "choose another --host or --port"
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_server import INFO, toy_engine
+from hyco_export.runtime.server import create_app, serve
+serve(create_app(toy_engine(), INFO), on_ready=lambda host, port: print(host, port, flush=True))
+print("stopped", flush=True)
+"""
+
+
+def test_as_a_process_it_binds_to_loopback_picks_a_port_and_stops_when_told() -> None:
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        host, port = process.stdout.readline().split()
+        assert host == "127.0.0.1" and int(port) > 0
+        with httpx.Client(base_url=f"http://{host}:{port}") as http:
+            reply = wire.decode(http.post("/v1/sessions", content=wire.encode(PRIME)).content, wire.PrimeReply)
+            body = round_body([*PROMPT, reply.root], [], [])
+            answer = http.post(f"/v1/sessions/{reply.session}/rounds/1", content=body)
+            assert answer.status_code == 200 and http.get("/readyz").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopped\n"
+        assert process.wait(timeout=30) == 0
+
+
+def test_decoding_refuses_what_is_nested_too_deep() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        wire.decode(b"\x91" * 200_000, wire.PrimeRequest)
+    assert caught.value.code == "malformed"
