@@ -21,7 +21,7 @@ from hyco_export.nn.slm_pass import FloatSlm
 
 
 class SlmQuality(msgspec.Struct, frozen=True):
-    """Figures over `positions` tokens. `layers`: SQNR in dB by tensor; `clipped`: share of values outside their range."""
+    """Figures over `positions` tokens; by tensor, `layers` is the SQNR in dB, `clipped` the share outside its range."""
 
     positions: int
     top1_agreement: float

@@ -16,7 +16,7 @@ from hyco_export.errors import CheckpointError
 from hyco_export.nn.gemma_quant import PackedCheckpoint
 from hyco_export.nn.verifier import ATTENTION_NAMES
 
-LONG_NAMES: dict[str, str] = {**ATTENTION_NAMES}  # our layer types -> transformers'
+LONG_NAMES: dict[str, str] = dict(ATTENTION_NAMES.items())  # our layer types -> transformers'
 SHORT_NAMES = {name: short for short, name in LONG_NAMES.items()}
 MODEL_PREFIX = "model."
 OUTPUT_LAYER = "lm_head"

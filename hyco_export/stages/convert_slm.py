@@ -9,8 +9,8 @@ Files:
     encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
 
 Three gates: float parity with transformers' model, weights equal one by one, graphs without lint findings. Activations
-have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales are not used, and switched off in the model
-that parity is measured against.
+have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales are not used, and switched off in the
+model that parity is measured against.
 """
 
 from collections.abc import Mapping, Sequence

@@ -103,7 +103,7 @@ def build(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
 
 
 def build_prefill(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
-    """A prefill pass: new K/V rows only. It ends at the last layer that stores any; the rest only reads, and is left out."""
+    """A prefill pass: new K/V rows only. It ends at the last layer that stores any: the rest only reads."""
     current = _Pass(ops, network, rows)
     hidden = current.input("embeds", (rows, network.hidden))
     last = network.storing[-1].index
