@@ -147,6 +147,7 @@ class Gates(Section):
 
     min_mat: dict[str, float] = {}  # by system
     min_head_agreement: Share = 0.97  # K-step graph against the step-by-step W4 head
+    min_slm_agreement: Share = 0.9  # best token of a row, integer graph against the float network
     max_bytes_up: Count = 300
     max_bytes_down_overhead: Count = 100
 

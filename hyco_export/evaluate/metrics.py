@@ -69,6 +69,15 @@ class SystemMetrics(msgspec.Struct, frozen=True):
         return self.bonus_misses / bonus if bonus else 0.0
 
 
+class SystemTraffic(msgspec.Struct, frozen=True):
+    """The largest VERIFY round of a system, bodies only."""
+
+    system: str
+    up_max_bytes: int
+    down_max_bytes: int
+    down_overhead_max_bytes: int  # beyond the hand-off
+
+
 def measure(system: str, traces: Sequence[GenerationTrace], keepset: KeepSet) -> SystemMetrics:
     """The measures of one system.
 
@@ -164,6 +173,21 @@ def down_overhead_bytes(record: RoundTrace, handoff: HandoffSpec | None) -> int:
     rows = len(record.accepted) + 1
     carried = handoff.round_bytes + rows * handoff.row_bytes if handoff is not None else 0
     return record.traffic.payload_down_bytes - carried
+
+
+def measure_traffic(system: str, traces: Sequence[GenerationTrace], handoff: HandoffSpec | None) -> SystemTraffic:
+    """The largest round of a system; `handoff` as in `down_overhead_bytes`.
+
+    Raises:
+        ValueError: no round.
+    """
+    rounds = [record for trace in traces for record in trace.rounds]
+    return SystemTraffic(
+        system=system,
+        up_max_bytes=max(record.traffic.payload_up_bytes for record in rounds),
+        down_max_bytes=max(record.traffic.payload_down_bytes for record in rounds),
+        down_overhead_max_bytes=max(down_overhead_bytes(record, handoff) for record in rounds),
+    )
 
 
 def _byte_counts(rows: Sequence[tuple[int, int]]) -> ByteCounts:

@@ -11,6 +11,8 @@ import numpy as np
 
 from hyco_export.graph.parity import logit_kl, max_abs, output_range, sqnr_db, top1_agreement
 
+HEAD_GRAPH, SLM_GRAPH = "head", "slm tree"
+
 
 class GraphParity(msgspec.Struct, frozen=True):
     """How a candidate back end compares with a reference on `positions` teacher-forced positions.

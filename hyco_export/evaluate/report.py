@@ -15,20 +15,11 @@ from hyco_export.evaluate.canvas import css_colors
 from hyco_export.evaluate.examples import DrawnTree, RoundTimes
 from hyco_export.evaluate.gates import Gate, failed
 from hyco_export.evaluate.losslessness import Losslessness
-from hyco_export.evaluate.metrics import SystemMetrics
+from hyco_export.evaluate.metrics import SystemMetrics, SystemTraffic
 from hyco_export.evaluate.parity import GraphParity
 from hyco_export.runtime.wire import Sampling, ServerInfo
 
 JSON_NAME, HTML_NAME, TEMPLATE_NAME = "report.json", "report.html", "report.html.j2"
-
-
-class SystemTraffic(msgspec.Struct, frozen=True):
-    """The largest round of a system, in bytes of bodies."""
-
-    system: str
-    up_max_bytes: int
-    down_max_bytes: int
-    down_overhead_max_bytes: int  # beyond the hand-off
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -5,21 +5,16 @@ Knows the files of the `build-keepset`, `convert-head`, `convert-slm` and `compi
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from hyco_export.core.artifact import Manifest, verify
-from hyco_export.core.devicespec import HeadSpec, SlmSpec
+from hyco_export.core.devicespec import HEAD_SPEC_FILE, SLM_SPEC_FILE, HeadSpec, SlmSpec, read_spec
 from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.compatibility import Expected
 
 KEEPSET, HEAD, SLM, COMPILE = "build-keepset", "convert-head", "convert-slm", "compile"
-HEAD_SPEC_FILE, SLM_SPEC_FILE = "head.json", "slm.json"
 RULES = ("exact", "epsilon")
-Spec = TypeVar("Spec", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -41,8 +36,8 @@ def open_artifacts(root: Path, target: str) -> RunArtifacts:
     """
     manifests = {stage: verify(root / folder) for stage, folder in folders(target).items()}
     _require_one_run(manifests, root)
-    head = _read_spec(root / HEAD / HEAD_SPEC_FILE, HeadSpec)
-    slm = _read_spec(root / SLM / SLM_SPEC_FILE, SlmSpec)
+    head = read_spec(root / HEAD / HEAD_SPEC_FILE, HeadSpec)
+    slm = read_spec(root / SLM / SLM_SPEC_FILE, SlmSpec)
     keepset = read_keepset(root / KEEPSET)
     for name, digest in ((HEAD, head.keepset_digest), (SLM, slm.keepset_digest)):
         if digest != keepset.digest:
@@ -81,10 +76,3 @@ def _require_one_run(manifests: dict[str, Manifest], root: Path) -> None:
                     f"{root / stage} was built from another {need} than {root / need}",
                     f"build it again: hyco-export {stage}",
                 )
-
-
-def _read_spec(path: Path, kind: type[Spec]) -> Spec:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export run") from error

@@ -9,9 +9,9 @@ from hyco_export.core.keepset import KeepSet
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import Gate
 from hyco_export.evaluate.losslessness import Difference, Losslessness
-from hyco_export.evaluate.metrics import measure
+from hyco_export.evaluate.metrics import SystemTraffic, measure
 from hyco_export.evaluate.parity import GraphParity
-from hyco_export.evaluate.report import Report, SystemTraffic
+from hyco_export.evaluate.report import Report
 from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.tree import ROOT, Source, Tree, path_to
 from hyco_export.runtime.wire import Sampling, ServerInfo

@@ -1,8 +1,15 @@
 """Values on either side of their limits."""
 
+import math
+
 import pytest
 
-from hyco_export.evaluate.gates import Gate, failed
+from hyco_export.core import recipe
+from hyco_export.evaluate.gates import Gate, failed, run_gates
+from hyco_export.evaluate.losslessness import Difference, Losslessness
+from hyco_export.evaluate.metrics import SystemTraffic
+from hyco_export.evaluate.parity import HEAD_GRAPH, SLM_GRAPH, GraphParity
+from tests.evaluate.reports import synthetic_report
 
 
 @pytest.mark.parametrize(
@@ -27,3 +34,47 @@ def test_a_gate_says_name_value_and_limit():
         str(Gate("bytes up a round", 312.0, "at most", 300.0, "B")) == "bytes up a round: 312 B, must be at most 300 B"
     )
     assert str(Gate("MAT of hyco", float("nan"), "at least", 1.8)) == "MAT of hyco: not measured, must be at least 1.8"
+
+
+LIMITS = recipe.Gates(min_mat={"hyco": 2.0, "absent": 1.0}, min_head_agreement=0.97, min_slm_agreement=0.9)
+
+
+def gates_by_name(**changes):
+    parts = {"systems": (), "losslessness": (), "parity": (), "traffic": ()}
+    return {gate.name: gate for gate in run_gates(LIMITS, **{**parts, **changes})}
+
+
+def test_every_differing_text_fails_the_run():
+    rows = [
+        Losslessness("hyco-exact", "torch", 30, 64, 1920, 2.6, ()),
+        Losslessness("hyco-exact", "qnn", 4, 32, 128, 2.6, (Difference("p", 3, 1, 2),)),
+    ]
+    gates = gates_by_name(losslessness=rows)
+    assert gates["greedy texts that differ, hyco-exact on torch"].passed
+    assert not gates["greedy texts that differ, hyco-exact on qnn"].passed
+
+
+def test_mat_is_gated_by_system_and_an_absent_system_fails():
+    gates = gates_by_name(systems=synthetic_report().systems)
+    assert gates["tokens per round (MAT), hyco"].passed
+    assert math.isnan(gates["tokens per round (MAT), absent"].value)
+    assert not gates["tokens per round (MAT), absent"].passed
+
+
+def test_integer_graphs_are_gated_against_the_float_network_only():
+    rows = [
+        GraphParity(HEAD_GRAPH, "torch", "onnx-cpu", 10, 0.98),
+        GraphParity(HEAD_GRAPH, "torch", "qnn", 10, 0.96),
+        GraphParity(SLM_GRAPH, "torch", "qnn", 10, 0.91),
+        GraphParity(SLM_GRAPH, "onnx-cpu", "qnn", 10, 0.5),
+    ]
+    gates = gates_by_name(parity=rows)
+    assert [gates[f"{HEAD_GRAPH}: {name} agrees with torch"].passed for name in ("onnx-cpu", "qnn")] == [True, False]
+    assert gates[f"{SLM_GRAPH}: qnn agrees with torch"].passed
+    assert len(gates) == len(LIMITS.min_mat) + 3
+
+
+def test_traffic_is_gated_in_both_directions():
+    gates = gates_by_name(traffic=[SystemTraffic("hyco", 300, 9000, 101)])
+    assert gates["largest request, hyco"].passed
+    assert not gates["largest reply beyond its hand-off, hyco"].passed

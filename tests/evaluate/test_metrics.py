@@ -9,6 +9,7 @@ from hyco_export.evaluate.metrics import (
     chain_acceptance,
     down_overhead_bytes,
     measure,
+    measure_traffic,
     tokens_by_rule,
     tokens_by_source,
 )
@@ -118,6 +119,9 @@ def test_overhead_down_is_what_the_hand_off_does_not_explain():
     record = round_trace((0, 1), traffic=Traffic(60, 2 * 8 + 3 * 32 + 41, 0, 0))
     assert down_overhead_bytes(record, spec) == 41
     assert down_overhead_bytes(record, None) == 2 * 8 + 3 * 32 + 41
+    finishing = round_trace((0,), tokens=(10,), finished="stop", traffic=Traffic(70, 30, 0, 0))  # no hand-off
+    traffic = measure_traffic("hyco", [generation(record, finishing)], spec)
+    assert (traffic.up_max_bytes, traffic.down_max_bytes, traffic.down_overhead_max_bytes) == (70, 153, 41)
 
 
 def test_nothing_to_measure_is_said():

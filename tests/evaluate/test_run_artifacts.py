@@ -114,5 +114,5 @@ def test_a_graph_of_another_keep_set_is_refused(build_run, part):
 
 def test_a_spec_of_another_shape_is_named(build_run, tmp_path):
     root = build_run(head=slm_spec())
-    with pytest.raises(ArtifactError, match=r"head.json cannot be read"):
+    with pytest.raises(ArtifactError, match=r"head.json is not a HeadSpec"):
         open_artifacts(root, TARGET)
