@@ -1,0 +1,150 @@
+"""Puts a verifier server together from a recipe's checkpoints and a run folder's artifacts.
+
+Knows where they lie and what must fit together; loading, serving and judging are others'.
+"""
+
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import torch
+from transformers import PreTrainedModel
+
+from hyco_export import __version__
+from hyco_export.core.artifact import MANIFEST_NAME, verify
+from hyco_export.core.devicespec import HeadSpec
+from hyco_export.core.keepset import read_keepset
+from hyco_export.core.recipe import Recipe
+from hyco_export.errors import ArtifactError, ServerError
+from hyco_export.nn.checkpoint import checkpoint_digest, checkpoint_folder, tokenizer_digest
+from hyco_export.nn.device_head import CONVERT, KEEPSET, SPEC_FILE
+from hyco_export.nn.family import check_family
+from hyco_export.nn.verifier import load_head, load_verifier, stop_ids
+from hyco_export.runtime import wire
+from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.chain_drafter import ChainDrafter
+from hyco_export.runtime.clocks import clock_for
+from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.handoff_encoder import HandoffEncoder
+from hyco_export.runtime.verifier import Verifier
+
+
+class HeadArtifact(msgspec.Struct, frozen=True):
+    """The converted head whose encodings a hand-off uses."""
+
+    key: str  # of its manifest
+    spec: HeadSpec
+
+
+def open_server_engine(
+    recipe: Recipe, artifacts: Path | None = None, device: str = "cpu", recipe_folder: Path | None = None
+) -> tuple[Engine, wire.ServerInfo]:
+    """The engine of a recipe's verifier, and what it says of itself.
+
+    With a run folder that holds a converted head, sessions can be handed off in its encodings; without one the server
+    still drafts with its own head and verifies trees.
+
+    Args:
+        artifacts: run folder.
+        device: torch device, e.g. `cpu`, `cuda`, `cuda:1`.
+        recipe_folder: where the recipe's relative paths start; None for the embedded recipe.
+
+    Raises:
+        CheckpointError: a checkpoint is missing, unreadable or does not belong with the others.
+        ArtifactError: the head artifact is damaged or of another verifier.
+        ServerError: the device is not there.
+    """
+    place = _device(device)
+    folder = checkpoint_folder(recipe.models.verifier, recipe_folder)
+    digest = checkpoint_digest(folder)
+    artifact = read_head_artifact(artifacts, digest) if artifacts else None
+    precision = recipe.models.verifier.dtype  # the server's head reads the verifier's states and K/V: one precision
+    model = load_verifier(folder, precision, device)
+    head = load_head(checkpoint_folder(recipe.models.head, recipe_folder), precision, device)
+    check_family(model.config, head.config)
+
+    facts = _facts(model, artifact, recipe.head.steps)
+    limits = Limits(prompt_limit=min(Limits().prompt_limit, facts.context_limit - 1))
+    encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
+    verifier = Verifier(model, ChainDrafter(head), encoder)
+    clock = clock_for(place.type, torch.get_num_threads(), place)
+    engine = Engine(verifier.open, facts, limits, clock)
+    keepset_digest = artifact.spec.keepset_digest if artifact else read_keepset_digest(artifacts)
+    return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+
+
+def describe(engine: Engine, verifier_digest: str, tokenizer: str, keepset_digest: str) -> wire.ServerInfo:
+    """What a server with this engine says of itself."""
+    facts, limits = engine.facts, engine.limits
+    return wire.ServerInfo(
+        version=wire.PROTOCOL_VERSION,
+        server=f"hyco-export {__version__}",
+        verifier_digest=verifier_digest,
+        tokenizer_digest=tokenizer,
+        vocab_size=facts.vocab_size,
+        stop_ids=sorted(facts.stop_ids),
+        head_digest=facts.head_digest,
+        keepset_digest=keepset_digest,
+        node_limit=limits.node_limit,
+        prompt_limit=limits.prompt_limit,
+        server_steps=facts.server_steps,
+        rules=list(get_args(wire.Rule)),
+        clock=engine.clock.name,
+    )
+
+
+def read_head_artifact(run: Path, verifier_digest: str) -> HeadArtifact | None:
+    """The run folder's converted head; None when it has none.
+
+    Raises:
+        ArtifactError: it is damaged, or was made for another verifier.
+    """
+    folder = run / CONVERT
+    if not (folder / MANIFEST_NAME).is_file():
+        return None
+    manifest = verify(folder)
+    try:
+        spec = msgspec.json.decode((folder / SPEC_FILE).read_bytes(), type=HeadSpec)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ArtifactError(
+            f"{folder / SPEC_FILE} cannot be read: {error}", "build it again: hyco-export convert-head"
+        ) from error
+    if spec.verifier_digest != verifier_digest:
+        raise ArtifactError(
+            f"{folder} was made for verifier {spec.verifier_digest[:12]}, the recipe's is {verifier_digest[:12]}",
+            "give the run folder of this recipe, or build it again: hyco-export run",
+        )
+    return HeadArtifact(manifest.key, spec)
+
+
+def read_keepset_digest(run: Path | None) -> str:
+    """Digest of the run folder's keep set; "" when it has none.
+
+    Raises:
+        ArtifactError: it is damaged.
+    """
+    if run is None or not (run / KEEPSET / MANIFEST_NAME).is_file():
+        return ""
+    return read_keepset(run / KEEPSET).digest
+
+
+def _facts(model: PreTrainedModel, artifact: HeadArtifact | None, server_steps: int) -> Facts:
+    config = model.config.get_text_config()
+    return Facts(
+        vocab_size=config.vocab_size,
+        stop_ids=frozenset(stop_ids(model)),
+        context_limit=config.max_position_embeddings,
+        head_digest=artifact.key if artifact else "",
+        handoff_window=artifact.spec.handoff.window if artifact else 0,
+        server_steps=server_steps,
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ServerError(f"{name!r} is not a torch device", "use cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ServerError(f"device {name} is not there: torch sees {torch.cuda.device_count()} GPUs", "use cpu")
+    return device

@@ -1,0 +1,195 @@
+"""A server put together from checkpoint folders and a run folder, driven through the engine without HTTP."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import gemma
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from hyco_export.core.artifact import Manifest, publish
+from hyco_export.core.devicespec import HeadSpec
+from hyco_export.core.encodings import encoding_from_range
+from hyco_export.core.graphspec import GraphSpec
+from hyco_export.core.handoff import HandoffSpec
+from hyco_export.core.recipe import Checkpoint, Models, Recipe, embedded_recipe, load_recipe
+from hyco_export.errors import ArtifactError, CheckpointError, ServerError
+from hyco_export.nn.checkpoint import checkpoint_digest
+from hyco_export.nn.verifier import kv_shapes
+from hyco_export.runtime import wire
+from hyco_export.runtime.assembly import open_server_engine
+from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.tree import ROOT
+
+WINDOW = 16
+GREEDY = wire.Sampling(0.0, 0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    gemma.tiny_verifier().save_pretrained(folder / "verifier")
+    (folder / "verifier" / "tokenizer.json").write_text("{}")  # only its digest is read
+    gemma.tiny_head().save_pretrained(folder / "head")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(checkpoints: Path) -> Recipe:
+    verifier = Checkpoint(model=str(checkpoints / "verifier"), dtype="float32")
+    head = Checkpoint(model=str(checkpoints / "head"), dtype="float32")
+    models = Models(verifier=verifier, head=head, slm=verifier)
+    return msgspec.structs.replace(load_recipe(embedded_recipe()), models=models)
+
+
+def publish_head(run: Path, verifier_digest: str) -> HeadSpec:
+    """A `convert-head` artifact without a graph."""
+    model = gemma.tiny_verifier()
+    names = ("e", "h", "k.sliding", "v.sliding", "k.full", "v.full")
+    handoff = HandoffSpec(
+        gemma.HIDDEN,
+        WINDOW,
+        "post",
+        kv_shapes(model.config),
+        {name: encoding_from_range(-6, 6, "uint8") for name in names},
+    )
+    spec = HeadSpec(
+        steps=4,
+        runner_up_steps=2,
+        vocab_size=gemma.VOCAB,
+        keepset_digest="of the keep set",
+        verifier_digest=verifier_digest,
+        handoff=handoff,
+        spans={"sliding": None, "full": None},
+        inv_freq={},
+        mask_value=-100.0,
+        graph=GraphSpec("head", (), ()),
+    )
+    build = run / ".build"
+    build.mkdir(parents=True)
+    (build / "head.json").write_bytes(msgspec.json.encode(spec))
+    publish(build, run / "convert-head", Manifest("convert-head", 1, "key-of-the-head", None, {}, {}, {}, {}, {}, 0.0))
+    return spec
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    publish_head(folder, checkpoint_digest(checkpoints / "verifier"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(recipe: Recipe, run: Path) -> tuple[Engine, wire.ServerInfo]:
+    return open_server_engine(recipe, run)
+
+
+def request(prompt: list[int], **changes: object) -> wire.PrimeRequest:
+    plain = wire.PrimeRequest(wire.PROTOCOL_VERSION, prompt, GREEDY, wire.Acceptance(), 1, 40, "device", 0, "")
+    return msgspec.structs.replace(plain, **changes)
+
+
+def texts(engine: Engine, primed: wire.PrimeRequest, drafts: Iterator[tuple[list[int], list[int]]]) -> list[int]:
+    """All new ids of a generation whose trees come from `drafts`."""
+    reply = engine.prime(primed)
+    ids = [*primed.prompt, reply.root]
+    number, finished = 0, reply.finished
+    while not finished:
+        number += 1
+        tokens, parents = next(drafts)
+        body = wire.VerifyRequest(wire.PROTOCOL_VERSION, len(ids), wire.committed_digest(ids), tokens, parents)
+        answer = engine.verify(reply.session, number, body)
+        ids += answer.tokens
+        finished = answer.finished
+    engine.close(reply.session)
+    return ids[len(primed.prompt) :]
+
+
+def no_trees() -> Iterator[tuple[list[int], list[int]]]:
+    while True:
+        yield [], []
+
+
+def random_trees(seed: int, likely: list[int]) -> Iterator[tuple[list[int], list[int]]]:
+    generator = np.random.default_rng(seed)
+    while True:
+        edges = {(int(generator.integers(ROOT, max(1, row))), int(generator.choice(likely))) for row in range(9)}
+        ordered = sorted(edges)
+        rows = [parent for parent, _ in ordered]
+        yield [token for _, token in ordered], [min(parent, row - 1) for row, parent in enumerate(rows)]
+
+
+def plain_generate(prompt: list[int], count: int) -> list[int]:
+    """transformers' own greedy decoding."""
+    with torch.inference_mode():
+        output = gemma.tiny_verifier().generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=gemma.STOP_IDS, pad_token_id=0
+        )
+    return output[0, len(prompt) :].tolist()
+
+
+def test_info_says_what_the_server_is(served: tuple[Engine, wire.ServerInfo], checkpoints: Path) -> None:
+    _, info = served
+    assert info.verifier_digest == checkpoint_digest(checkpoints / "verifier") and len(info.tokenizer_digest) == 64
+    assert (info.vocab_size, info.stop_ids) == (gemma.VOCAB, gemma.STOP_IDS)
+    assert (info.head_digest, info.keepset_digest) == ("key-of-the-head", "of the keep set")
+    assert (info.server_steps, info.prompt_limit, info.node_limit) == (4, gemma.CONTEXT - 1, 64)
+    assert info.rules == ["exact", "epsilon"] and info.clock in ("thread-cpu", "process-cpu")
+
+
+@pytest.mark.parametrize("length", [1, gemma.WINDOW, 30])
+def test_greedy_text_equals_transformers_whoever_drafts(served: tuple[Engine, wire.ServerInfo], length: int) -> None:
+    engine, _ = served
+    prompt = np.random.default_rng(length).integers(4, gemma.VOCAB, length).tolist()
+    expected = plain_generate(prompt, 40)
+    assert texts(engine, request(prompt), no_trees()) == expected
+    assert texts(engine, request(prompt), random_trees(length, expected)) == expected
+    cloud = request(prompt, draft_side="server", draft_steps=4)
+    assert texts(engine, cloud, no_trees()) == expected
+    assert engine.session_count == 0
+
+
+def test_handoffs_have_the_artifacts_sizes(served: tuple[Engine, wire.ServerInfo], run: Path) -> None:
+    engine, _ = served
+    spec = msgspec.json.decode((run / "convert-head" / "head.json").read_bytes(), type=HeadSpec).handoff
+    reply = engine.prime(request(list(range(4, 24)), head_digest="key-of-the-head"))
+    assert reply.handoff is not None
+    assert len(reply.handoff.e) + len(reply.handoff.h) == spec.round_bytes
+    assert len(reply.handoff.kv) == WINDOW * spec.row_bytes and reply.handoff.first_position == 20 - WINDOW
+    assert reply.server_ms > 0
+
+
+def test_without_a_head_artifact_the_server_still_drafts_itself(recipe: Recipe, tmp_path: Path) -> None:
+    engine, info = open_server_engine(recipe, tmp_path)
+    assert (info.head_digest, info.keepset_digest, info.server_steps) == ("", "", 4)
+    prompt = [5, 9, 7]
+    assert texts(engine, request(prompt, draft_side="server", draft_steps=4), no_trees()) == plain_generate(prompt, 40)
+
+
+def test_a_head_artifact_of_another_verifier_is_named(recipe: Recipe, tmp_path: Path) -> None:
+    publish_head(tmp_path, "0123456789abcdef")
+    with pytest.raises(ArtifactError, match="convert-head was made for verifier 0123456789ab, the recipe's is"):
+        open_server_engine(recipe, tmp_path)
+
+
+def test_a_damaged_head_artifact_is_named(recipe: Recipe, tmp_path: Path) -> None:
+    publish_head(tmp_path, "x")
+    (tmp_path / "convert-head" / "head.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=r"head\.json"):
+        open_server_engine(recipe, tmp_path)
+
+
+def test_a_head_of_another_verifier_is_named(recipe: Recipe, tmp_path: Path) -> None:
+    gemma.tiny_head("experts").save_pretrained(tmp_path / "head")
+    head = Checkpoint(model=str(tmp_path / "head"), dtype="float32")
+    wrong = msgspec.structs.replace(recipe, models=msgspec.structs.replace(recipe.models, head=head))
+    with pytest.raises(CheckpointError, match="checkpoints do not belong together"):
+        open_server_engine(wrong)
+
+
+@pytest.mark.parametrize(("name", "message"), [("gpu", "'gpu' is not a torch device"), ("cuda:7", "is not there")])
+def test_a_device_that_is_not_there_is_named(recipe: Recipe, name: str, message: str) -> None:
+    with pytest.raises(ServerError, match=message):
+        open_server_engine(recipe, device=name)
