@@ -1,6 +1,6 @@
 """The NPU targets this project compiles for, and what each supports.
 
-Knows the numbers the vendor's compiler wants (SoC model, Hexagon architecture, VTCM) and which integer widths the graphs
+Knows the numbers the vendor's compiler wants (SoC model, Hexagon architecture, VTCM) and which integer widths graphs
 may use. Does not know how to compile: `graph.qnn` does.
 
 Where the numbers come from: SoC model and architecture were read back from binaries that onnxruntime-qnn 2.7

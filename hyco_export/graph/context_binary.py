@@ -5,6 +5,7 @@ library through `graph.context_layout`; does not judge what it reads (`graph.con
 """
 
 import ctypes
+import mmap
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,13 +33,13 @@ def read_context(binary: Path) -> ContextInfo:
         return worker.ask(InspectJob(str(binary)), ContextInfo, subject=binary.name)
 
 
-def parse_context(data: bytes, system_library: Path) -> ContextInfo:
-    """The same in this process; `data` is the whole file.
+def parse_context(binary: Path, system_library: Path) -> ContextInfo:
+    """The same in this process.
 
     Raises:
         CompileError: the library does not recognise the file, or answers in another layout.
     """
-    with _binary_info(data, system_library) as info:
+    with _mapped(binary) as data, _binary_info(data, system_library) as info:
         if info.version != layout.BINARY_INFO_VERSION:
             raise CompileError(
                 f"the system library describes binaries in layout {info.version}, this version reads "
@@ -49,21 +50,33 @@ def parse_context(data: bytes, system_library: Path) -> ContextInfo:
 
 
 @contextmanager
-def _binary_info(data: bytes, system_library: Path) -> Iterator[layout.BinaryInfo]:
+def _mapped(binary: Path) -> Iterator[mmap.mmap]:
+    """The file in memory without reading it whole: binaries reach a gigabyte."""
+    with binary.open("rb") as file:
+        if not binary.stat().st_size:
+            raise CompileError(f"context binary {binary.name} is empty", "compile it again: hyco-export compile")
+        # private and writable: ctypes only points into writable memory
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:
+            yield data
+
+
+@contextmanager
+def _binary_info(data: mmap.mmap, system_library: Path) -> Iterator[layout.BinaryInfo]:
     """The library's description of `data`, valid until the block ends."""
     functions = _system_functions(system_library)
     handle = ctypes.c_void_p()
     _require_ok(layout.CreateFunction(functions[layout.CREATE])(ctypes.byref(handle)), "create a system context")
-    buffer = ctypes.create_string_buffer(data, len(data))
+    start = ctypes.c_char.from_buffer(data)
     info = ctypes.POINTER(layout.BinaryInfo)()
     info_bytes = ctypes.c_uint64()
     get_info = layout.BinaryInfoFunction(functions[layout.GET_BINARY_INFO])
     try:
-        status = get_info(handle, buffer, len(data), ctypes.byref(info), ctypes.byref(info_bytes))
+        status = get_info(handle, ctypes.addressof(start), len(data), ctypes.byref(info), ctypes.byref(info_bytes))
         _require_ok(status, "read the file as a context binary")
         yield info.contents
     finally:
         layout.FreeFunction(functions[layout.FREE])(handle)
+        del start  # or the map cannot be closed
 
 
 def _system_functions(system_library: Path) -> ctypes.Array:
@@ -84,7 +97,7 @@ def _require_ok(status: int, action: str) -> None:
         )
 
 
-def _soc_note(data: bytes) -> str | None:
+def _soc_note(data: mmap.mmap) -> str | None:
     """The SoC's name in the compiler's own note, a second witness beside the numeric model."""
     match = SOC_NOTE.search(data)
     return match.group(1).decode() if match else None

@@ -46,7 +46,7 @@ DTYPE_NAMES = {
 class Provider(c.Structure):
     """One entry of QnnSystemInterface_getProviders: a header, then the function table."""
 
-    _fields_ = [  # noqa: RUF012 (ctypes reads the list once)
+    _fields_ = [
         ("backend_id", c.c_uint32),
         ("name", c.c_char_p),
         ("version", c.c_uint32 * 3),
@@ -57,7 +57,7 @@ class Provider(c.Structure):
 class QuantParams(c.Structure):
     """Per-tensor scale and offset; other encodings use the same 32 bytes for pointers."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("defined", c.c_uint32),
         ("encoding", c.c_uint32),
         ("scale", c.c_float),
@@ -69,7 +69,7 @@ class QuantParams(c.Structure):
 class Tensor(c.Structure):
     """One input or output: 144 bytes, whichever version."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("version", c.c_uint32),
         ("id", c.c_uint64),  # 32 bits, then padding before the pointer
         ("name", c.c_char_p),
@@ -91,7 +91,7 @@ class Tensor(c.Structure):
 class Graph(c.Structure):
     """One graph of a binary: 80 bytes."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("version", c.c_uint32),
         ("name", c.c_char_p),
         ("input_count", c.c_uint32),
@@ -108,13 +108,13 @@ class Graph(c.Structure):
 class ContextBlob(c.Structure):
     """The HTP's own part of a binary's description."""
 
-    _fields_ = [("version", c.c_uint32), ("htp_arch", c.c_uint32)]  # noqa: RUF012
+    _fields_ = [("version", c.c_uint32), ("htp_arch", c.c_uint32)]
 
 
 class BinaryInfoBody(c.Structure):
     """Version 3 of a binary's description."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("backend_id", c.c_uint32),  # 6 = HTP
         ("build_id", c.c_char_p),
         ("core_api", c.c_uint32 * 3),
@@ -136,7 +136,7 @@ class BinaryInfoBody(c.Structure):
 class BinaryInfo(c.Structure):
     """A binary's description: the version says what follows."""
 
-    _fields_ = [("version", c.c_uint32), ("body", BinaryInfoBody)]  # noqa: RUF012
+    _fields_ = [("version", c.c_uint32), ("body", BinaryInfoBody)]
 
 
 CreateFunction = c.CFUNCTYPE(c.c_uint64, c.POINTER(c.c_void_p))

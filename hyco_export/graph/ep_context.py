@@ -10,7 +10,7 @@ import onnx
 
 from hyco_export.core.graphspec import TensorSpec
 from hyco_export.errors import CompileError
-from hyco_export.graph.interface import tensor_shape, tensor_dtype
+from hyco_export.graph.interface import tensor_dtype, tensor_shape
 
 PROVIDER = "QNNExecutionProvider"
 COMPATIBILITY_KEY = f"ep_compatibility_info.{PROVIDER}"
@@ -55,12 +55,6 @@ def read_context_model(path: Path) -> ContextModel:
         inputs=tuple(TensorSpec(v.name, tensor_shape(v), tensor_dtype(v)) for v in model.graph.input),
         outputs=tuple(TensorSpec(v.name, tensor_shape(v), tensor_dtype(v)) for v in model.graph.output),
     )
-
-
-def left_on_cpu(path: Path) -> list[str]:
-    """Nodes of a compiled model that are not the EPContext, as `operator name`."""
-    model = onnx.load(path, load_external_data=False)
-    return [f"{node.op_type} {node.name}".rstrip() for node in model.graph.node if node.op_type != "EPContext"]
 
 
 def _only_node(model: onnx.ModelProto, path: Path) -> onnx.NodeProto:

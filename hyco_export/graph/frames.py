@@ -22,7 +22,7 @@ class CompileJob(msgspec.Struct, frozen=True, tag=True):
     model: str
     context_model: str
     target: Target
-    allow_cpu_fallback: bool = False  # only to find out which nodes would fall back
+    explain_fallback: bool = False  # let nodes fall back to the CPU and have the provider log why
 
 
 class OpenJob(msgspec.Struct, frozen=True, tag=True):

@@ -1,7 +1,7 @@
 """What a QDQ graph takes and gives, read from the graph itself.
 
-An input's encoding is that of the DequantizeLinear it feeds, an output's that of the QuantizeLinear it comes from; plain
-integers (ids) have none. Knows ONNX protos; not what the tensors mean.
+An input's encoding is that of the DequantizeLinear it feeds, an output's that of the QuantizeLinear it comes from;
+plain integers (ids) have none. Knows ONNX protos; not what the tensors mean.
 """
 
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.errors import CompileError
 
-# Operators that keep their input's grid: an encoding is looked for on their other side
-GRID_KEEPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Gather", "Identity"})
+# Operators that keep their first input's grid: an encoding is looked for on their other side; so does Concat, of all
+GRID_KEEPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather", "Identity"})
 
 
 def read_interface(model: onnx.ModelProto, name: str) -> GraphSpec:
@@ -65,7 +65,7 @@ def _grid_after(tensor: str, graph: onnx.GraphProto, constants: Constants) -> En
             continue
         if node.op_type == "DequantizeLinear" and node.input[0] == tensor:
             return _encoding(node, constants)
-        if node.op_type in GRID_KEEPING:
+        if tensor in _carried(node):
             found = _first(_grid_after(output, graph, constants) for output in node.output)
             if found:
                 return found
@@ -79,9 +79,15 @@ def _grid_before(tensor: str, graph: onnx.GraphProto, constants: Constants) -> E
             continue
         if node.op_type == "QuantizeLinear":
             return _encoding(node, constants)
-        if node.op_type in GRID_KEEPING:
-            return _first(_grid_before(source, graph, constants) for source in node.input)
+        return _first(_grid_before(source, graph, constants) for source in _carried(node))
     return None
+
+
+def _carried(node: onnx.NodeProto) -> list[str]:
+    """The inputs whose grid a layout operator keeps; indices and shapes are not among them."""
+    if node.op_type == "Concat":
+        return list(node.input)
+    return list(node.input[:1]) if node.op_type in GRID_KEEPING else []
 
 
 def _first(encodings: Iterable[Encoding | None]) -> Encoding | None:

@@ -3,10 +3,15 @@
 Knows texts seen with onnxruntime-qnn 2.7; an unknown one is passed on, shortened, with the log's path.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from hyco_export.errors import CompileError
+
+# The provider's verbose log about one unit (an operator with its Q and DQ nodes) that the NPU cannot run
+REFUSED_UNIT = re.compile(r"Validation FAILED for \d+ nodes in OrtNodeUnit \((\w+)\) :\n((?:.*\n)*?)\s*REASON : (.*)")
+NODE_LINE = re.compile(r"Operator type: (\w+) Node name: (\S*)")
 
 SHOWN_CHARS = 300  # of an unknown text: enough for a line that names the operator
 
@@ -66,6 +71,15 @@ def explain(error: str, subject: str, log: Path | None) -> CompileError:
     words = " ".join(error.split())
     shown = words if len(words) <= SHOWN_CHARS else f"{words[:SHOWN_CHARS]} ..."
     return CompileError(f"the NPU compiler failed on {subject}: {shown}", _with_log("", log))
+
+
+def read_refusals(verbose_log: str) -> list[str]:
+    """Units that the NPU cannot run, as `operator name (reason)`, from the provider's verbose log, each once."""
+    refusals: dict[str, None] = {}
+    for operator, lines, reason in REFUSED_UNIT.findall(verbose_log):
+        names = [name for kind, name in NODE_LINE.findall(lines) if kind == operator]
+        refusals[f"{operator} {' '.join(names)} ({reason.strip().rstrip('.')})"] = None
+    return list(refusals)
 
 
 def _with_log(hint: str, log: Path | None) -> str:

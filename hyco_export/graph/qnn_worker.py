@@ -16,7 +16,16 @@ from typing import BinaryIO, cast
 from hyco_export.errors import HycoError
 from hyco_export.graph import frames
 from hyco_export.graph.context_binary import parse_context
-from hyco_export.graph.frames import CompileJob, Failed, InspectJob, Job, OpenJob, Reply, RunJob, read_frame, write_frame
+from hyco_export.graph.frames import (
+    CompileJob,
+    Failed,
+    Job,
+    OpenJob,
+    Reply,
+    RunJob,
+    read_frame,
+    write_frame,
+)
 from hyco_export.graph.qnn import VendorSession, compile_here, system_library
 
 BYTES_PER_KB = 1024
@@ -69,7 +78,7 @@ def follow_jobs(stream: BinaryIO) -> queue.SimpleQueue[Job]:
 def compile_measured(job: CompileJob) -> frames.Compiled:
     """Compile and say what it cost."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
-    compile_here(Path(job.model), Path(job.context_model), job.target, job.allow_cpu_fallback)
+    compile_here(Path(job.model), Path(job.context_model), job.target, job.explain_fallback)
     return frames.Compiled(
         wall_s=time.perf_counter() - start_s,
         cpu_s=time.process_time() - start_cpu_s,

@@ -4,6 +4,7 @@ One process per job or open graph: the vendor's state is per process, its librar
 a damaged binary can crash them. The worker ends when its parent does. Knows processes and pipes; not what jobs mean.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, cast
+from typing import BinaryIO, Self, TypeVar, cast
 
 import hyco_export
 from hyco_export.errors import CompileError
@@ -46,10 +47,9 @@ class Worker:
         Raises:
             CompileError: the job failed, or the worker died.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            write_frame(self._process.stdin, job)
-            reply = read_frame(self._process.stdout, cast(type[Reply], Reply))
+            write_frame(cast(BinaryIO, self._process.stdin), job)
+            reply = read_frame(cast(BinaryIO, self._process.stdout), cast(type[Reply], Reply))
         except BrokenPipeError:
             reply = None
         except BaseException:  # an interrupt in the middle of an answer: the pipe is out of step
@@ -65,14 +65,10 @@ class Worker:
     def close(self) -> None:
         """End the worker: close its input, and kill it if it is still busy."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # it is already gone
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass  # it is already gone
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
         self.kill()
 
     def kill(self) -> None:
@@ -81,10 +77,8 @@ class Worker:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None and not stream.closed:
-                try:
+                with contextlib.suppress(BrokenPipeError):  # unsent bytes for a dead worker
                     stream.close()
-                except BrokenPipeError:
-                    pass  # unsent bytes for a dead worker
 
     def _death(self, subject: str) -> CompileError:
         self.kill()
