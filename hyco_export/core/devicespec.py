@@ -30,6 +30,9 @@ from hyco_export.errors import ArtifactError
 
 HEAD_SPEC_FILE = "head.json"
 SLM_SPEC_FILE = "slm.json"
+HEAD_GRAPH = "head"  # names of the graphs: <name>.onnx is the QDQ graph, <name>_ctx.onnx the compiled one
+SLM_TREE_GRAPH = "slm_tree"
+SLM_PREFILL_GRAPH = "slm_prefill"
 
 
 class HeadSpec(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """A toy language model and everything around it that driver and server tests need: no torch, no HTTP, fully seeded.
 
-The toy model's next-token logits are a pure function of all ids before; a wrong ancestor or a lost token changes them. Its hand-off writes position and token into every value, so that a ring can be read back.
+The toy model's next-token logits are a pure function of all ids before; a wrong ancestor or a lost token changes them.
+Its hand-off writes position and token into every value, so that a ring can be read back.
 
 Legend: V vocabulary, N nodes, H hidden.
 """

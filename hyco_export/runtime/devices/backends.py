@@ -1,0 +1,155 @@
+"""What runs the device's graphs: the float networks, the QDQ graphs on the CPU, or the compiled context binaries.
+
+Each back end only chooses a `GraphSession`; host logic, rings and encodings are the same for all. Knows the names of
+the artifacts in a run folder. Frameworks are imported when a back end is opened, not before.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyco_export.core.devicespec import (
+    HEAD_GRAPH,
+    HEAD_SPEC_FILE,
+    SLM_PREFILL_GRAPH,
+    SLM_SPEC_FILE,
+    SLM_TREE_GRAPH,
+    HeadSpec,
+    SlmSpec,
+    read_spec,
+)
+from hyco_export.core.graphspec import GraphSession
+from hyco_export.core.keepset import KeepSet, read_keepset
+from hyco_export.core.tables import TABLES_FILE, HostTables
+from hyco_export.core.targets import DEFAULT_TARGET, find_target
+from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.runtime.devices.head import GraphHead
+from hyco_export.runtime.devices.slm import GraphSlm
+
+KEEPSET_STAGE, HEAD_STAGE, SLM_STAGE, COMPILE_STAGE = "build-keepset", "convert-head", "convert-slm", "compile"
+SlmSessions = tuple[GraphSession, GraphSession]  # tree, prefill
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How one back end opens its sessions, from a run folder and a target's name."""
+
+    name: str
+    summary: str
+    head: Callable[[Path, str], GraphSession]
+    slm: Callable[[Path, str], SlmSessions]
+
+
+def open_head(run: Path, backend: str, target: str = DEFAULT_TARGET) -> GraphHead:
+    """The head of a run folder on one of `BACKENDS`; `target` names the compiled artifact, where one is used.
+
+    Raises:
+        HycoError: no such back end.
+        ArtifactError: an artifact is missing, damaged or was built with another keep set.
+        CompileError: a graph or a binary cannot be opened.
+    """
+    chosen = find_backend(backend)
+    spec = read_spec(run / HEAD_STAGE / HEAD_SPEC_FILE, HeadSpec)
+    keepset = read_keepset(run / KEEPSET_STAGE)
+    require_keepset(HEAD_STAGE, spec.keepset_digest, keepset)
+    return GraphHead(spec, keepset.ids, chosen.head(run, target))
+
+
+def open_slm(run: Path, backend: str, target: str = DEFAULT_TARGET) -> GraphSlm:
+    """The SLM of a run folder on one of `BACKENDS`; `target` names the compiled artifact, where one is used.
+
+    Raises:
+        HycoError: no such back end.
+        ArtifactError: an artifact is missing, damaged or was built with another keep set.
+        CompileError: a graph or a binary cannot be opened.
+    """
+    chosen = find_backend(backend)
+    spec = read_spec(run / SLM_STAGE / SLM_SPEC_FILE, SlmSpec)
+    require_keepset(SLM_STAGE, spec.keepset_digest, read_keepset(run / KEEPSET_STAGE))
+    tables = HostTables(run / SLM_STAGE / TABLES_FILE)
+    tree, prefill = chosen.slm(run, target)
+    return GraphSlm(spec, tables, tree, prefill)
+
+
+def find_backend(name: str) -> Backend:
+    """The back end called `name`.
+
+    Raises:
+        HycoError: no such back end; the hint lists the known ones.
+    """
+    if name not in BACKENDS:
+        known = ", ".join(f"{backend.name} ({backend.summary})" for backend in BACKENDS.values())
+        raise HycoError(f"unknown device back end {name!r}", f"known ones: {known}")
+    return BACKENDS[name]
+
+
+def require_keepset(stage: str, digest: str, keepset: KeepSet) -> None:
+    """Rows of an output layer mean nothing under another keep set.
+
+    Raises:
+        ArtifactError: the artifact of `stage` was built with another one.
+    """
+    if digest != keepset.digest:
+        raise ArtifactError(
+            f"{stage} was built with keep set {digest[:12]}, the run folder holds {keepset.digest[:12]}",
+            f"build it again: hyco-export {stage}",
+        )
+
+
+def _torch_head(run: Path, target: str) -> GraphSession:
+    from hyco_export.nn.device_head import open_torch_head
+
+    return open_torch_head(run)
+
+
+def _torch_slm(run: Path, target: str) -> SlmSessions:
+    from hyco_export.nn.slm_session import open_torch_slm
+
+    sessions = open_torch_slm(run / SLM_STAGE)
+    return sessions.tree, sessions.prefill
+
+
+def _cpu_head(run: Path, target: str) -> GraphSession:
+    from hyco_export.graph.reference import ReferenceSession
+
+    return ReferenceSession(run / HEAD_STAGE / f"{HEAD_GRAPH}.onnx")
+
+
+def _cpu_slm(run: Path, target: str) -> SlmSessions:
+    from hyco_export.graph.reference import ReferenceSession
+
+    folder = run / SLM_STAGE
+    return (
+        ReferenceSession(folder / f"{SLM_TREE_GRAPH}.onnx"),
+        ReferenceSession(folder / f"{SLM_PREFILL_GRAPH}.onnx"),
+    )
+
+
+def _qnn_session(run: Path, target: str, graph: str) -> GraphSession:
+    from hyco_export.graph.qnn import open_context
+
+    chosen = find_target(target)
+    return open_context(run / f"{COMPILE_STAGE}@{chosen.name}" / f"{graph}_ctx.onnx", chosen)
+
+
+def _qnn_head(run: Path, target: str) -> GraphSession:
+    return _qnn_session(run, target, HEAD_GRAPH)
+
+
+def _qnn_slm(run: Path, target: str) -> SlmSessions:
+    tree = _qnn_session(run, target, SLM_TREE_GRAPH)
+    try:
+        return tree, _qnn_session(run, target, SLM_PREFILL_GRAPH)
+    except BaseException:
+        tree.close()
+        raise
+
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Backend("torch", "the float networks", _torch_head, _torch_slm),
+        Backend("onnx-cpu", "the QDQ graphs on the CPU", _cpu_head, _cpu_slm),
+        Backend("qnn", "the context binaries on the NPU, or its emulator on x86", _qnn_head, _qnn_slm),
+    )
+}

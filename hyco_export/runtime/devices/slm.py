@@ -1,0 +1,142 @@
+"""The SLM as two static graphs over K/V rings: feeds them, keeps the rings, turns logits into log-probabilities.
+
+Knows the SLM's spec, positions and masks; neither what runs the graphs (`backends`) nor scoring. K/V come out of the
+graphs in the ring's own encoding, so accepted rows are copied as bytes (HyCo, §3.4 and Appendix A).
+
+Legend: R rows of a pass, n rows in use, W ring slots, H hidden, C kept tokens, N kv heads, d head dim.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hyco_export.core.devicespec import SlmSpec
+from hyco_export.core.graphspec import GraphSession, GraphSpec
+from hyco_export.core.network.boundary import to_integers
+from hyco_export.core.network.slm_host import PADDING_TOKEN, EmbeddingRows
+from hyco_export.core.ring import visible
+from hyco_export.core.rotary import rotary_tables
+from hyco_export.runtime.devices.rings import KvRing, held_positions
+from hyco_export.runtime.tree import ROOT, ancestor_mask, depths
+
+
+class GraphSlm:
+    """ports.SlmDevice over a tree graph and a prefill graph.
+
+    Args:
+        spec: the SLM artifact.
+        embeddings: embedding rows of any token id, scaled.
+        tree: runs `spec.tree`.
+        prefill: runs `spec.prefill`.
+    """
+
+    def __init__(self, spec: SlmSpec, embeddings: EmbeddingRows, tree: GraphSession, prefill: GraphSession) -> None:
+        self.spec = spec
+        self._embeddings = embeddings
+        self._tree = tree
+        self._prefill = prefill
+        self._rings = {layer: KvRing(spec.tree, str(layer.index)) for layer in spec.layers}
+        self._first = 0  # position of the oldest row since the reset
+        self._length = 0
+        self._new_rows: Mapping[str, np.ndarray] = {}  # K/V of the last tree pass
+
+    @property
+    def rows(self) -> int:
+        """R of a tree pass."""
+        return self.spec.rows
+
+    @property
+    def context(self) -> int:
+        """Slots of the largest ring."""
+        return max(self.spec.rings.values())
+
+    @property
+    def length(self) -> int:
+        """Positions committed so far, those skipped by `reset` included."""
+        return self._length
+
+    def reset(self, position: int = 0) -> None:
+        """Empty the rings; the next position is `position`, and earlier ones are never seen."""
+        for ring in self._rings.values():
+            ring.clear()
+        self._first = self._length = position
+        self._new_rows = {}
+
+    def prefill(self, tokens: np.ndarray) -> None:
+        """Append tokens [n] to the rings, in as many passes as they need."""
+        for start in range(0, len(tokens), self.spec.prefill_rows):
+            chunk = tokens[start : start + self.spec.prefill_rows]
+            parents = np.arange(ROOT, ROOT + len(chunk))  # each token is the child of the one before
+            feeds = self._feeds(self.spec.prefill, self.spec.prefill_rows, chunk, parents)
+            self._copy(self._prefill.run(feeds), np.arange(len(chunk)))
+        self._new_rows = {}
+
+    def tree_pass(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        """log q float32 [n, C] over the keep set for a forest of n <= R rows on top of the rings.
+
+        Raises:
+            ValueError: more rows than the pass has.
+        """
+        if len(tokens) > self.rows:
+            raise ValueError(f"{len(tokens)} rows, a pass of this SLM has {self.rows}")
+        outputs = self._tree.run(self._feeds(self.spec.tree, self.rows, tokens, parents))
+        self._new_rows = outputs
+        logits = outputs["logits"][: len(tokens)]
+        encoding = self.spec.tree.output("logits").encoding
+        assert encoding is not None  # logits are integers on a grid
+        return log_softmax(encoding.dequantize(logits))
+
+    def commit(self, rows: np.ndarray) -> None:
+        """Copy the K/V of these rows of the last tree pass (a path, depth order) into the rings."""
+        self._copy(self._new_rows, rows)
+        self._new_rows = {}
+
+    def close(self) -> None:
+        """Release both graphs."""
+        self._tree.close()
+        self._prefill.close()
+
+    def _copy(self, outputs: Mapping[str, np.ndarray], rows: np.ndarray) -> None:
+        for layer, ring in self._rings.items():
+            k, v = outputs[f"k_new.{layer.index}"], outputs[f"v_new.{layer.index}"]  # [N, R, d]
+            ring.write(self._length, k[:, rows], v[:, rows])
+        self._length += len(rows)
+
+    def _feeds(
+        self, graph: GraphSpec, row_count: int, tokens: np.ndarray, parents: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Integers for the inputs that `graph` has, for a pass of `row_count` rows; rows beyond the tokens are padding.
+
+        A padding row sees only itself (its softmax must not be empty) and no other row sees it. The prefill graph ends
+        at the last layer that stores K/V and lacks some inputs of the tree graph.
+        """
+        padding = row_count - len(tokens)
+        ids = np.concatenate([tokens, np.full(padding, PADDING_TOKEN)])  # [R]
+        padded_parents = [*map(int, parents), *[ROOT] * padding]
+        ancestors = ancestor_mask(padded_parents)  # [R, R]
+        positions = self._length + depths(padded_parents) - 1  # [R]; a child of the newest position has depth 1
+        real = {"embeds": self._embeddings.tokens(ids)}  # [R, H]
+        if self.spec.per_layer_width:
+            real["per_layer"] = self._embeddings.per_layer(ids)
+        for layer_type, capacity in self.spec.rings.items():
+            held = held_positions(self._first, self._length, capacity)
+            span = self.spec.spans[layer_type]
+            in_ring = visible(positions, held, span)  # [R, W]
+            in_ring[len(tokens) :] = False
+            in_pass = ancestors & visible(positions, positions, span)  # [R, R]
+            seen = np.concatenate([in_ring, in_pass], axis=1)
+            real[f"mask.{layer_type}"] = np.where(seen, 0.0, self.spec.mask_value)
+            cos, sin = rotary_tables(positions, self.spec.inv_freq[layer_type])  # [R, d] each
+            real[f"cos.{layer_type}"], real[f"sin.{layer_type}"] = cos, sin
+        feeds = to_integers([spec for spec in graph.inputs if spec.name in real], real)
+        taken = {spec.name for spec in graph.inputs}
+        for ring in self._rings.values():
+            feeds |= {name: array for name, array in ring.arrays.items() if name in taken}
+        return feeds
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """float32 [n, C] of logits float32 [n, C], computed in float64: scores of deep nodes add such values up."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    return (wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))).astype(np.float32)
