@@ -42,7 +42,7 @@ class HeadFeed:
         self.observe(ids, handoff)
 
     def observe(self, ids: Sequence[int], handoff: Handoff | None) -> None:
-        """Copy a reply's rows into the ring; they must continue it and end right before the root.
+        """Copy a reply's rows into the ring; they must end right before the root and leave no hole in the window.
 
         Raises:
             ProtocolError: codes handoff_missing, handoff_size, handoff_gap.
@@ -61,7 +61,8 @@ class HeadFeed:
         except ValueError as error:
             raise ProtocolError("handoff_size", str(error)) from error
         root_position = len(ids) - 1
-        if handoff.first_position != self._next_position or handoff.first_position + rows.count != root_position:
+        whole = handoff.first_position == self._next_position or rows.count >= self._spec.window
+        if not whole or handoff.first_position + rows.count != root_position:
             raise ProtocolError(
                 "handoff_gap",
                 f"K/V rows of positions {handoff.first_position} to {handoff.first_position + rows.count - 1}, "

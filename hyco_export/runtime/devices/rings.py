@@ -26,12 +26,10 @@ class KvRing:
         self.arrays = {key: _zeros(spec) for key, spec in self._specs.items()}
 
     def write(self, first_position: int, k: np.ndarray, v: np.ndarray) -> None:
-        """Put k, v [N, n, d] of positions first_position ... into their slots; of more than W rows the newest W."""
-        count = k.shape[1]
-        skipped = max(0, count - self.capacity)
-        places = slots(first_position + skipped, count - skipped, self.capacity)
-        self.arrays[f"k.{self._name}"][:, places] = k[:, skipped:]
-        self.arrays[f"v.{self._name}"][:, places] = v[:, skipped:]
+        """Put k, v [N, n, d] of positions first_position ... into their slots."""
+        places = slots(first_position, k.shape[1], self.capacity)  # of more than W rows numpy leaves the last W
+        self.arrays[f"k.{self._name}"][:, places] = k
+        self.arrays[f"v.{self._name}"][:, places] = v
 
 
 def held_positions(first: int, length: int, capacity: int) -> np.ndarray:
