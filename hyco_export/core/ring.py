@@ -35,5 +35,5 @@ def visible(query_positions: np.ndarray, key_positions: np.ndarray, span: int | 
 
 
 def ring_span(span: int | None, capacity: int) -> int:
-    """`span` of a query right after the newest key, when keys come from a ring: the query, then at most `capacity` keys."""
+    """`span` of a query right after the newest key of a ring: the query itself, then at most `capacity` keys."""
     return capacity + 1 if span is None else min(span, capacity + 1)

@@ -1,7 +1,7 @@
 """The W4 head in float, step by step, from numpy to numpy; and behind the graph's integer contract for the device.
 
-The network is `core.network.head` on the torch backend: the same weights, table and inputs as the integer graph, without
-its 16-bit activations. Knows no ring and no hand-off.
+The network is `core.network.head` on the torch backend: weights, table and inputs of the integer graph, without its
+16-bit activations. Knows no ring and no hand-off.
 
 Legend: R roots, K steps, S steps with a runner-up.
 """

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_, parametrize
 from transformers import Gemma4AssistantForCausalLM
 
+from hyco_export.errors import RecipeError
 from hyco_export.nn.mtp_head import RootRows, unroll
 
 
@@ -67,7 +68,7 @@ def train(
     Deterministic for a seed and a thread count.
 
     Raises:
-        FloatingPointError: the loss is no longer finite.
+        RecipeError: the loss is no longer finite.
     """
     trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=plan.learning_rate, betas=plan.betas, weight_decay=plan.weight_decay)
@@ -84,7 +85,7 @@ def train(
             total += float(loss.detach())
         norm = float(clip_grad_norm_(trained, plan.gradient_norm_clip))
         if not math.isfinite(total):
-            raise FloatingPointError(f"the training loss is {total} at step {step}; lower $.qat.learning_rate")
+            raise RecipeError(f"the training loss is {total} at step {step}", "lower $.qat.learning_rate")
         optimiser.step()
         curve.append(TrainingPoint(step, total, rate, norm))
         report(curve[-1])

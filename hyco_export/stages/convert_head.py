@@ -19,7 +19,7 @@ import numpy as np
 from hyco_export.core import recipe as recipes
 from hyco_export.core.devicespec import HeadSpec
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm
+from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm, KvShape
 from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.network import head as network_head
 from hyco_export.core.network.head import HeadNetwork
@@ -123,7 +123,7 @@ def _spec(
     mask_value: float,
 ) -> HeadSpec:
     shape = network.architecture
-    kv = {layer_type: shape.kv_shape(layer_type) for layer_type in LAYER_TYPES}
+    kv: dict[str, KvShape] = {layer_type: shape.kv_shape(layer_type) for layer_type in LAYER_TYPES}
     return HeadSpec(
         steps=network.steps,
         runner_up_steps=network.runner_up_steps,

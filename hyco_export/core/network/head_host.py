@@ -2,7 +2,8 @@
 
 The device's own host works on the ring's bytes (`runtime.devices`). Pure numpy.
 
-Legend: T positions of a recorded sequence, R roots, S key positions, H the verifier's hidden size, N kv heads, d head dim.
+Legend: T positions of a recorded sequence, R roots, S key positions, H the verifier's hidden size, N kv heads, d head
+dim.
 """
 
 from collections.abc import Mapping

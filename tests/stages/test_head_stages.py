@@ -1,0 +1,237 @@
+"""`capture`, `qat-head` and `convert-head` in a row on a seeded family: files, metrics and what bad input gets."""
+
+import json
+
+import builders
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from hyco_export.core.devicespec import HeadSpec
+from hyco_export.core.handoff import KvShape
+from hyco_export.core.keepset import read_keepset
+from hyco_export.core.network.head_file import read_head
+from hyco_export.core.recipe import Calibration, Capture, HeadGraph, Qat
+from hyco_export.core.samples import read_samples
+from hyco_export.errors import ArtifactError, CheckpointError, RecipeError
+from hyco_export.graph.reference import ReferenceSession
+from hyco_export.nn.capture import load_capture, teacher_forced
+from hyco_export.nn.device_head import open_torch_head
+from hyco_export.nn.embedding_table import find_embedding, quantized_embedding
+from hyco_export.nn.verifier import load_verifier
+from hyco_export.stages import capture, convert_head, qat_head
+from hyco_export.stages.stage import Silent
+
+PROMPTS = {"calibration": ("c", 4), "validation": ("v", 3)}
+CAPTURE = capture.CaptureConfig(Capture(max_new_tokens=14, validation_max_new_tokens=12), "post", "float32")
+QAT = qat_head.QatConfig(
+    Qat(steps=6, warmup_steps=2, learning_rate=1e-3, autocast="float32", unrolled_steps=2), "float32", "post", 3, 24
+)
+CONVERT = convert_head.ConvertHeadConfig(
+    HeadGraph(steps=3, runner_up_steps=1, window=24), Calibration(), "post", "float32"
+)
+
+
+def write_prompts(folder):
+    for split, (prefix, count) in PROMPTS.items():
+        lines = [
+            {
+                "id": f"{prefix}{i}",
+                "messages": [
+                    {"role": "user", "content": builders.TEXTS[i]},
+                    {"role": "assistant", "content": "not part of the prompt"},
+                ],
+            }
+            for i in range(count)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_keepset(folder, verifier, vocab_size):
+    ids = np.arange(0, vocab_size, 3, dtype=np.int32)
+    table = quantized_embedding(find_embedding(verifier), ids, "float32")
+    tensors = {"ids": ids, "table": table.integers, "table_scale": table.scale}
+    save_file(tensors, folder / "keepset.safetensors", metadata={"vocab_size": str(vocab_size)})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder with all three artifacts, their metrics, and the inputs they were built from."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("run")
+    builders.save_family(root)
+    write_prompts(root)
+    stages = ("capture", "qat-head", "build-keepset", "convert-head")
+    inputs = {name: root / name for name in ("verifier", "head", *stages)}
+    inputs |= {split: root / f"{split}.jsonl" for split in PROMPTS}
+    for stage in stages:
+        inputs[stage].mkdir()
+    vocab_size = load_verifier(inputs["verifier"], "float32").config.vocab_size
+    write_keepset(inputs["build-keepset"], inputs["verifier"], vocab_size)
+    metrics = {
+        "capture": capture.build(CAPTURE, inputs, inputs["capture"], Silent()),
+        "qat-head": qat_head.build(QAT, inputs, inputs["qat-head"], Silent()),
+        "convert-head": convert_head.build(CONVERT, inputs, inputs["convert-head"], Silent()),
+    }
+    return root, inputs, metrics
+
+
+def test_metrics_can_be_stored(run):
+    assert len(msgspec.json.encode(run[2])) > 100
+
+
+# ---- capture
+
+
+def test_every_prompt_is_answered_and_captured(run):
+    _, inputs, metrics = run
+    answers = capture.read_answers(inputs["capture"])
+    assert [(a.id, a.split) for a in answers] == [
+        *((f"c{i}", "calibration") for i in range(4)),
+        *((f"v{i}", "validation") for i in range(3)),
+    ]
+    assert metrics["capture"]["sequences"] == {"calibration": 4, "validation": 3}
+    assert all(1 <= len(a.answer_ids) <= 14 for a in answers)
+    assert [len(m.content) for m in answers[0].messages] == [len(builders.TEXTS[0])]  # the assistant's turn is dropped
+    for split in PROMPTS:
+        paths = capture.sequence_paths(inputs["capture"], split)
+        of_split = capture.read_answers(inputs["capture"], split)
+        assert len(paths) == len(of_split)
+        for path, answer in zip(paths, of_split, strict=True):
+            found = load_capture(path)
+            assert found.ids.tolist() == answer.prompt_ids + answer.answer_ids
+            assert found.answer_start == len(answer.prompt_ids)
+    total = sum(len(a.prompt_ids) + len(a.answer_ids) for a in answers)
+    assert metrics["capture"]["tokens"] == total
+
+
+def test_captures_are_teacher_forced(run):
+    _, inputs, _ = run
+    path = capture.sequence_paths(inputs["capture"], "validation")[0]
+    found = load_capture(path)
+    wanted = teacher_forced(load_verifier(inputs["verifier"], "float32"), found.ids.tolist(), found.answer_start)
+    torch.testing.assert_close(found.h, wanted.h)
+
+
+def test_sequences_are_cut_at_the_limit(run, tmp_path):
+    _, inputs, _ = run
+    longest = max(len(a.prompt_ids) for a in capture.read_answers(inputs["capture"]))
+    short = msgspec.structs.replace(CAPTURE, capture=Capture(max_new_tokens=14, sequence_limit=longest + 2))
+    capture.build(short, inputs, tmp_path, Silent())
+    answers = capture.read_answers(tmp_path)
+    assert max(len(a.prompt_ids) + len(a.answer_ids) for a in answers) == longest + 2
+
+    (tmp_path / "again").mkdir()
+    too_short = msgspec.structs.replace(CAPTURE, capture=Capture(sequence_limit=longest))
+    with pytest.raises(RecipeError, match=rf"prompt has {longest} tokens, \$\.capture\.sequence_limit is {longest}"):
+        capture.build(too_short, inputs, tmp_path / "again", Silent())
+
+
+def test_missing_and_empty_prompt_files_are_named(run, tmp_path):
+    _, inputs, _ = run
+    with pytest.raises(RecipeError, match=r"\$\.data\.calibration: .*none\.jsonl does not exist"):
+        capture.build(CAPTURE, {**inputs, "calibration": tmp_path / "none.jsonl"}, tmp_path, Silent())
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(RecipeError, match=r"\$\.data\.validation: .*empty\.jsonl holds no conversation"):
+        capture.build(CAPTURE, {**inputs, "validation": tmp_path / "empty.jsonl"}, tmp_path, Silent())
+
+
+def test_a_folder_without_captures_is_named(tmp_path):
+    with pytest.raises(ArtifactError, match="holds no validation captures"):
+        capture.sequence_paths(tmp_path, "validation")
+    with pytest.raises(ArtifactError, match=r"answers\.jsonl cannot be read"):
+        capture.read_answers(tmp_path)
+
+
+# ---- qat-head
+
+
+def test_agreement_is_reported_by_weights_and_depth(run):
+    _, inputs, metrics = run
+    report = json.loads((inputs["qat-head"] / "agreement.json").read_text())
+    assert set(report["top1_agreement"]) == {"nearest", "clip-searched", "trained", "nearest-8-bit"}
+    for table in (report["top1_agreement"], report["kl_nats"]):
+        assert {len(depths) for depths in table.values()} == {3}
+    answer_tokens = sum(len(a.answer_ids) for a in capture.read_answers(inputs["capture"], "validation"))
+    assert report["positions"] == [answer_tokens - 3 * depth for depth in range(3)]  # three sequences
+    assert min(report["top1_agreement"]["nearest-8-bit"]) > max(report["top1_agreement"]["nearest"])
+    assert report["won_back_mean"] == pytest.approx(sum(report["won_back"]) / 3, abs=1e-3)
+    assert {**report, "bytes": metrics["qat-head"]["bytes"]} == metrics["qat-head"]
+
+
+def test_the_curve_has_one_line_a_step(run):
+    lines = (run[1]["qat-head"] / "curve.jsonl").read_text().splitlines()
+    points = [json.loads(line) for line in lines]
+    assert [point["step"] for point in points] == list(range(6))
+    assert points[1]["learning_rate"] == 1e-3
+    assert all(point["loss"] > 0 for point in points)
+
+
+def test_the_stored_head_has_all_weights_in_four_bits(run):
+    stored = read_head(run[1]["qat-head"])
+    assert len(stored.matrices) == 3 * 5 + 3
+    assert len(stored.matrices["lm_head"].integers) == stored.architecture.vocab_size
+    for matrix in stored.matrices.values():
+        assert -8 <= matrix.integers.min() < matrix.integers.max() <= 7
+    assert [layer.scalar for layer in stored.architecture.layers] == [1.0, 0.75, 1.0]
+    assert stored.architecture.spans == {"sliding": builders.SLIDING_WINDOW + 2, "full": None}
+    assert stored.architecture.kv_shape("sliding") == KvShape(2, 8)
+
+
+def test_a_head_of_another_verifier_is_refused_before_training(run, tmp_path):
+    _, inputs, _ = run
+    vocab_size = read_head(inputs["qat-head"]).architecture.vocab_size
+    builders.small_head(vocab_size, head_dim=12).save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="do not belong together"):
+        qat_head.check(QAT, {**inputs, "head": tmp_path / "other"})
+
+
+# ---- convert-head
+
+
+def test_the_spec_tells_everything_the_host_needs(run):
+    _, inputs, _ = run
+    spec = msgspec.json.decode((inputs["convert-head"] / "head.json").read_bytes(), type=HeadSpec)
+    assert (spec.steps, spec.runner_up_steps, spec.handoff.window) == (3, 1, 24)
+    assert spec.keepset_digest == read_keepset(inputs["build-keepset"]).digest
+    assert spec.handoff.kv == {"sliding": KvShape(2, 8), "full": KvShape(1, 16)}
+    assert set(spec.handoff.encodings) == {"e", "h", "k.sliding", "v.sliding", "k.full", "v.full"}
+    assert [output.shape for output in spec.graph.outputs] == [(3,), (1,)]
+    for name, grid in spec.handoff.encodings.items():
+        assert spec.graph.input(name).encoding == grid
+
+
+def test_the_graph_drafts_like_the_float_head_on_its_samples(run):
+    root, inputs, metrics = run
+    samples = read_samples(inputs["convert-head"] / "head_samples.safetensors")["head"]
+    assert samples
+    floating, integer = open_torch_head(root), ReferenceSession(inputs["convert-head"] / "head.onnx")
+    same = [floating.run(feeds)["chain"] == integer.run(feeds)["chain"] for feeds in samples]
+    assert np.mean(same) >= 0.9
+    found = metrics["convert-head"]
+    assert found["float_agreement"] >= 0.95
+    assert found["positions"] <= 3 * convert_head.ROOTS_PER_SEQUENCE
+    assert found["original_agreement"]["positions"][0] == found["positions"]
+    assert all(share < 0.05 for share in found["clipped_share"].values())
+
+
+def test_a_keep_set_of_another_vocabulary_is_named(run, tmp_path):
+    _, inputs, _ = run
+    vocab_size = read_head(inputs["qat-head"]).architecture.vocab_size
+    write_keepset(tmp_path, inputs["verifier"], vocab_size)
+    table = read_keepset(tmp_path)
+    tensors = {
+        "ids": table.ids,
+        "table": np.zeros((len(table), 16), np.int8),
+        "table_scale": np.ones(len(table), np.float32),
+    }
+    save_file(tensors, tmp_path / "keepset.safetensors", metadata={"vocab_size": str(vocab_size + 5)})
+    with pytest.raises(ArtifactError, match=f"vocabulary of {vocab_size + 5}, the head's has {vocab_size}"):
+        convert_head.build(CONVERT, {**inputs, "build-keepset": tmp_path}, tmp_path, Silent())
+
+
+def test_a_run_without_converted_head_is_named(tmp_path):
+    with pytest.raises(ArtifactError, match=r"head\.json cannot be read"):
+        open_torch_head(tmp_path)
