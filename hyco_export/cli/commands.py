@@ -72,14 +72,16 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
 
 def serve_run(recipe_path: Path | None, run_dir: Path | None, host: str, port: int, device: str) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
-    from hyco_export.runtime.server import serve
+    from hyco_export.runtime.assembly import open_server_engine
+    from hyco_export.runtime.server import create_app, serve
 
     run = open_run(recipe_path, run_dir)
+    engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder)
     serve(
-        open_engine(run, device),
+        create_app(engine, info),
         host=host,
         port=port,
-        on_ready=lambda url: output.print(f"serving on {url} (stop with Ctrl-C)", highlight=False),
+        on_ready=lambda host, port: output.print(f"serving on http://{host}:{port} (stop with Ctrl-C)", highlight=False),
     )
 
 
