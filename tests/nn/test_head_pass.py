@@ -1,4 +1,4 @@
-"""The static head in float equals transformers' module with the same 4-bit weights, and its integer graph follows it."""
+"""The static head in float equals transformers' module with the same 4-bit weights; its integer graph follows it."""
 
 import builders
 import numpy as np

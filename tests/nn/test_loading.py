@@ -173,6 +173,8 @@ def test_a_gated_repository_gives_the_command_that_signs_in(monkeypatch):
 class _Refused:
     """What the Hub's client needs of a response."""
 
-    headers: dict[str, str] = {}
     request = None
     status_code = 403
+
+    def __init__(self):
+        self.headers = {}
