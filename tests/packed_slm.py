@@ -23,7 +23,7 @@ WIDTH_RULES = {r"per_layer_(input_gate|projection|model_projection)$": 8, r"laye
 
 
 def slm_config(pattern: str = "SFSSF", **fields: Any) -> Gemma4TextConfig:
-    """By default like E2B in small: per-layer embeddings, three layers that share K/V and are twice as wide, a soft-cap."""
+    """By default a small E2B: per-layer embeddings, three layers that share K/V and are twice as wide, a soft-cap."""
     shape: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 40,

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from packed_slm import VOCAB, edit_config, edit_tensors, random_ids, save_packed_slm, slm_config
-
 from safetensors.torch import load_file, save_file
 
 from hyco_export.core.tables import real_rows
