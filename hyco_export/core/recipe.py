@@ -121,9 +121,11 @@ class Calibration(Section):
 
 
 class CompileGates(Section):
-    """Limits of the emulator's error against the QDQ graph."""
+    """Limits of the compiled graph against the QDQ graph (`graph.parity.ParityLimits`)."""
 
     output_range_share: Positive = 0.004  # onnxruntime-qnn's own rule
+    max_outside_share: Share = 0.001  # elements of an output that may break it
+    min_id_agreement: Share = 0.97  # equal ids: a near-tie may fall either way
 
 
 class Sampling(Section):

@@ -33,10 +33,20 @@ def check_context(context_model: Path, spec: GraphSpec, target: Target) -> tuple
     for problem in (
         *_target_problems(model, info, target),
         *_graph_problems(info),
-        *_interface_problems(info.graphs[0].spec if info.graphs else None, spec),
+        *(problem for graph in info.graphs for problem in _interface_problems(graph.spec, spec)),
     ):
         raise CompileError(f"{context_model.name}: {problem}", "do not ship it; compile it again")
     return binary, info
+
+
+def require_interface(found: GraphSpec, wanted: GraphSpec, subject: str) -> None:
+    """A graph must take and give what `wanted` promises; `subject` is what the message calls it.
+
+    Raises:
+        CompileError: the first input or output that differs.
+    """
+    for problem in _interface_problems(found, wanted, (subject, "its JSON")):
+        raise CompileError(f"{subject} is not the graph that its JSON describes: {problem}", "build both again")
 
 
 def _target_problems(model: ContextModel, info: ContextInfo, target: Target) -> Iterator[str]:
@@ -61,18 +71,19 @@ def _graph_problems(info: ContextInfo) -> Iterator[str]:
             yield "finalised at optimisation level 1, which loses accuracy silently"
 
 
-def _interface_problems(found: GraphSpec | None, wanted: GraphSpec) -> Iterator[str]:
-    if found is None:
-        return
+def _interface_problems(
+    found: GraphSpec, wanted: GraphSpec, sides: tuple[str, str] = ("the binary", "the graph")
+) -> Iterator[str]:
+    here, there = sides
     for kind, have, want in (("input", found.inputs, wanted.inputs), ("output", found.outputs, wanted.outputs)):
         by_name = {tensor.name: tensor for tensor in have}
         names = {tensor.name for tensor in want}
         if names != set(by_name):
-            yield f"{kind}s {sorted(by_name)} in the binary, {sorted(names)} in the graph"
+            yield f"{kind}s {sorted(by_name)} in {here}, {sorted(names)} in {there}"
         for tensor in want:
             if tensor.name in by_name and not _same_tensor(by_name[tensor.name], tensor):
                 told = _told(by_name[tensor.name])
-                yield f"{kind} {tensor.name} is {told} in the binary, {_told(tensor)} in the graph"
+                yield f"{kind} {tensor.name} is {told} in {here}, {_told(tensor)} in {there}"
 
 
 def _told(tensor: TensorSpec) -> str:

@@ -1,0 +1,210 @@
+"""Stage `compile`: Hexagon context binaries of the head and of the SLM's two graphs, for the recipe's target.
+
+Files (ONNX Runtime EPContext pairs, not Genie bundles):
+    head_ctx.onnx, slm_tree_ctx.onnx, slm_prefill_ctx.onnx   one EPContext node each, naming its binary
+    *_ctx_qnn.bin                                            what the NPU loads
+    contexts.json                                            what each binary says of itself: target, build, interface
+    parity.json                                              HTP (emulated on x86) against the QDQ graph, by output
+
+Gates: the graph's interface is the one its JSON promises; the graph breaks no rule of the NPU; the pair is what was
+asked for (`graph.context_check`); the compiled graph computes what the QDQ graph does (`graph.parity`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hyco_export.core import recipe as recipes
+from hyco_export.core.artifact import file_digest
+from hyco_export.core.devicespec import (
+    HEAD_GRAPH,
+    HEAD_SPEC_FILE,
+    SLM_PREFILL_GRAPH,
+    SLM_SPEC_FILE,
+    SLM_TREE_GRAPH,
+    HeadSpec,
+    SlmSpec,
+    read_spec,
+)
+from hyco_export.core.graphspec import GraphSession, GraphSpec
+from hyco_export.core.samples import read_samples
+from hyco_export.core.targets import Target, find_target
+from hyco_export.errors import GateError
+from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+
+if TYPE_CHECKING:
+    from hyco_export.graph.parity import OutputParity, ParityReport
+    from hyco_export.graph.qnn import CompiledContext
+
+HEAD_STAGE, SLM_STAGE = "convert-head", "convert-slm"
+HEAD_SAMPLES_FILE, SLM_SAMPLES_FILE = "head_samples.safetensors", "slm_samples.safetensors"
+CONTEXTS_FILE, PARITY_FILE = "contexts.json", "parity.json"
+LOG_FILE = "compile.log"  # beside the artifact, not in it: it holds times
+EMULATED_FEEDS = 16  # of one graph: a draft of the embedded head takes a second in the emulator
+BYTES_PER_MB = 1_000_000
+
+
+class CompileConfig(msgspec.Struct, frozen=True):
+    """What changes the bytes of the binaries, and the limits they must keep."""
+
+    target: Target
+    gates: recipes.CompileGates
+
+
+@dataclass(frozen=True)
+class Job:
+    """One graph to compile: where it and its sample feeds lie, and what its JSON promises."""
+
+    model: Path
+    samples: Path
+    spec: GraphSpec
+    truth: GraphSession | None  # the float network behind the same integers
+
+
+def config(recipe: recipes.Recipe) -> CompileConfig:
+    """The recipe's fields that this stage reads."""
+    return CompileConfig(find_target(recipe.target), recipe.compile)
+
+
+def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
+    """Nothing but the converted graphs."""
+    return {}
+
+
+def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
+    """Compile, check, compare; see the module for files and gates."""
+    contexts: dict[str, CompiledContext] = {}
+    reports: dict[str, ParityReport] = {}
+    jobs = _jobs(inputs)
+    log = out_dir.parent / LOG_FILE
+    for done, job in enumerate(jobs):
+        name = job.spec.name
+        progress.step("graphs compiled and compared", done, len(jobs))
+        contexts[name] = _compile(job, out_dir, config.target, log)
+        reports[name] = _compare(job, contexts[name], config, log)
+        _require_parity(reports[name])
+    progress.step("graphs compiled and compared", len(jobs), len(jobs))
+    _write_json(out_dir / CONTEXTS_FILE, {name: context.info for name, context in contexts.items()})
+    _write_json(out_dir / PARITY_FILE, reports)
+    return {
+        "target": f"{config.target.name}: {config.target.marketing_name}, Hexagon v{config.target.htp_arch}",
+        **{name: _metrics(context, reports[name]) for name, context in contexts.items()},
+    }
+
+
+def _jobs(inputs: Mapping[str, Path]) -> list[Job]:
+    """The three graphs, the head first.
+
+    Raises:
+        ArtifactError: a file of the converted artifacts is missing or damaged.
+    """
+    from hyco_export.nn.slm_session import open_torch_slm
+
+    head_folder, slm_folder = inputs[HEAD_STAGE], inputs[SLM_STAGE]
+    head = read_spec(head_folder / HEAD_SPEC_FILE, HeadSpec)
+    slm = read_spec(slm_folder / SLM_SPEC_FILE, SlmSpec)
+    floats = open_torch_slm(slm_folder)
+    slm_samples = slm_folder / SLM_SAMPLES_FILE
+    return [
+        Job(head_folder / f"{HEAD_GRAPH}.onnx", head_folder / HEAD_SAMPLES_FILE, head.graph, None),
+        Job(slm_folder / f"{SLM_TREE_GRAPH}.onnx", slm_samples, slm.tree, floats.tree),
+        Job(slm_folder / f"{SLM_PREFILL_GRAPH}.onnx", slm_samples, slm.prefill, floats.prefill),
+    ]
+
+
+def _compile(job: Job, out_dir: Path, target: Target, log: Path) -> "CompiledContext":
+    """Lint and compile one graph.
+
+    Raises:
+        CompileError: the graph is not the one its JSON promises, breaks a rule, or the compiler refused it.
+    """
+    import onnx
+
+    from hyco_export.graph.context_check import require_interface
+    from hyco_export.graph.interface import read_interface
+    from hyco_export.graph.lint import require_clean
+    from hyco_export.graph.qnn import compile_context
+
+    model = onnx.load(job.model, load_external_data=False)
+    require_interface(read_interface(model, job.spec.name), job.spec, job.model.name)
+    require_clean(model, job.model.name)
+    return compile_context(job.model, out_dir, job.spec.name, target, log)
+
+
+def _compare(job: Job, context: "CompiledContext", config: CompileConfig, log: Path) -> "ParityReport":
+    """Run the sample feeds through the binary and through the QDQ graph on the CPU."""
+    from hyco_export.graph.parity import ParityLimits, compare_sessions
+    from hyco_export.graph.qnn import open_context
+    from hyco_export.graph.reference import ReferenceSession
+
+    gates = config.gates
+    limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)
+    feeds = read_samples(job.samples)[job.spec.name][:EMULATED_FEEDS]
+    with open_context(context.context_model, config.target, log) as compiled:
+        return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, job.truth)
+
+
+def _require_parity(report: "ParityReport") -> None:
+    """Let only a binary through that computes its graph.
+
+    Raises:
+        GateError: names the first output outside the limits.
+    """
+    for output in report.outputs:
+        if not output.passed:
+            raise GateError(
+                f"{report.graph}: output {output.name} of the compiled graph is not the QDQ graph's: "
+                f"{output.outside_share:.2%} of its elements are outside the limits (SQNR {output.sqnr_db:.1f} dB, "
+                f"largest difference {output.range_share:.2%} of the range)",
+                "look for a layer with wide activations (sqnr.json), or widen $.compile in the recipe knowingly",
+            )
+
+
+def _metrics(context: "CompiledContext", report: "ParityReport") -> Metrics:
+    (graph,) = context.info.graphs
+    return {
+        "binary_mb": round(context.binary_bytes / BYTES_PER_MB, 3),
+        "sha256": file_digest(context.binary),
+        "htp_arch": context.info.htp_arch,
+        "soc_model": context.info.soc_model,
+        "optimisation_level": graph.optimisation_level,
+        "spill_fill_bytes": graph.spill_fill_bytes,
+        "compile_s": round(context.wall_s, 2),
+        "compile_cpu_s": round(context.cpu_s, 2),
+        "peak_rss_mb": round(context.peak_rss_bytes / BYTES_PER_MB),
+        "feeds": report.runs,
+        "parity": {output.name: _parity_metrics(output) for output in report.outputs},
+    }
+
+
+def _parity_metrics(output: "OutputParity") -> Metrics:
+    """Ids: the share of equal ones. Real outputs: dB against the QDQ graph, and of both against float."""
+    if output.max_steps is None:
+        return {"equal_share": round(output.equal_share, 4)}
+    figures = {
+        "sqnr_db": output.sqnr_db,
+        "float_sqnr_db": output.float_sqnr_db,
+        "qdq_float_sqnr_db": output.reference_float_sqnr_db,
+    }
+    return {
+        **{name: round(figure, 1) for name, figure in figures.items() if figure is not None},
+        "outside_share": round(output.outside_share, 6),
+    }
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+STAGE = Stage(
+    "compile",
+    revision=1,
+    needs=(HEAD_STAGE, SLM_STAGE),
+    config=config,
+    sources=sources,
+    build=build,
+    per_target=True,
+)
