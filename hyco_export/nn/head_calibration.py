@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hyco_export.core.encodings import Encoding
+from hyco_export.core.network.head import logits_name
 from hyco_export.core.network.head_host import draft_feeds, on_grid, shared_positions
 from hyco_export.nn.capture import Capture, load_capture
 from hyco_export.nn.head_pass import FloatHead
@@ -56,14 +57,22 @@ def activation_ranges(
     mask_value: float,
     report: Callable[[int], None],
 ) -> dict[str, tuple[float, float]]:
-    """Range of every tensor of the network over the responses of the captures; `report` hears how many are done."""
+    """Range of every tensor of the network over the responses of the captures; `report` hears how many are done.
+
+    Percentiles, except for logits: their greatest values are what the head drafts, so nothing is cut off there.
+    """
     passes = sum(len(_groups(load_capture(path))) for path in paths)
-    observer = RangeObserver(percentile, passes)
+    percentiles, extremes = RangeObserver(percentile, passes), RangeObserver(100.0, passes)
+    logits = {logits_name(step) for step in range(1, head.network.steps + 1)}
+
+    def observe(name: str, values: torch.Tensor) -> None:
+        (extremes if name in logits else percentiles)(name, values)
+
     for done, path in enumerate(paths, 1):
         for feeds in response_feeds(head, load_capture(path), grids, mask_value):
-            head.draft(feeds, observer)
+            head.draft(feeds, observe)
         report(done)
-    return observer.ranges()
+    return {**percentiles.ranges(), **extremes.ranges()}
 
 
 def response_feeds(

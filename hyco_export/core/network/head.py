@@ -26,6 +26,11 @@ FINAL_NORM = "final_norm"  # vector [H], the verifier's, used where h travels fr
 TABLE = "kept_embeddings"  # table [C, H], the embedding's factor inside
 
 
+def logits_name(step: int) -> str:
+    """The logits [R, C] of a step 1 .. K."""
+    return f"step{step}.logits"
+
+
 class HeadLayer(msgspec.Struct, frozen=True):
     """One decoder layer; it stores no K/V. `scalar` multiplies its result."""
 
@@ -108,7 +113,7 @@ def build(ops: Ops[T], network: HeadNetwork, rows: int = 1) -> None:
     for step in range(1, network.steps + 1):
         at = f"step{step}"
         last = _step(drafting, at, embedding, state)
-        logits = ops.linear(f"{at}.logits", last, OUTPUT_LAYER)  # [R, C]
+        logits = ops.linear(logits_name(step), last, OUTPUT_LAYER)  # [R, C]
         chain.append(ops.argmax(f"{at}.token", logits))
         if step <= network.runner_up_steps:
             others = ops.exclude(f"{at}.others", logits, chain[-1])

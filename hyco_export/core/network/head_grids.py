@@ -8,12 +8,13 @@ from collections.abc import Mapping
 
 from hyco_export.core.encodings import Encoding, encoding_from_range, symmetric_encoding
 from hyco_export.core.handoff import LAYER_TYPES
-from hyco_export.core.network.head import HeadNetwork
+from hyco_export.core.network.head import HeadNetwork, logits_name
 
 Ranges = Mapping[str, tuple[float, float]]
 
 
 HIDDEN_TENSORS = ("e", "h")
+LOGIT_MARGIN = 1.25  # logits above the grid would tie at its end, and argmax takes the first; costs a third of a bit
 
 
 def handoff_encodings(ranges: Ranges) -> dict[str, Encoding]:
@@ -30,12 +31,16 @@ def handoff_encodings(ranges: Ranges) -> dict[str, Encoding]:
 def head_encodings(
     network: HeadNetwork, ranges: Ranges, handoff: Mapping[str, Encoding], mask_value: float
 ) -> dict[str, Encoding]:
-    """Encodings by tensor name. `ranges` are those of calibration; inputs keep the hand-off's grids."""
+    """Encodings by tensor name. `ranges` are those of calibration, for logits all that was seen; inputs keep the
+    hand-off's grids.
+    """
     encodings = {name: encoding_from_range(low, high, "uint16") for name, (low, high) in ranges.items()}
     for step in range(1, network.steps + 1):
         # one grid for embedding and state: they are joined before the first matrix
         lows, highs = zip(*(ranges[f"step{step}.{part}"] for part in ("embedded", "carried")), strict=True)
         encodings[f"step{step}.joined"] = encoding_from_range(min(lows), max(highs), "uint16")
+        low, high = ranges[logits_name(step)]
+        encodings[logits_name(step)] = encoding_from_range(low, high * LOGIT_MARGIN, "uint16")
     for layer_type in LAYER_TYPES:
         encodings[f"cos.{layer_type}"] = encoding_from_range(-1.0, 1.0, "uint16")
         encodings[f"sin.{layer_type}"] = encoding_from_range(-1.0, 1.0, "uint16")
