@@ -6,6 +6,8 @@ above a percentile is known beforehand: only that many extremes are kept. Knows 
 
 import torch
 
+ROUNDED_DIGITS = 6  # 100 - 99.9 is a little less than 0.1 in binary; counts are whole
+
 
 class RangeObserver:
     """Low and high percentile of every tensor it is shown.
@@ -41,6 +43,7 @@ class RangeObserver:
 
     def _keep(self, store: dict[str, torch.Tensor], name: str, flat: torch.Tensor, percentile: float) -> None:
         # at most the share 1 - p of all values lies above the smallest of the `count` greatest
-        count = int((1.0 - percentile / 100.0) * flat.numel() * self._passes) + 1
+        above = (100.0 - percentile) * flat.numel() * self._passes / 100.0
+        count = int(round(above, ROUNDED_DIGITS)) + 1
         pool = torch.cat([store[name], flat]) if name in store else flat
         store[name] = pool.topk(min(count, pool.numel()), sorted=False).values

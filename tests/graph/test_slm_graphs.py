@@ -1,0 +1,141 @@
+"""The SLM's integer graphs: clean, close to float, with the checkpoint's integers, accepted whole by the compiler."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from packed_slm import ROWS, random_ids
+from slm_parts import KEPT, MASK_VALUE, slm_parts
+
+from hyco_export.core.graphspec import TensorSpec
+from hyco_export.core.network.boundary import to_integers, to_real
+from hyco_export.core.network.slm import layer_results
+from hyco_export.core.network.slm_host import SlmHost
+from hyco_export.core.targets import TARGETS
+from hyco_export.graph.lint import lint
+from hyco_export.graph.parity import compare_sessions, sqnr_db, top1_agreement
+from hyco_export.graph.qnn import compile_context, open_context
+from hyco_export.graph.reference import ReferenceSession
+from hyco_export.graph.slm_graphs import stored_matrices, with_outputs
+
+KINDS = ("like-e2b", "values-from-keys")
+
+
+def tree_feeds(kind: str) -> dict[str, np.ndarray]:
+    """Real inputs of a forest on top of a wrapped ring."""
+    parts = slm_parts(kind)
+    host = SlmHost(parts.network, parts.tables, ROWS, MASK_VALUE)
+    for start in range(0, 18, ROWS):
+        host.append(parts.float_slm.tree, random_ids(18)[start : start + ROWS])
+    return host.feeds(random_ids(ROWS, 9), [-1, 0, 0, 1, -1, 4])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_are_clean(kind: str) -> None:
+    parts = slm_parts(kind)
+    for model in (parts.tree_model, parts.prefill_model):
+        onnx.checker.check_model(model, full_check=True)
+        assert lint(model) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tree_graph_is_near_the_float_network(kind: str) -> None:
+    parts = slm_parts(kind)
+    integers = to_integers(parts.tree.inputs, tree_feeds(kind))
+    found = to_real(parts.tree.outputs, ReferenceSession(parts.tree_model.SerializeToString()).run(integers))
+    wanted = parts.float_slm.tree(to_real(parts.tree.inputs, integers))
+    assert set(found) == set(wanted)
+    assert found["logits"].shape == (ROWS, len(KEPT))
+    for name in found:
+        assert sqnr_db(wanted[name], found[name]) > 28.0, name  # 8-bit K/V bound it
+    assert top1_agreement(wanted["logits"], found["logits"]) == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_makes_the_rows_a_tree_pass_makes(kind: str) -> None:
+    parts = slm_parts(kind)
+    feeds = tree_feeds(kind)
+    tree = ReferenceSession(parts.tree_model.SerializeToString()).run(to_integers(parts.tree.inputs, feeds))
+    prefill = ReferenceSession(parts.prefill_model.SerializeToString()).run(to_integers(parts.prefill.inputs, feeds))
+    assert set(prefill) == set(tree) - {"logits"}
+    for name in prefill:
+        assert np.array_equal(prefill[name], tree[name]), name
+
+
+def test_prefill_ends_at_the_last_layer_that_stores() -> None:
+    parts = slm_parts()
+    names = {spec.name for spec in parts.prefill.inputs}
+    assert names == {
+        "embeds",
+        "per_layer",
+        "cos.sliding",
+        "sin.sliding",
+        "k.0",
+        "v.0",
+        "mask.sliding",
+        "cos.full",
+        "sin.full",
+    }
+    assert not any("layers.2." in name for name in stored_matrices(parts.prefill_model))
+
+
+def test_declared_inputs_and_outputs_are_those_of_the_contract() -> None:
+    parts = slm_parts()
+    shapes = {spec.name: (spec.shape, spec.dtype) for spec in (*parts.tree.inputs, *parts.tree.outputs)}
+    assert shapes == {
+        "embeds": ((ROWS, 32), "uint16"),
+        "per_layer": ((ROWS, 20), "uint16"),
+        "cos.sliding": ((ROWS, 8), "uint16"),
+        "sin.sliding": ((ROWS, 8), "uint16"),
+        "cos.full": ((ROWS, 16), "uint16"),
+        "sin.full": ((ROWS, 16), "uint16"),
+        "k.0": ((1, 8, 8), "uint8"),
+        "v.0": ((1, 8, 8), "uint8"),
+        "k.1": ((1, 12, 16), "uint8"),
+        "v.1": ((1, 12, 16), "uint8"),
+        "mask.sliding": ((ROWS, 8 + ROWS), "uint16"),
+        "mask.full": ((ROWS, 12 + ROWS), "uint16"),
+        "k_new.0": ((1, ROWS, 8), "uint8"),
+        "v_new.0": ((1, ROWS, 8), "uint8"),
+        "k_new.1": ((1, ROWS, 16), "uint8"),
+        "v_new.1": ((1, ROWS, 16), "uint8"),
+        "logits": ((ROWS, len(KEPT)), "uint16"),
+    }
+    for name in ("k", "v"):
+        assert parts.tree.input(f"{name}.1").encoding == parts.tree.output(f"{name}_new.1").encoding
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_is_in_the_graph_unchanged(kind: str) -> None:
+    parts = slm_parts(kind)
+    stored = stored_matrices(parts.tree_model)
+    assert set(stored) == set(parts.weights.matrices)
+    for name, matrix in parts.weights.integer_matrices().items():
+        assert np.array_equal(stored[name][0], matrix.integers), name
+        assert np.array_equal(stored[name][1], matrix.scales), name
+
+
+def test_inner_tensors_can_be_read() -> None:
+    parts = slm_parts()
+    names = layer_results(parts.network)
+    assert len(names) == 6
+    inner = [TensorSpec(name, (ROWS, 32), "uint16", parts.encodings[name]) for name in names]
+    session = ReferenceSession(with_outputs(parts.tree_model, inner).SerializeToString())
+    found = session.run(to_integers(parts.tree.inputs, tree_feeds("like-e2b")))
+    assert all(found[name].dtype == np.uint16 for name in names)
+    assert len(parts.tree_model.graph.output) == len(parts.tree.outputs)  # the graph itself is as before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_compiler_takes_the_whole_graph_and_computes_it(kind: str, tmp_path: Path) -> None:
+    parts = slm_parts(kind)
+    model = tmp_path / "slm_tree.onnx"
+    onnx.save(parts.tree_model, model)
+    target = TARGETS["sm8850"]
+    context = compile_context(model, tmp_path, "slm_tree", target, tmp_path / "log")
+    feeds = to_integers(parts.tree.inputs, tree_feeds(kind))
+    with open_context(context.context_model, target) as session:
+        report = compare_sessions(ReferenceSession(model), session, parts.tree, [feeds])
+    for output in report.outputs:
+        assert output.sqnr_db > 28.0, output

@@ -1,0 +1,63 @@
+"""A small converted SLM in memory: network, weights, tables, calibrated grids and both graphs."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import onnx
+from packed_slm import RINGS, ROWS, plain_config, random_ids, save_packed_slm, slm_config
+
+from hyco_export.core.encodings import Encoding
+from hyco_export.core.graphspec import GraphSpec
+from hyco_export.core.network.slm import SlmNetwork
+from hyco_export.core.network.slm_grids import slm_encodings
+from hyco_export.core.network.weights import Weights
+from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
+from hyco_export.graph.slm_graphs import prefill_graph, tree_graph
+from hyco_export.nn.gemma_quant import PackedCheckpoint
+from hyco_export.nn.slm import host_tables, slm_network, slm_weights
+from hyco_export.nn.slm_calibrate import calibrated_ranges
+from hyco_export.nn.slm_pass import FloatSlm
+from hyco_export.nn.torch_ops import TorchWeights
+
+KEPT = np.arange(0, 96, 3)
+MASK_VALUE = -100.0
+
+
+@dataclass(frozen=True)
+class SlmParts:
+    """Everything between a checkpoint and its graphs."""
+
+    folder: Path
+    network: SlmNetwork
+    weights: Weights
+    tables: HostTables
+    float_slm: FloatSlm
+    encodings: dict[str, Encoding]
+    tree_model: onnx.ModelProto
+    tree: GraphSpec
+    prefill_model: onnx.ModelProto
+    prefill: GraphSpec
+
+
+@lru_cache
+def slm_parts(kind: str = "like-e2b") -> SlmParts:
+    """`like-e2b` or `values-from-keys`."""
+    config = slm_config() if kind == "like-e2b" else plain_config()
+    folder = save_packed_slm(Path(mkdtemp(prefix="slm-")), config)
+    checkpoint = PackedCheckpoint(folder)
+    network = slm_network(checkpoint, RINGS)
+    weights = slm_weights(checkpoint, KEPT)
+    save_tables(folder / TABLES_FILE, host_tables(checkpoint))
+    tables = HostTables(folder / TABLES_FILE)
+    slm = FloatSlm(network, TorchWeights(weights))
+    sequences = [random_ids(40, seed) for seed in range(4)]
+    ranges = calibrated_ranges(
+        slm, tables, sequences, ROWS, MASK_VALUE, percentile=100.0, kv_percentile=99.9, tell=lambda done, total: None
+    )
+    encodings = slm_encodings(network, ranges, margin=1.2, kv_margin=1.2, mask_value=MASK_VALUE)
+    tree_model, tree = tree_graph(network, weights, encodings, ROWS)
+    prefill_model, prefill = prefill_graph(network, weights, encodings, ROWS)
+    return SlmParts(folder, network, weights, tables, slm, encodings, tree_model, tree, prefill_model, prefill)
