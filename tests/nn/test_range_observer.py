@@ -23,7 +23,7 @@ def test_percentile_over_all_passes(order: int, percentile: float) -> None:
     assert low == np.percentile(values, 100 - percentile, method="higher")
     assert high == np.percentile(values, percentile, method="lower")
     outside = np.mean((values < low) | (values > high))
-    assert outside <= 2 * (1 - percentile / 100)
+    assert outside <= 2 * (1 - percentile / 100) + 1e-9
 
 
 def test_hundred_is_minimum_and_maximum() -> None:
