@@ -49,28 +49,30 @@ def generate(
         ServerError: the server cannot be reached, retries included.
         ProtocolError: a refusal that cannot be mended, or a reply that does not fit what was sent.
     """
-    run = _Generation(list(prompt_ids), request, drafter, transport, clock)
+    generation = Generation(prompt_ids, request, drafter, transport, clock)
     try:
-        run.prime()
-        while not run.finished:
-            try:
-                run.round()
-            except ProtocolError as refusal:
-                if refusal.code != wire.UNKNOWN_SESSION:
-                    raise
-                run.prime()
+        while not generation.finished:
+            generation.step()
     finally:
-        run.close()
-    return run.trace()
+        generation.close()
+    return generation.trace()
 
 
-class _Generation:
-    """State of one generation: committed ids, the session and its round number, and the records so far."""
+class Generation:
+    """State of one generation: committed ids, the session and its round number, and the records so far.
+
+    `finished` is "" while there is more to come, then "stop" or "length".
+    """
 
     def __init__(
-        self, prompt_ids: list[int], request: Request, drafter: Drafter, transport: Transport, clock: Clock
+        self,
+        prompt_ids: Sequence[int],
+        request: Request,
+        drafter: Drafter,
+        transport: Transport,
+        clock: Clock = time.perf_counter,
     ) -> None:
-        self._ids = prompt_ids
+        self._ids = list(prompt_ids)
         self._prompt_length = len(prompt_ids)
         self._request = request
         self._drafter = drafter
@@ -85,7 +87,29 @@ class _Generation:
         self._last_token_ms = 0.0
         self.finished = ""
 
-    def prime(self) -> None:
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All committed ids, the prompt's first."""
+        return tuple(self._ids)
+
+    def step(self) -> None:
+        """One call: a round, or PRIME where there is no session yet or the server has lost it.
+
+        Raises:
+            ServerError: no answer; the same step may be taken again, a round's verdict waits on the server.
+            ProtocolError: a refusal that cannot be mended, or a reply that does not fit what was sent.
+        """
+        if not self._session:
+            self._prime()
+            return
+        try:
+            self._round()
+        except ProtocolError as refusal:
+            if refusal.code != wire.UNKNOWN_SESSION:
+                raise
+            self._session = ""
+
+    def _prime(self) -> None:
         """Open a session on all committed ids; commits the token that the server draws."""
         start_ms = self._now_ms()
         sent = len(self._ids)
@@ -128,7 +152,7 @@ class _Generation:
             continue_from=len(self._ids) - self._prompt_length,
         )
 
-    def round(self) -> None:
+    def _round(self) -> None:
         """Draft, verify, commit."""
         start_ms = self._now_ms()
         length = len(self._ids)

@@ -1,0 +1,157 @@
+"""Random histories of several clients and one engine: lost replies, restarts, expiry, clients that come and go.
+
+Whatever happens, both sides hold the same ids, no committed token changes, greedy text is plain greedy text, and every
+session that the engine opened is closed in the end.
+"""
+
+import math
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
+
+from hyco_export.errors import ServerError
+from hyco_export.runtime import wire
+from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.drafters import Drafter, HybridDrafter, NullDrafter, OracleDrafter, TreeRule
+from hyco_export.runtime.driver import Generation, Request
+from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.feeds import HeadFeed, SlmFeed
+from hyco_export.runtime.transport import LocalTransport
+
+MODEL = ToyLanguageModel(seed=11, stop_bias=0.0)
+FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
+INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
+LIMITS = Limits(sessions=64, prompt_limit=64, idle_s=10.0)
+KEEP = np.arange(VOCAB_SIZE)
+CAP = 14
+KINDS = ("plain", "oracle", "hybrid", "server")
+RULES = {"exact": wire.Acceptance(), "epsilon": wire.Acceptance("epsilon", 0.1)}
+
+
+class LossyTransport(LocalTransport):
+    """Loses the next reply of a call when told to: the server has done the work, the device does not know."""
+
+    lose_reply = False
+
+    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
+        return self._deliver(super().prime(request))
+
+    def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+        return self._deliver(super().verify(session, round_number, request))
+
+    def _deliver(self, reply):  # type: ignore[no-untyped-def]  # any reply, as it is
+        if self.lose_reply:
+            self.lose_reply = False
+            raise ServerError("the reply was lost")
+        return reply
+
+
+class Client:
+    """One generation, its transport, and what it had committed when it was last looked at."""
+
+    def __init__(
+        self, engine: Engine, kind: str, prompt: list[int], temperature: float, rule_name: str, seed: int
+    ) -> None:
+        self.transport = LossyTransport(engine, INFO)
+        self.prompt = prompt
+        self.greedy = temperature == 0.0
+        side = "server" if kind == "server" else "device"
+        request = Request(
+            kind, "p", wire.Sampling(temperature, 0, 1.0), RULES[rule_name], seed, CAP, side, 4 if side == "server" else 0,
+            "head" if kind == "hybrid" else "",
+        )  # fmt: skip
+        self.generation = Generation(prompt, request, make_drafter(kind), self.transport)
+        self.known = self.generation.ids
+
+
+def make_drafter(kind: str) -> Drafter:
+    if kind == "oracle":
+        return OracleDrafter(MODEL.greedy, 3)
+    if kind == "hybrid":
+        head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, KEEP)
+        return HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP, TreeRule(math.log(0.66), 8, 8), {STOP_ID})
+    return NullDrafter()
+
+
+class Histories(RuleBasedStateMachine):
+    """Rules are what can happen to a client or to the server."""
+
+    clients: Bundle[Client] = Bundle("clients")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[ScriptedSession] = []
+        self.now_s = 0.0
+        self.engine = Engine(self._open, FACTS, LIMITS, now=lambda: self.now_s)
+        self.all: list[Client] = []
+
+    def _open(self) -> ScriptedSession:
+        self.opened.append(ScriptedSession(MODEL))
+        return self.opened[-1]
+
+    @rule(
+        target=clients,
+        kind=st.sampled_from(KINDS),
+        prompt=st.lists(st.integers(2, VOCAB_SIZE - 1), min_size=1, max_size=12),
+        temperature=st.sampled_from([0.0, 1.0]),
+        rule_name=st.sampled_from(list(RULES)),
+        seed=st.integers(0, 99),
+    )
+    def arrive(self, kind: str, prompt: list[int], temperature: float, rule_name: str, seed: int) -> Client:
+        client = Client(self.engine, kind, prompt, temperature, rule_name, seed)
+        self.all.append(client)
+        return client
+
+    @rule(client=clients, lost=st.booleans())
+    def step(self, client: Client, lost: bool) -> None:
+        if client.generation.finished:
+            return
+        before = client.generation.ids
+        client.transport.lose_reply = lost
+        try:
+            client.generation.step()
+        except ServerError:
+            assert client.generation.ids == before
+        client.transport.lose_reply = False
+
+    @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @rule()
+    def restart(self) -> None:
+        self.engine.shut_down()
+
+    @rule(client=clients)
+    def leave(self, client: Client) -> None:
+        client.generation.close()
+
+    @invariant()
+    def nothing_committed_changes(self) -> None:
+        for client in self.all:
+            ids = client.generation.ids
+            assert ids[: len(client.known)] == client.known
+            client.known = ids
+            generated = list(ids[len(client.prompt) :])
+            if client.greedy:
+                assert generated == MODEL.answer(client.prompt, CAP)[: len(generated)]
+            if client.generation.finished:
+                assert len(generated) == CAP or generated[-1] == STOP_ID
+
+    def teardown(self) -> None:
+        for client in self.all:
+            while not client.generation.finished:
+                client.generation.step()
+            client.generation.close()
+        self.nothing_committed_changes()
+        self.now_s += LIMITS.idle_s + 1.0  # sessions whose first reply was lost are nobody's: they expire
+        self.engine.expire()
+        assert self.engine.session_count == 0
+        assert all(session.closed for session in self.opened)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

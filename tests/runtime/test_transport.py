@@ -1,0 +1,260 @@
+"""The client of the wire: bytes counted exactly, rounds retried, everything else told apart and named."""
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+import uvicorn
+from raw_server import DROP, HANG, RawServer, http_answer
+from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
+
+from hyco_export.errors import ProtocolError, ServerError
+from hyco_export.runtime import wire
+from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.drafters import HybridDrafter, TreeRule
+from hyco_export.runtime.driver import Request, generate
+from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.feeds import HeadFeed, SlmFeed
+from hyco_export.runtime.server import create_app
+from hyco_export.runtime.transport import HttpTransport, LocalTransport, Patience, split_url
+
+REPLY = wire.VerifyReply(1, 3, [], [], [5], "", None, 0, 1.0)
+VERIFY = wire.VerifyRequest(1, 4, b"12345678", [5, 6], [-1, 0])
+PRIME = wire.PrimeRequest(1, [5, 6], wire.Sampling(0.0), wire.Acceptance(), 1, 9, "device", 0, "")
+INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 0, ["exact"], "thread-cpu")
+VERDICT = http_answer(wire.encode(REPLY))
+
+
+class Pauses:
+    """Records pauses instead of taking them."""
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.taken.append(seconds)
+
+
+def transport_to(url: str, reply_s: float = 5.0) -> tuple[HttpTransport, Pauses]:
+    pauses = Pauses()
+    return HttpTransport(url, Patience(connect_s=1.0, reply_s=reply_s, pauses_s=(0.0, 0.2, 1.0)), pauses), pauses
+
+
+def test_a_round_is_one_post_on_a_kept_connection_and_its_bytes_are_counted() -> None:
+    with RawServer([VERDICT]) as server:
+        transport, pauses = transport_to(server.url)
+        for _ in range(3):
+            assert transport.verify("se ss/ion", 3, VERIFY) == REPLY
+        assert server.connections == 1
+        assert pauses.taken == []
+        assert server.requests[0].startswith(b"POST /v1/sessions/se%20ss%2Fion/rounds/3 HTTP/1.1\r\n")
+        traffic = transport.traffic
+        assert (traffic.payload_up_bytes, traffic.payload_down_bytes) == (
+            len(wire.encode(VERIFY)), len(wire.encode(REPLY)),
+        )  # fmt: skip
+        assert (traffic.wire_up_bytes, traffic.wire_down_bytes) == (len(server.requests[-1]), len(VERDICT))
+
+
+def test_a_path_prefix_of_a_proxy_is_kept() -> None:
+    with RawServer([http_answer(b"", "204 No Content")]) as server:
+        transport, _ = transport_to(server.url + "/hyco/")
+        transport.close_session("s")
+        assert server.requests[0].startswith(b"DELETE /hyco/v1/sessions/s HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize(
+    "breaks",
+    [
+        [DROP],
+        [DROP, DROP, DROP],
+        [VERDICT[:-3]],  # a body cut short
+        [b"garbage that is no HTTP\r\n\r\n"],
+        [http_answer(b"<html>bad gateway</html>", "502 Bad Gateway", "text/html")],
+    ],
+)
+def test_a_round_is_sent_again_with_the_same_number(breaks: list[bytes]) -> None:
+    with RawServer([*breaks, VERDICT]) as server:
+        transport, pauses = transport_to(server.url)
+        assert transport.verify("s", 3, VERIFY) == REPLY
+        assert len(set(server.requests)) == 1 and len(server.requests) == len(breaks) + 1
+        assert pauses.taken == [0.0, 0.2, 1.0][: len(breaks)]
+        assert transport.traffic.wire_up_bytes == sum(map(len, server.requests))
+
+
+def test_a_round_that_gets_no_reply_in_time_is_asked_for_again() -> None:
+    with RawServer([HANG, VERDICT]) as server:
+        transport, _ = transport_to(server.url, reply_s=0.1)
+        assert transport.verify("s", 3, VERIFY) == REPLY
+        assert len(server.requests) == 2
+
+
+def test_a_round_is_given_up_after_its_tries() -> None:
+    with RawServer([DROP]) as server:
+        transport, pauses = transport_to(server.url)
+        with pytest.raises(ServerError, match=r"no answer from the verifier server at http://127.0.0.1:\d+: .*serve"):
+            transport.verify("s", 3, VERIFY)
+        assert len(server.requests) == 4
+        assert pauses.taken == [0.0, 0.2, 1.0]
+
+
+def test_priming_is_not_repeated_on_a_fresh_connection() -> None:
+    with RawServer([DROP]) as server:
+        transport, _ = transport_to(server.url)
+        with pytest.raises(ServerError):
+            transport.prime(PRIME)
+        assert len(server.requests) == 1
+
+
+def test_a_stale_connection_is_replaced_without_a_pause() -> None:
+    primed = wire.PrimeReply(1, "s", 4, 3, "", None, 1.0)
+    with RawServer([http_answer(wire.encode(INFO)), http_answer(wire.encode(primed))]) as server:
+        transport, pauses = transport_to(server.url)
+        assert transport.info() == INFO
+        server.close_connections()
+        assert transport.prime(PRIME) == primed
+        assert server.connections == 2
+        assert pauses.taken == []
+
+
+def test_a_server_that_closes_after_each_answer_is_no_trouble() -> None:
+    closing = http_answer(wire.encode(REPLY), extra="Connection: close\r\n")
+    with RawServer([closing]) as server:
+        transport, pauses = transport_to(server.url)
+        assert [transport.verify("s", 3, VERIFY) for _ in range(2)] == [REPLY, REPLY]
+        assert server.connections == 2
+        assert pauses.taken == []
+
+
+def test_refusals_are_typed() -> None:
+    body = wire.encode(wire.Refusal(1, wire.UNKNOWN_SESSION, "session s is unknown", "prime again"))
+    with RawServer([http_answer(body, "404 Not Found")]) as server:
+        transport, _ = transport_to(server.url)
+        with pytest.raises(ProtocolError, match=r"session s is unknown \(prime again\)") as refusal:
+            transport.verify("s", 3, VERIFY)
+        assert refusal.value.code == wire.UNKNOWN_SESSION
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http_answer(b"<html>hello</html>", "200 OK", "text/html"),
+        http_answer(b"no such page", "404 Not Found", "text/plain"),
+        http_answer(b"", "301 Moved Permanently", "text/html").replace(b"Length: 0", b"Length: 2") + b"up",
+    ],
+)
+def test_another_server_is_told_from_ours(answer: bytes) -> None:
+    with RawServer([answer]) as server:
+        transport, _ = transport_to(server.url)
+        with pytest.raises(ServerError, match=r"answered \d+ .*not a verifier server's answer \(give the URL"):
+            transport.info()
+
+
+def test_a_dead_url_fails_within_seconds() -> None:
+    with RawServer([VERDICT]) as server:
+        url = server.url
+    started = time.monotonic()
+    with pytest.raises(ServerError, match=r"no answer from the verifier server at .*refused"):
+        HttpTransport(url).info()
+    assert time.monotonic() - started < 2.0
+
+
+def test_tls_to_a_plain_server_is_named() -> None:
+    with (
+        RawServer([VERDICT]) as server,
+        pytest.raises(ServerError, match=r"no answer from .* at https"),
+    ):
+        transport_to(server.url.replace("http:", "https:"), reply_s=1.0)[0].info()
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://host", "http://", "", "http://host:99999", "http://host:0", "http://[::1"]
+)
+def test_impossible_urls_are_refused_before_any_call(url: str) -> None:
+    with pytest.raises(ServerError, match=r"server URL .*write it like http://127\.0\.0\.1:8000"):
+        split_url(url)
+
+
+# ---------------------------------------------------------------------------------------------- with the real engine
+
+MODEL = ToyLanguageModel(stop_bias=-1e9)
+FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
+PROMPT = [5, 9, 2, 7]
+
+
+def toy_engine() -> Engine:
+    return Engine(lambda: ScriptedSession(MODEL), FACTS, Limits(prompt_limit=64))
+
+
+def hybrid() -> HybridDrafter:
+    keep = np.arange(VOCAB_SIZE)
+    head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, keep)
+    return HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID})
+
+
+def request() -> Request:
+    return Request("hyco", "p", wire.Sampling(0.0), wire.Acceptance(), 3, 25, head_digest="head")
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, Engine]]:
+    """URL and engine of a real server in this process."""
+    engine = toy_engine()
+    config = uvicorn.Config(create_app(engine, INFO), port=0, log_level="error", lifespan="on")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", engine
+    server.should_exit = True
+    thread.join()
+
+
+def test_http_and_local_transport_generate_the_same(served: tuple[str, Engine]) -> None:
+    url, engine = served
+    over_http = HttpTransport(url)
+    assert over_http.info() == INFO == LocalTransport(engine, INFO).info()
+    remote = generate(PROMPT, request(), hybrid(), over_http)
+    local = generate(PROMPT, request(), hybrid(), LocalTransport(toy_engine(), INFO))
+    assert remote.tokens == local.tokens == tuple(MODEL.answer(PROMPT, 25))
+    assert len(remote.rounds) > 3
+    for ours, theirs in zip(remote.rounds, local.rounds, strict=True):
+        assert (ours.tree, ours.accepted, ours.tokens) == (theirs.tree, theirs.accepted, theirs.tokens)
+        assert ours.traffic.payload_up_bytes == theirs.traffic.payload_up_bytes <= 300
+        rows = 0 if ours.finished else 1 + len(ours.accepted)
+        payload = 0 if ours.finished else HANDOFF.round_bytes + HANDOFF.row_bytes * rows
+        assert payload <= ours.traffic.payload_down_bytes <= payload + 100
+        assert ours.traffic.wire_down_bytes > ours.traffic.payload_down_bytes
+    assert engine.session_count == 0
+
+
+def test_a_server_restart_in_the_middle_changes_no_token(served: tuple[str, Engine]) -> None:
+    url, engine = served
+
+    class Restarting(HttpTransport):
+        def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+            if round_number == 2:
+                engine.shut_down()
+            return super().verify(session, round_number, request)
+
+    trace = generate(PROMPT, request(), hybrid(), Restarting(url))
+    assert trace.tokens == tuple(MODEL.answer(PROMPT, 25))
+    assert len(trace.primes) > 1
+
+
+def test_local_refusals_are_typed_like_remote_ones(served: tuple[str, Engine]) -> None:
+    url, engine = served
+    wrong = msgspec.structs.replace(PRIME, prompt=[VOCAB_SIZE])
+    seen = []
+    for transport in (HttpTransport(url), LocalTransport(engine, INFO)):
+        with pytest.raises(ProtocolError) as refusal:
+            transport.prime(wrong)
+        seen.append((refusal.value.code, refusal.value.message, refusal.value.hint))
+        transport.close_session("nobody")  # closing what is not there is no error
+    assert seen[0] == seen[1]
+    assert seen[0][0] == "token_range"
