@@ -7,9 +7,7 @@ Knows those files; no graph.
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from hyco_export.core.devicespec import HeadSpec
+from hyco_export.core.devicespec import HEAD_SPEC_FILE, HeadSpec, read_spec
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset import read_keepset
 from hyco_export.core.network.head import HeadNetwork
@@ -20,7 +18,7 @@ from hyco_export.nn.final_norm import load_norm
 from hyco_export.nn.head_pass import FloatHead, TorchHeadSession
 
 CAPTURE, QAT, KEEPSET, CONVERT = "capture", "qat-head", "build-keepset", "convert-head"
-NORM_FILE, SPEC_FILE = "final_norm.safetensors", "head.json"
+NORM_FILE = "final_norm.safetensors"
 
 
 def float_head(
@@ -50,11 +48,7 @@ def open_torch_head(run: Path) -> TorchHeadSession:
     Raises:
         ArtifactError: an artifact is missing or damaged.
     """
-    path = run / CONVERT / SPEC_FILE
-    try:
-        spec = msgspec.json.decode(path.read_bytes(), type=HeadSpec)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export convert-head") from error
+    spec = read_spec(run / CONVERT / HEAD_SPEC_FILE, HeadSpec)
     folders = {stage: run / stage for stage in (CAPTURE, QAT, KEEPSET)}
     handoff = spec.handoff
     head = float_head(folders, spec.steps, spec.runner_up_steps, handoff.window, handoff.hidden_norm)

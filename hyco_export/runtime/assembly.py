@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 
 from hyco_export import __version__
 from hyco_export.core.artifact import MANIFEST_NAME, verify
-from hyco_export.core.devicespec import HeadSpec
+from hyco_export.core.devicespec import HEAD_SPEC_FILE, HeadSpec, read_spec
 from hyco_export.core.keepset import read_keepset
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import ArtifactError, ServerError
 from hyco_export.nn.checkpoint import checkpoint_digest, checkpoint_folder, tokenizer_digest
-from hyco_export.nn.device_head import CONVERT, KEEPSET, SPEC_FILE
+from hyco_export.nn.device_head import CONVERT, KEEPSET
 from hyco_export.nn.family import check_family
 from hyco_export.nn.verifier import load_head, load_verifier, stop_ids
 from hyco_export.runtime import wire
@@ -103,12 +103,7 @@ def read_head_artifact(run: Path, verifier_digest: str) -> HeadArtifact | None:
     if not (folder / MANIFEST_NAME).is_file():
         return None
     manifest = verify(folder)
-    try:
-        spec = msgspec.json.decode((folder / SPEC_FILE).read_bytes(), type=HeadSpec)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ArtifactError(
-            f"{folder / SPEC_FILE} cannot be read: {error}", "build it again: hyco-export convert-head"
-        ) from error
+    spec = read_spec(folder / HEAD_SPEC_FILE, HeadSpec)
     if spec.verifier_digest != verifier_digest:
         raise ArtifactError(
             f"{folder} was made for verifier {spec.verifier_digest[:12]}, the recipe's is {verifier_digest[:12]}",

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.devicespec import HeadSpec
+from hyco_export.core.devicespec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm, KvShape
 from hyco_export.core.keepset import KeepSet, read_keepset
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from hyco_export.nn.head_comparison import ComparedPosition, Drafts
     from hyco_export.nn.head_pass import FloatHead
 
-GRAPH_NAME = "head"
-GRAPH_FILE, SPEC_FILE, SAMPLES_FILE = "head.onnx", "head.json", "head_samples.safetensors"
+GRAPH_FILE, SAMPLES_FILE = f"{HEAD_GRAPH}.onnx", "head_samples.safetensors"
 ROOTS_PER_SEQUENCE = 8  # compared in each validation sequence: with 60 of them and 4 steps 1,920 ids
 SAVED_EVERY = 10  # of the compared positions, for the emulator, where a draft takes half a second
 
@@ -73,9 +72,9 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     grids = handoff_encodings(captured_ranges(learned, calibration.activation_percentile))
     graph = _emit(head, learned, grids, calibration, out_dir / GRAPH_FILE, progress)
     spec = _spec(head.network, graph, grids, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value)
-    (out_dir / SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+    (out_dir / HEAD_SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
     positions = _positions(config, head.network, graph, inputs, held_out)
-    write_samples(out_dir / SAMPLES_FILE, {GRAPH_NAME: [position.feeds for position in positions[::SAVED_EVERY]]})
+    write_samples(out_dir / SAMPLES_FILE, {HEAD_GRAPH: [position.feeds for position in positions[::SAVED_EVERY]]})
     return {
         **_compare(head, graph, out_dir / GRAPH_FILE, positions, keepset, progress),
         "clipped_share": {name: round(share, 6) for name, share in clipped_shares(held_out, grids).items()},
@@ -106,10 +105,10 @@ def _emit(
         progress.step("captures seen by calibration", done, len(paths))
 
     ranges = activation_ranges(head, paths, grids, percentile, mask_value, report)
-    ops = QdqOps(GRAPH_NAME, head.weights, head_encodings(head.network, ranges, grids, mask_value))
+    ops = QdqOps(HEAD_GRAPH, head.weights, head_encodings(head.network, ranges, grids, mask_value))
     network_head.build(ops, head.network)
     model = ops.model()
-    require_clean(model, GRAPH_NAME)
+    require_clean(model, HEAD_GRAPH)
     onnx.save(model, path)
     return ops.spec()
 

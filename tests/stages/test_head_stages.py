@@ -233,5 +233,5 @@ def test_a_keep_set_of_another_vocabulary_is_named(run, tmp_path):
 
 
 def test_a_run_without_converted_head_is_named(tmp_path):
-    with pytest.raises(ArtifactError, match=r"head\.json cannot be read"):
+    with pytest.raises(ArtifactError, match=r"head\.json is not a HeadSpec"):
         open_torch_head(tmp_path)
