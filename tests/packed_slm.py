@@ -19,6 +19,7 @@ VOCAB = 96
 WINDOW = 8
 RINGS = {"sliding": 8, "full": 12}
 ROWS = 6
+SOFTNESS = 0.3  # of attention: with queries of full length random weights attend to one key and amplify every rounding
 WIDTH_RULES = {r"per_layer_(input_gate|projection|model_projection)$": 8, r"layers\.(2|3|4)\.mlp\.": 2}
 
 
@@ -128,7 +129,8 @@ def _random_tensor(name: str, like: torch.Tensor, generator: torch.Generator) ->
         return torch.randint(-128, 128, like.shape, generator=generator, dtype=torch.int8)
     if name.endswith("activation_scale"):
         return torch.full(like.shape, 0.3)
-    return 0.5 + torch.rand(like.shape, generator=generator)
+    around_one = 0.5 + torch.rand(like.shape, generator=generator)
+    return around_one * SOFTNESS if name.endswith("q_norm.weight") else around_one
 
 
 def _fill_scales(

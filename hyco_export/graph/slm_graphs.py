@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_TREE_GRAPH
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.core.network import slm
@@ -17,14 +18,12 @@ from hyco_export.core.network.weights import Weights
 from hyco_export.graph.initializers import read_weight
 from hyco_export.graph.qdq_ops import QdqOps
 
-TREE, PREFILL = "slm_tree", "slm_prefill"
-
 
 def tree_graph(
     network: SlmNetwork, weights: Weights, encodings: Mapping[str, Encoding], rows: int
 ) -> tuple[onnx.ModelProto, GraphSpec]:
     """One pass over R rows of a forest: new K/V rows and logits."""
-    ops = QdqOps(TREE, weights, encodings)
+    ops = QdqOps(SLM_TREE_GRAPH, weights, encodings)
     slm.build(ops, network, rows)
     return ops.model(), ops.spec()
 
@@ -33,7 +32,7 @@ def prefill_graph(
     network: SlmNetwork, weights: Weights, encodings: Mapping[str, Encoding], rows: int
 ) -> tuple[onnx.ModelProto, GraphSpec]:
     """One pass over R consecutive tokens: new K/V rows."""
-    ops = QdqOps(PREFILL, weights, encodings)
+    ops = QdqOps(SLM_PREFILL_GRAPH, weights, encodings)
     slm.build_prefill(ops, network, rows)
     return ops.model(), ops.spec()
 

@@ -60,7 +60,7 @@ def relative_difference(
     """
     tokens = np.resize(np.asarray(ids), case.context + len(case.parents))
     ours = static_logits(slm, embeddings, tokens, rows, case)
-    theirs = stock_logits(stock, slm, tokens, rows, case)[:, kept]
+    theirs = stock_logits(stock, slm.network.rings, tokens, rows, case)[:, kept]
     if case.parents:
         ours, theirs = ours[case.context :], theirs[case.context :]
     return float(np.abs(ours - theirs).max() / theirs.std())
@@ -82,13 +82,13 @@ def static_logits(
 
 
 @torch.no_grad()
-def stock_logits(stock: Any, slm: FloatSlm, tokens: np.ndarray, rows: int, case: Scenario) -> np.ndarray:
-    """[n, vocabulary] of transformers' model under the same visibility."""
-    network = slm.network
+def stock_logits(stock: Any, rings: dict[str, int], tokens: np.ndarray, rows: int, case: Scenario) -> np.ndarray:
+    """[n, vocabulary] of transformers' model when rings of these capacities decide what a row sees."""
     positions = np.concatenate([np.arange(case.context), case.context + depths(case.parents)])
+    spans = {"sliding": stock.config.sliding_window, "full": None}  # the model's own, not the static network's
     masks = {}
-    for layer_type, ring in network.rings.items():
-        seen = visibility(case, rows, ring) & within(positions, network.spans[layer_type])
+    for layer_type, ring in rings.items():
+        seen = visibility(case, rows, ring) & within(positions, spans[layer_type])
         mask = np.where(seen, 0.0, np.finfo(np.float32).min).astype(np.float32)
         masks[LONG_NAMES[layer_type]] = torch.from_numpy(mask)[None, None]  # [1, 1, n, n]
     output = stock(

@@ -22,15 +22,15 @@ import msgspec
 import numpy as np
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.devicespec import SLM_SPEC_FILE, KvLayer, SlmSpec, write_spec
+from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_SPEC_FILE, SLM_TREE_GRAPH, write_spec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
-from hyco_export.core.handoff import KvShape
 from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.network.boundary import to_integers
 from hyco_export.core.network.slm import SlmNetwork, layer_results
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, write_slm
 from hyco_export.core.network.slm_grids import slm_encodings
+from hyco_export.core.network.slm_spec import slm_spec
 from hyco_export.core.network.weights import Weights
 from hyco_export.core.samples import write_samples
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hyco_export.evaluate.slm_quality import SlmQuality
     from hyco_export.nn.slm_pass import FloatSlm
 
-TREE_FILE, PREFILL_FILE = "slm_tree.onnx", "slm_prefill.onnx"
+TREE_FILE, PREFILL_FILE = f"{SLM_TREE_GRAPH}.onnx", f"{SLM_PREFILL_GRAPH}.onnx"
 SAMPLES_FILE = "slm_samples.safetensors"
 ENCODINGS_FILE = "encodings.json"
 SQNR_FILE = "sqnr.json"
@@ -127,7 +127,8 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, progress), out_dir)
     equal = require_equal(weight_pairs(stock, surgery.kept, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     quality = _measure(config, surgery, graphs, validation, out_dir)
-    write_spec(out_dir / SLM_SPEC_FILE, _spec(config, surgery.network, keepset, graphs))
+    spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill)
+    write_spec(out_dir / SLM_SPEC_FILE, spec)
     _write_samples(config, surgery, graphs, validation, out_dir)
     return {
         "tensors_equal": f"{equal} of {equal}",
@@ -254,27 +255,6 @@ def _measure(
     )
     (out_dir / SQNR_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(quality), indent=2))
     return quality
-
-
-def _spec(config: ConvertSlmConfig, network: SlmNetwork, keepset: KeepSet, graphs: Graphs) -> SlmSpec:
-    """What the host needs to drive the graphs."""
-    return SlmSpec(
-        rows=config.graph.rows,
-        prefill_rows=config.graph.prefill_rows,
-        vocab_size=keepset.vocab_size,
-        keepset_digest=keepset.digest,
-        hidden=network.hidden,
-        per_layer_width=network.per_layer * len(network.layers),
-        rings=network.rings,
-        spans=network.spans,
-        inv_freq=network.inv_freq,
-        layers=tuple(
-            KvLayer(layer.index, layer.layer_type, KvShape(layer.kv_heads, layer.dim)) for layer in network.storing
-        ),
-        mask_value=config.calibration.mask_value,
-        tree=graphs.tree,
-        prefill=graphs.prefill,
-    )
 
 
 def _write_samples(

@@ -1,8 +1,8 @@
 """The static SLM on disk: one safetensors file with its shape, packed integers, scales and norms.
 
 `<linear>.integers` packed as in the checkpoint (`core.packing`), `<linear>.scales` float32 [N], `<norm>` float32 [n];
-metadata `network` (JSON of `SlmNetwork`) and `linears` (bits and width by name). The output layer has the kept rows
-only. The float back end is rebuilt from it; the graphs hold the same integers.
+metadata `shape` (JSON of `SlmShape`). The output layer has the kept rows only. The float back end is rebuilt from it;
+the graphs hold the same integers.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from hyco_export.errors import ArtifactError
 
 WEIGHTS_FILE = "slm_weights.safetensors"
 INTEGERS, SCALES = ".integers", ".scales"
-NETWORK_KEY, LINEARS_KEY = "network", "linears"
+SHAPE_KEY = "shape"  # one key: safetensors writes several in no fixed order, and equal inputs must give equal bytes
 
 
 class LinearLayout(msgspec.Struct, frozen=True):
@@ -27,6 +27,13 @@ class LinearLayout(msgspec.Struct, frozen=True):
 
     bits: int
     width: int
+
+
+class SlmShape(msgspec.Struct, frozen=True):
+    """What the tensors alone do not say."""
+
+    network: SlmNetwork
+    linears: dict[str, LinearLayout]
 
 
 def write_slm(path: Path, network: SlmNetwork, weights: Weights) -> None:
@@ -38,11 +45,8 @@ def write_slm(path: Path, network: SlmNetwork, weights: Weights) -> None:
         layouts[name] = LinearLayout(matrix.bits, matrix.integers.shape[1])
         tensors[name + INTEGERS] = np.ascontiguousarray(pack_rows(matrix.integers, matrix.bits))
         tensors[name + SCALES] = np.ascontiguousarray(matrix.scales)
-    metadata = {
-        NETWORK_KEY: msgspec.json.encode(network).decode(),
-        LINEARS_KEY: msgspec.json.encode(layouts).decode(),
-    }
-    save_file(tensors, path, metadata=metadata)
+    shape = msgspec.json.encode(SlmShape(network, layouts)).decode()
+    save_file(tensors, path, metadata={SHAPE_KEY: shape})
 
 
 def read_slm(path: Path) -> tuple[SlmNetwork, Weights]:
@@ -56,16 +60,15 @@ def read_slm(path: Path) -> tuple[SlmNetwork, Weights]:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a handle, not a dict
-        network = msgspec.json.decode(metadata[NETWORK_KEY], type=SlmNetwork)
-        layouts = msgspec.json.decode(metadata[LINEARS_KEY], type=dict[str, LinearLayout])
+        shape = msgspec.json.decode(metadata[SHAPE_KEY], type=SlmShape)
         matrices = {
             name: IntegerMatrix(
                 unpack_rows(tensors.pop(name + INTEGERS), layout.bits, layout.width),
                 tensors.pop(name + SCALES),
                 layout.bits,
             )
-            for name, layout in layouts.items()
+            for name, layout in shape.linears.items()
         }
     except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
         raise ArtifactError(f"SLM weights {path} cannot be read: {error}", hint) from error
-    return network, Weights(matrices, tensors, {})
+    return shape.network, Weights(matrices, tensors, {})

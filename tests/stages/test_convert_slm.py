@@ -1,0 +1,180 @@
+"""The stage as a whole on a small checkpoint: files, figures, gates, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from packed_slm import VOCAB, random_ids, save_packed_slm
+from safetensors.numpy import load_file, save_file
+
+from hyco_export.core.devicespec import SlmSpec, read_spec
+from hyco_export.core.keepset import KEEPSET_FILE, KeepSet
+from hyco_export.core.recipe import Calibration, SlmGraph
+from hyco_export.core.samples import read_samples
+from hyco_export.errors import ArtifactError, CheckpointError, GateError
+from hyco_export.graph.interface import read_interface
+from hyco_export.graph.reference import ReferenceSession
+from hyco_export.stages import convert_slm
+from hyco_export.stages.convert_slm import ConvertSlmConfig
+from hyco_export.stages.slm_proofs import Pair, require_equal
+from hyco_export.stages.stage import Silent
+
+KEPT = np.arange(0, VOCAB, 2, dtype=np.int32)
+CONFIG = ConvertSlmConfig(SlmGraph(rows=6, prefill_rows=8, ring=12, sliding_ring=8), Calibration(), sequence_limit=40)
+FILES = {
+    "encodings.json",
+    "slm.json",
+    "slm_prefill.onnx",
+    "slm_samples.safetensors",
+    "slm_tables.safetensors",
+    "slm_tree.onnx",
+    "slm_weights.safetensors",
+    "sqnr.json",
+}
+
+
+def make_inputs(root: Path, answer_tokens: int = 24, vocab_size: int = VOCAB) -> dict[str, Path]:
+    """A checkpoint, captured answers of both splits, a keep set."""
+    inputs = {name: root / name for name in ("slm", "capture", "build-keepset")}
+    save_packed_slm(inputs["slm"])
+    for name in ("capture", "build-keepset"):
+        inputs[name].mkdir()
+    lines = [
+        {
+            "id": f"{split}-{index}",
+            "split": split,
+            "messages": [],
+            "prompt_ids": random_ids(4, index),
+            "answer_ids": random_ids(answer_tokens, 10 * index + (split == "validation")),
+            "text": "",
+        }
+        for split in ("calibration", "validation")
+        for index in range(3)
+    ]
+    (inputs["capture"] / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    save_file({"ids": KEPT}, inputs["build-keepset"] / KEEPSET_FILE, metadata={"vocab_size": str(vocab_size)})
+    return inputs
+
+
+def build(inputs: dict[str, Path], out_dir: Path) -> dict:
+    out_dir.mkdir()
+    return convert_slm.STAGE.build(CONFIG, inputs, out_dir, Silent())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dict[str, Path]]:
+    root = tmp_path_factory.mktemp("convert")
+    inputs = make_inputs(root)
+    return build(inputs, root / "out"), root / "out", inputs
+
+
+def test_files_and_figures(built: tuple[dict, Path, dict[str, Path]]) -> None:
+    metrics, folder, _ = built
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert metrics["bytes"].keys() == FILES
+    # 41 linears in the tree graph and in the weights file, 2 tables; prefill has layer 0's 9, k and v of layer 1, and
+    # the projection of the per-layer embeddings; integers and scales of each
+    count = 2 * (41 + 41 + 2 + 12)
+    assert metrics["tensors_equal"] == f"{count} of {count}"
+    assert set(metrics["parity_in_std"]) == {"plain", "wrapped", "tree", "tree_wrapped"}
+    assert all(value < 1e-3 for value in metrics["parity_in_std"].values())
+    assert 20.0 < metrics["sqnr_min_db"] <= metrics["sqnr_median_db"]
+    assert metrics["top1_agreement"] > 0.8
+    assert metrics["positions"] == 3 * 24
+    json.dumps(metrics)
+
+
+def test_spec_and_graphs_agree(built: tuple[dict, Path, dict[str, Path]]) -> None:
+    _, folder, _ = built
+    spec = read_spec(folder / "slm.json", SlmSpec)
+    assert (spec.rows, spec.prefill_rows, spec.vocab_size, spec.per_layer_width) == (6, 8, VOCAB, 20)
+    assert spec.keepset_digest == KeepSet(KEPT, VOCAB).digest
+    assert [layer.index for layer in spec.layers] == [0, 1]
+    for graph in (spec.tree, spec.prefill):
+        assert read_interface(onnx.load(folder / f"{graph.name}.onnx"), graph.name) == graph
+    grids = json.loads((folder / "encodings.json").read_text())
+    assert grids["k.1"] == {"dtype": "uint8", "scale": spec.tree.input("k.1").encoding.scale, "zero_point": 128}
+
+
+def test_samples_feed_both_graphs(built: tuple[dict, Path, dict[str, Path]]) -> None:
+    _, folder, _ = built
+    samples = read_samples(folder / "slm_samples.safetensors")
+    assert {name: len(feeds) for name, feeds in samples.items()} == {"slm_tree": 3, "slm_prefill": 3}
+    for name, feeds in samples.items():
+        session = ReferenceSession(folder / f"{name}.onnx")
+        outputs = [session.run(feed) for feed in feeds]
+        assert not np.array_equal(outputs[0]["k_new.1"], outputs[1]["k_new.1"])
+
+
+def test_the_same_inputs_give_the_same_bytes(built: tuple[dict, Path, dict[str, Path]], tmp_path: Path) -> None:
+    _, folder, inputs = built
+    build(inputs, tmp_path / "again")
+    for name in FILES:
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the SLM's vocabulary has 96 tokens, the keep set's 128"):
+        build(make_inputs(tmp_path, vocab_size=128), tmp_path / "out")
+
+
+def test_too_short_sequences_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no calibration sequence of 6 tokens or more"):
+        build(make_inputs(tmp_path, answer_tokens=1), tmp_path / "out")
+
+
+def test_check_reads_the_checkpoint(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path)
+    convert_slm.STAGE.check(CONFIG, {"slm": inputs["slm"]})
+    (inputs["slm"] / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
+        convert_slm.STAGE.check(CONFIG, {"slm": inputs["slm"]})
+
+
+def test_lost_parity_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hyco_export.nn import slm_pass
+    from hyco_export.nn.slm_pass import FloatSlm
+
+    tree = FloatSlm.tree
+
+    def shifted(self, feeds, observe=slm_pass.ignore):
+        outputs = tree(self, feeds, observe)
+        return {**outputs, "logits": outputs["logits"] + np.float32(0.01)}
+
+    monkeypatch.setattr(FloatSlm, "tree", shifted)
+    with pytest.raises(GateError, match="float parity of the SLM, plain: logits differ by"):
+        build(make_inputs(tmp_path), tmp_path / "out")
+
+
+def test_a_changed_weight_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = onnx.save
+
+    def damage(model: onnx.ModelProto, path: Path) -> None:
+        if path.name == "slm_tree.onnx":
+            weight = next(t for t in model.graph.initializer if t.name == "layers.2.mlp.up_proj")
+            weight.raw_data = bytes([weight.raw_data[0] ^ 1]) + weight.raw_data[1:]
+        save(model, path)
+
+    monkeypatch.setattr(onnx, "save", damage)
+    wanted = r"slm_tree\.onnx: integers of layers\.2\.mlp\.up_proj differs from the checkpoint in 1 of"
+    with pytest.raises(GateError, match=wanted):
+        build(make_inputs(tmp_path), tmp_path / "out")
+
+
+def test_missing_and_misshaped_tensors_are_named() -> None:
+    original = np.zeros((2, 3))
+    with pytest.raises(GateError, match="x was not written"):
+        require_equal(iter([Pair("x", None, original)]))
+    with pytest.raises(GateError, match=r"x has shape \[3\] instead of \[2, 3\]"):
+        require_equal(iter([Pair("x", np.zeros(3), original)]))
+    assert require_equal(iter([Pair("x", original, original)])) == 1
+
+
+def test_tables_are_the_checkpoints_bytes(built: tuple[dict, Path, dict[str, Path]]) -> None:
+    _, folder, inputs = built
+    tables = load_file(folder / "slm_tables.safetensors")
+    checkpoint = load_file(inputs["slm"] / "model.safetensors")
+    assert np.array_equal(tables["tokens"], checkpoint["model.embed_tokens.embedding_quantized"])
+    assert np.array_equal(tables["per_layer"], checkpoint["model.embed_tokens_per_layer.embedding_quantized"])
