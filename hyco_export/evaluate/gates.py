@@ -7,11 +7,11 @@ from typing import Literal
 import msgspec
 
 from hyco_export.core import recipe
+from hyco_export.core.devicespec import HEAD_GRAPH
 from hyco_export.evaluate.losslessness import Losslessness
 from hyco_export.evaluate.metrics import SystemMetrics, SystemTraffic
-from hyco_export.evaluate.parity import HEAD_GRAPH, GraphParity
+from hyco_export.evaluate.parity import FLOAT, GraphParity
 
-FLOAT_BACKEND = "torch"
 Direction = Literal["at least", "at most"]
 
 
@@ -78,7 +78,7 @@ def _mat_gates(limits: recipe.Gates, systems: Sequence[SystemMetrics]) -> Iterat
 def _parity_gates(limits: recipe.Gates, parity: Sequence[GraphParity]) -> Iterator[Gate]:
     """Each integer form of a graph against its float network."""
     for row in parity:
-        if row.reference == FLOAT_BACKEND:
+        if row.reference == FLOAT:
             limit = limits.min_head_agreement if row.graph == HEAD_GRAPH else limits.min_slm_agreement
             yield Gate(f"{row.graph}: {row.candidate} agrees with {row.reference}", row.agreement, "at least", limit)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hyco_export.graph.parity import logit_kl, max_abs, output_range, sqnr_db, top1_agreement
 
-HEAD_GRAPH, SLM_GRAPH = "head", "slm tree"
+FLOAT, INTEGER, NPU = "torch", "onnx-cpu", "qnn"  # the device back ends, by what they compute in
 
 
 class GraphParity(msgspec.Struct, frozen=True):

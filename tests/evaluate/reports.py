@@ -117,8 +117,8 @@ def synthetic_report(failing: bool = False) -> Report:
         parity=(
             GraphParity("head", "torch", "onnx-cpu", 384, 0.991, (1.0, 0.99, 0.98, 0.99, 1.0, 0.98)),
             GraphParity("head", "torch", "qnn", 96, 0.984, (1.0, 0.98, 0.98, 0.97, 1.0, 0.98)),
-            GraphParity("slm tree", "torch", "onnx-cpu", 512, 0.978, (), 0.0012, 41.2, 0.011),
-            GraphParity("slm tree", "onnx-cpu", "qnn", 128, 0.999, (), 2e-6, 62.0, 0.0021),
+            GraphParity("slm_tree", "torch", "onnx-cpu", 512, 0.978, (), 0.0012, 41.2, 0.011),
+            GraphParity("slm_tree", "onnx-cpu", "qnn", 128, 0.999, (), 2e-6, 62.0, 0.0021),
         ),
         traffic=tuple(SystemTraffic(system, 212, 30000, 61) for system in traces),
         gates=(

@@ -5,10 +5,11 @@ import math
 import pytest
 
 from hyco_export.core import recipe
+from hyco_export.core.devicespec import HEAD_GRAPH, SLM_TREE_GRAPH
 from hyco_export.evaluate.gates import Gate, failed, run_gates
 from hyco_export.evaluate.losslessness import Difference, Losslessness
 from hyco_export.evaluate.metrics import SystemTraffic
-from hyco_export.evaluate.parity import HEAD_GRAPH, SLM_GRAPH, GraphParity
+from hyco_export.evaluate.parity import GraphParity
 from tests.evaluate.reports import synthetic_report
 
 
@@ -65,12 +66,12 @@ def test_integer_graphs_are_gated_against_the_float_network_only():
     rows = [
         GraphParity(HEAD_GRAPH, "torch", "onnx-cpu", 10, 0.98),
         GraphParity(HEAD_GRAPH, "torch", "qnn", 10, 0.96),
-        GraphParity(SLM_GRAPH, "torch", "qnn", 10, 0.91),
-        GraphParity(SLM_GRAPH, "onnx-cpu", "qnn", 10, 0.5),
+        GraphParity(SLM_TREE_GRAPH, "torch", "qnn", 10, 0.91),
+        GraphParity(SLM_TREE_GRAPH, "onnx-cpu", "qnn", 10, 0.5),
     ]
     gates = gates_by_name(parity=rows)
     assert [gates[f"{HEAD_GRAPH}: {name} agrees with torch"].passed for name in ("onnx-cpu", "qnn")] == [True, False]
-    assert gates[f"{SLM_GRAPH}: qnn agrees with torch"].passed
+    assert gates[f"{SLM_TREE_GRAPH}: qnn agrees with torch"].passed
     assert len(gates) == len(LIMITS.min_mat) + 3
 
 

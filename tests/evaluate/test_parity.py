@@ -17,7 +17,7 @@ def test_ids_are_compared_position_by_position():
 def test_logits_are_compared_row_by_row():
     wanted = [np.array([[0.0, 4.0], [3.0, 1.0]]), np.array([[1.0, 2.0]])]
     found = [np.array([[0.0, 4.0], [3.0, 1.0]]), np.array([[2.0, 1.9]])]
-    result = compare_logits("slm tree", "torch", "qnn", wanted, found)
+    result = compare_logits("slm_tree", "torch", "qnn", wanted, found)
     assert (result.positions, result.agreement) == (3, pytest.approx(2 / 3))
     assert result.range_share == pytest.approx(1.0 / 4.0)
     assert result.kl_nats > 0
@@ -25,7 +25,7 @@ def test_logits_are_compared_row_by_row():
 
 def test_equal_logits_are_perfect():
     rows = [np.array([[0.0, 4.0]])]
-    result = compare_logits("slm tree", "torch", "qnn", rows, rows)
+    result = compare_logits("slm_tree", "torch", "qnn", rows, rows)
     assert (result.agreement, result.kl_nats, result.range_share) == (1.0, 0.0, 0.0)
 
 

@@ -1,0 +1,75 @@
+"""Parity of a run's graphs: the saved sample feeds through every device back end, compared pair by pair.
+
+Opens sessions and reads samples; what is compared how is in `evaluate.parity`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from hyco_export.core.devicespec import HEAD_GRAPH, SLM_TREE_GRAPH
+from hyco_export.core.samples import read_samples
+from hyco_export.errors import ArtifactError
+from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity, compare_ids, compare_logits
+from hyco_export.evaluate.run_artifacts import HEAD, SLM, RunArtifacts
+from hyco_export.evaluate.trials import OnStep
+from hyco_export.runtime.devices.backends import BACKENDS, Backend
+
+COMPARISONS = ((FLOAT, INTEGER), (FLOAT, NPU), (INTEGER, NPU))  # reference, candidate
+HEAD_SAMPLES_FILE, SLM_SAMPLES_FILE = "head_samples.safetensors", "slm_samples.safetensors"
+EMULATOR_FEEDS = 24  # of each graph: the emulator takes about a second a feed, the others milliseconds
+CHAIN, RUNNER_UP, LOGITS = "chain", "runner_up", "logits"  # outputs, see core.devicespec
+
+Feeds = Sequence[Mapping[str, np.ndarray]]
+Arrays = list[np.ndarray]  # one per feed
+Compare = Callable[[str, str, str, Sequence[np.ndarray], Sequence[np.ndarray]], GraphParity]
+
+
+def compare_backends(artifacts: RunArtifacts, target: str, on_step: OnStep) -> tuple[GraphParity, ...]:
+    """Head ids and SLM logits of every pair in COMPARISONS, on as many feeds as both ran.
+
+    Raises:
+        ArtifactError: sample feeds are missing.
+        CompileError: a graph or a binary cannot be opened.
+    """
+    head_feeds = _samples(artifacts.root / HEAD / HEAD_SAMPLES_FILE, HEAD_GRAPH)
+    slm_feeds = _samples(artifacts.root / SLM / SLM_SAMPLES_FILE, SLM_TREE_GRAPH)
+    ids: dict[str, Arrays] = {}
+    logits: dict[str, Arrays] = {}
+    for done, (name, backend) in enumerate(BACKENDS.items()):
+        limit = EMULATOR_FEEDS if name == NPU else None
+        ids[name] = _head_ids(backend, artifacts.root, target, head_feeds[:limit])
+        logits[name] = _slm_logits(backend, artifacts, target, slm_feeds[:limit])
+        on_step("back ends on the saved feeds", done + 1, len(BACKENDS))
+    return (*_pairs(HEAD_GRAPH, ids, compare_ids), *_pairs(SLM_TREE_GRAPH, logits, compare_logits))
+
+
+def _samples(path: Path, graph: str) -> Feeds:
+    samples = read_samples(path).get(graph)
+    if not samples:
+        raise ArtifactError(f"{path} holds no feeds of {graph}", f"build it again: hyco-export {path.parent.name}")
+    return samples
+
+
+def _head_ids(backend: Backend, run: Path, target: str, feeds: Feeds) -> Arrays:
+    """Keep-set rows [K + S] per feed: the chain, then the runner-ups."""
+    with closing(backend.head(run, target)) as session:
+        outputs = [session.run(feed) for feed in feeds]
+    return [np.concatenate([output[CHAIN], output[RUNNER_UP]]) for output in outputs]
+
+
+def _slm_logits(backend: Backend, artifacts: RunArtifacts, target: str, feeds: Feeds) -> Arrays:
+    """Real logits [R, C] per feed."""
+    encoding = artifacts.slm.tree.output(LOGITS).encoding
+    assert encoding is not None, "logits leave the graph on a grid"
+    tree, prefill = backend.slm(artifacts.root, target)
+    with closing(tree), closing(prefill):
+        return [encoding.dequantize(tree.run(feed)[LOGITS]) for feed in feeds]
+
+
+def _pairs(graph: str, results: Mapping[str, Arrays], compare: Compare) -> Iterator[GraphParity]:
+    for reference, candidate in COMPARISONS:
+        count = min(len(results[reference]), len(results[candidate]))
+        yield compare(graph, reference, candidate, results[reference][:count], results[candidate][:count])
