@@ -39,6 +39,16 @@ def check_context(context_model: Path, spec: GraphSpec, target: Target) -> tuple
     return binary, info
 
 
+def require_sound(info: ContextInfo, subject: str) -> None:
+    """What can be said of a binary alone, without knowing what it was compiled from.
+
+    Raises:
+        CompileError: it is not for HTP, holds another number of graphs than one, or was finalised at level 1.
+    """
+    for problem in _graph_problems(info):
+        raise CompileError(f"{subject}: {problem}", "do not ship it; compile it again")
+
+
 def require_interface(found: GraphSpec, wanted: GraphSpec, subject: str) -> None:
     """A graph must take and give what `wanted` promises; `subject` is what the message calls it.
 
@@ -59,11 +69,11 @@ def _target_problems(model: ContextModel, info: ContextInfo, target: Target) -> 
         yield f"the compiler's note in the binary says {info.soc}, asked for {target.soc}"
     if model.vtcm_mb != target.vtcm_mb:
         yield f"compiled for {model.vtcm_mb} MB of VTCM, asked for {target.vtcm_mb}"
-    if info.backend_id != HTP_BACKEND:
-        yield f"backend {info.backend_id} instead of HTP ({HTP_BACKEND})"
 
 
 def _graph_problems(info: ContextInfo) -> Iterator[str]:
+    if info.backend_id != HTP_BACKEND:
+        yield f"backend {info.backend_id} instead of HTP ({HTP_BACKEND})"
     if len(info.graphs) != 1:
         yield f"{len(info.graphs)} graphs in the binary instead of one"
     for graph in info.graphs:

@@ -4,10 +4,14 @@ Knows protos and ONNX's own shape inference; no rules.
 """
 
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import uses_external_data
+
+from hyco_export.errors import CompileError
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 GRID_TYPES = frozenset({TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16, TensorProto.INT32})
@@ -18,10 +22,12 @@ class GraphIndex:
 
     Args:
         model: a model without subgraphs; tensors whose type inference cannot tell are of unknown type (0).
+        folder: where the model's external data lies; scales and zero points may be in there.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, folder: Path | None = None) -> None:
         graph = model.graph
+        self._folder = folder
         self.nodes = list(graph.node)
         self.outputs = [value.name for value in graph.output]
         self.constants = {init.name: init for init in graph.initializer}
@@ -72,11 +78,22 @@ class GraphIndex:
             node = self.producer.get(name)
         return name
 
+    def values(self, constant: str) -> np.ndarray:
+        """A constant's values, sub-byte ones unpacked.
+
+        Raises:
+            CompileError: they lie in another file and no folder was given.
+        """
+        tensor = self.constants[constant]
+        if uses_external_data(tensor) and self._folder is None:
+            raise CompileError(f"{constant} lies outside the model file", "say in which folder")
+        return numpy_helper.to_array(tensor, str(self._folder or ""))
+
     def grid(self, node: onnx.NodeProto) -> tuple[np.ndarray, np.ndarray] | None:
         """Scales and zero points of a Q or DQ node, int4 unpacked; None without stored zero points."""
         if len(node.input) < 3 or any(name not in self.constants for name in node.input[1:3]):
             return None
-        scale, zero_point = (numpy_helper.to_array(self.constants[name]) for name in node.input[1:3])
+        scale, zero_point = (self.values(name) for name in node.input[1:3])
         return scale.astype(np.float64), zero_point.astype(np.int64)
 
     def range(self, node: onnx.NodeProto) -> tuple[float, float] | None:

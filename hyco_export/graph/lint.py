@@ -6,6 +6,7 @@ onnxruntime-qnn 2.7 in the HTP emulator. Knows the table; the checks are in `gra
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -61,9 +62,14 @@ RULES = (
 )
 
 
-def lint(model: onnx.ModelProto) -> list[Finding]:
-    """Every broken rule of a QDQ graph, in table order; empty for a clean one. Weights need not be loaded."""
-    index = GraphIndex(model)
+def lint(model: onnx.ModelProto, folder: Path | None = None) -> list[Finding]:
+    """Every broken rule of a QDQ graph, in table order; empty for a clean one.
+
+    Args:
+        model: weights need not be loaded.
+        folder: where its external data lies, if it has some that is not loaded.
+    """
+    index = GraphIndex(model, folder)
     return [
         Finding(rule.name, breach.where, f"{breach.what}; {rule.consequence}")
         for rule in RULES
@@ -71,13 +77,13 @@ def lint(model: onnx.ModelProto) -> list[Finding]:
     ]
 
 
-def require_clean(model: onnx.ModelProto, name: str) -> None:
-    """Let only a clean graph through; `name` is what the message calls it.
+def require_clean(model: onnx.ModelProto, name: str, folder: Path | None = None) -> None:
+    """Let only a clean graph through; `name` is what the message calls it, `folder` as in `lint`.
 
     Raises:
         CompileError: lists the first findings.
     """
-    findings = lint(model)
+    findings = lint(model, folder)
     if findings:
         shown = " | ".join(f"{f.rule} at {f.where}: {f.message}" for f in findings[:SHOWN_FINDINGS])
         more = f" | and {len(findings) - SHOWN_FINDINGS} more" if len(findings) > SHOWN_FINDINGS else ""

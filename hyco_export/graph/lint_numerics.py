@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from hyco_export.graph.index import GraphIndex, attribute
 from hyco_export.graph.lint_rule import Breach, place
@@ -89,13 +89,12 @@ def _mask_low(real: str, index: GraphIndex) -> float | None:
     if source not in index.inputs and source not in index.constants:
         return None
     if reader is None:  # a float constant, or a float input
-        constant = index.constants.get(source)
-        return float(numpy_helper.to_array(constant).min()) if constant is not None else -np.inf
+        return float(index.values(source).min()) if source in index.constants else -np.inf
     if source in index.inputs:
         reach = index.range(reader)
         return None if reach is None else reach[0]
     scale, zero_point = index.grid(reader) or (np.ones(1), np.zeros(1))
-    return float(((numpy_helper.to_array(index.constants[source]).astype(np.int64) - zero_point) * scale).min())
+    return float(((index.values(source).astype(np.int64) - zero_point) * scale).min())
 
 
 def _sum_breaches(add: onnx.NodeProto, index: GraphIndex) -> Iterator[Breach]:

@@ -207,7 +207,8 @@ def _vendor_session(
     import onnxruntime as ort
     import onnxruntime_qnn
 
-    ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
+    if not any(device.ep_name == PROVIDER for device in ort.get_ep_devices()):  # it registers once a process
+        ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
     settings = ort.SessionOptions()
     settings.log_severity_level = log_severity
     for key, value in entries.items():

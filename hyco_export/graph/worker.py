@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,7 @@ class Worker:
 
     def __init__(self, log: Path | None, command: Sequence[str] = WORKER_COMMAND) -> None:
         self.log = log
+        self._one_at_a_time = threading.Lock()
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
         with open(os.devnull if log is None else log, "ab") as noise:
@@ -42,14 +44,15 @@ class Worker:
             )
 
     def ask(self, job: Job, reply_kind: type[Expected], subject: str) -> Expected:
-        """Send `job` and wait for its answer; `subject` is what error messages call the thing worked on.
+        """Send `job` and wait for its answer; threads take turns. `subject` is what errors call the thing worked on.
 
         Raises:
             CompileError: the job failed, or the worker died.
         """
         try:
-            write_frame(cast(BinaryIO, self._process.stdin), job)
-            reply = read_frame(cast(BinaryIO, self._process.stdout), cast(type[Reply], Reply))
+            with self._one_at_a_time:
+                write_frame(cast(BinaryIO, self._process.stdin), job)
+                reply = read_frame(cast(BinaryIO, self._process.stdout), cast(type[Reply], Reply))
         except BrokenPipeError:
             reply = None
         except BaseException:  # an interrupt in the middle of an answer: the pipe is out of step

@@ -130,7 +130,7 @@ def _compile(job: Job, out_dir: Path, target: Target, log: Path) -> "CompiledCon
 
     model = onnx.load(job.model, load_external_data=False)
     require_interface(read_interface(model, job.spec.name), job.spec, job.model.name)
-    require_clean(model, job.model.name)
+    require_clean(model, job.model.name, job.model.parent)
     return compile_context(job.model, out_dir, job.spec.name, target, log)
 
 

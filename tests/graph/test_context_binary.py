@@ -168,3 +168,10 @@ def test_another_interface_is_noticed(changes: dict, message: str, compiled_mlp:
     spec = msgspec.structs.replace(compiled_mlp.spec, outputs=(output,))
     with pytest.raises(CompileError, match=message):
         check_context(compiled_mlp.context_model, spec, SM8850)
+
+
+def test_a_binary_alone_is_judged_too(compiled_mlp: CompiledContext) -> None:
+    context_check.require_sound(compiled_mlp.info, "mlp.bin")
+    graph = msgspec.structs.replace(compiled_mlp.info.graphs[0], optimisation_level=1)
+    with pytest.raises(CompileError, match=r"mlp\.bin: finalised at optimisation level 1"):
+        context_check.require_sound(msgspec.structs.replace(compiled_mlp.info, graphs=(graph,)), "mlp.bin")

@@ -1,11 +1,12 @@
 """Every lint rule trips on a graph that breaks it alone, and clean graphs pass."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from qdq_builder import QdqBuilder, Quantized, random_linear, two_layer_mlp
 
 from hyco_export.core.encodings import Encoding
@@ -242,12 +243,27 @@ def test_every_rule_is_tripped_by_some_test() -> None:
     assert {rule.name for rule in RULES} == {rule for rule, _, _ in BROKEN} | {"int2"}
 
 
-def test_weights_need_not_be_loaded(tmp_path) -> None:
+def test_weights_need_not_be_loaded(tmp_path: Path) -> None:
+    # everything outside, zero points included: what a graph of gigabytes looks like
     path = tmp_path / "external.onnx"
-    model = CLEAN["int8"]().model()
-    onnx.save(model, path, save_as_external_data=True, location="external.data", size_threshold=512)
-    assert (tmp_path / "external.data").stat().st_size > 0
-    assert lint(onnx.load(path, load_external_data=False)) == []
+    save = {"save_as_external_data": True, "location": "external.data", "size_threshold": 0}
+    model = raw(linear().model())
+    onnx.save(model, path, **save)
+    light = onnx.load(path, load_external_data=False)
+    assert all(c.data_location == TensorProto.EXTERNAL for c in light.graph.initializer)
+    assert lint(light, tmp_path) == []
+    onnx.save(raw(linear(zero_points=np.ones(48, np.int64)).model()), path, **save)
+    assert [f.rule for f in lint(onnx.load(path, load_external_data=False), tmp_path)] == ["int4-zero-point"]
+    with pytest.raises(CompileError, match=r"lies outside the model file \(say in which folder\)"):
+        lint(onnx.load(path, load_external_data=False))
+
+
+def raw(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with all constants as bytes: only those move to another file."""
+    for constant in model.graph.initializer:
+        packed = numpy_helper.from_array(numpy_helper.to_array(constant), constant.name)
+        constant.CopyFrom(packed)
+    return model
 
 
 def test_require_clean_lists_findings_and_counts_the_rest() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 from qdq_builder import QdqBuilder, random_linear, two_layer_mlp
 
 from hyco_export.core.targets import TARGETS
@@ -53,6 +53,20 @@ def test_same_graph_gives_same_bytes_in_any_folder(
     out_dir.mkdir()
     compile_context(elsewhere, out_dir, "mlp", SM8850, tmp_path / "compile.log")
     assert digests(out_dir) == digests(compiled_mlp.context_model.parent)
+
+
+def test_weights_in_another_file_give_the_same_bytes(
+    compiled_mlp: CompiledContext, mlp_model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "in" / mlp_model.name
+    path.parent.mkdir()
+    model = onnx.load(mlp_model)
+    for constant in model.graph.initializer:
+        constant.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(constant), constant.name))
+    onnx.save(model, path, save_as_external_data=True, location="weights.data", size_threshold=256)
+    assert (path.parent / "weights.data").stat().st_size > 1000
+    compiled = compile_context(path, tmp_path, "mlp", SM8850, tmp_path / "compile.log")
+    assert compiled.binary.read_bytes() == compiled_mlp.binary.read_bytes()
 
 
 def test_emulator_agrees_with_the_cpu_reference(

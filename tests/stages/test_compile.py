@@ -110,6 +110,7 @@ def test_all_graphs_are_compiled_read_back_and_compared(inputs: dict[str, Path],
     assert set(reports) == {"head", "slm_tree", "slm_prefill"} and all(report.passed for report in reports.values())
 
 
+@pytest.mark.slow
 def test_binaries_are_the_same_in_every_run(inputs: dict[str, Path], tmp_path: Path) -> None:
     first, second = out_dir(tmp_path, "a"), out_dir(tmp_path, "b")
     build(SM8850, inputs, first, Silent())
