@@ -101,16 +101,27 @@ def _top_k(scores: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
     count, vocab_size = scores.shape
     if top_k == ALL or top_k >= vocab_size:
         return np.broadcast_to(np.arange(vocab_size), scores.shape), scores
-    smallest = vocab_size - top_k
-    threshold = np.partition(scores, smallest, axis=1)[:, smallest]  # [R]
-    rows, tokens = np.nonzero(scores >= threshold[:, None])  # row by row, ascending
+    # at least k scores reach the smallest of k block maxima: only they need to be ranked, a few hundred of 262,144
+    blocks = scores[:, : vocab_size // top_k * top_k].reshape(count, top_k, -1)
+    ids, candidates = _compact(scores, scores >= blocks.max(axis=2).min(axis=1)[:, None])
+    smallest = candidates.shape[1] - top_k
+    threshold = np.partition(candidates, smallest, axis=1)[:, smallest]  # [R], the k-th score
+    columns, kept = _compact(candidates, candidates >= threshold[:, None])
+    return np.take_along_axis(ids, columns, axis=1), kept
+
+
+def _compact(scores: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Columns [R, M] where `mask` holds, ascending in every row, and the scores there; short rows end in 0 and -inf."""
+    count, width = scores.shape
+    flat = np.flatnonzero(mask)  # on one axis: several times faster than on two
+    rows = flat // width
     per_row = np.bincount(rows, minlength=count)
-    ids = np.zeros((count, per_row.max()), np.int64)
-    kept = np.full(ids.shape, -np.inf, np.float32)
-    columns = np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
-    ids[rows, columns] = tokens
-    kept[rows, columns] = scores[rows, tokens]
-    return ids, kept
+    places = np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    columns = np.zeros((count, per_row.max()), np.int64)
+    kept = np.full(columns.shape, -np.inf, np.float32)
+    columns[rows, places] = flat - rows * width
+    kept[rows, places] = scores.ravel()[flat]
+    return columns, kept
 
 
 def _top_p(scores: np.ndarray, top_p: float) -> np.ndarray:

@@ -3,11 +3,18 @@
 Legend: L committed positions, R rows of the pass.
 """
 
+import numpy as np
 import torch
 
 
 def attention_mask(
-    block: torch.Tensor, depths: torch.Tensor, length: int, first: int, window: int | None, dtype: torch.dtype
+    block: np.ndarray,
+    depths: np.ndarray,
+    length: int,
+    first: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     """[1, 1, R, L - first + R]: 0 where a row sees a key, the type's minimum where not.
 
@@ -15,11 +22,18 @@ def attention_mask(
     first: oldest committed position among the keys; window: sliding layers see the window - 1 positions before a row's
     own (transformers' Gemma 4: query - key < window).
     """
-    hidden = torch.finfo(dtype).min
-    seen = torch.ones(len(depths), length - first, dtype=torch.bool, device=block.device)
+
+    def bias(visible: np.ndarray) -> torch.Tensor:
+        values = np.where(visible, 0.0, torch.finfo(dtype).min).astype(np.float32)
+        return torch.from_numpy(values).to(device, dtype)
+
+    past = length - first
+    mask = torch.zeros(1, 1, len(depths), past + len(depths), dtype=dtype, device=device)
     if window is not None:
-        positions = length + depths[:, None]
-        seen = positions - torch.arange(first, length, device=block.device) < window
         block = block & (depths[:, None] - depths < window)
-    visible = torch.cat([seen, block], dim=1)
-    return torch.where(visible, 0.0, hidden).to(dtype)[None, None]
+        lost = length + depths - window + 1 - first  # [R] oldest keys that are out of a row's reach
+        width = int(min(past, lost.max()))
+        if width > 0:
+            mask[..., :width] = bias(np.arange(width) >= lost[:, None])
+    mask[..., past:] = bias(block)
+    return mask

@@ -70,10 +70,15 @@ class Verifier:
             Hidden states [R, H] after the final norm, and those a hand-off sends (before it with `hidden_norm: pre`).
         """
         cache.reserve(len(ids))
-        depths_there, block_there = self._there(row_depths), self._there(block)
         masks = {
             name: attention_mask(
-                block_there, depths_there, cache.length, cache.first_visible(window), window, self._model.dtype
+                block,
+                row_depths,
+                cache.length,
+                cache.first_visible(window),
+                window,
+                self._model.dtype,
+                self.device,
             )
             for name, window in self._windows.items()
         }
@@ -81,7 +86,7 @@ class Verifier:
             after = self._backbone(
                 input_ids=self._there(ids)[None],
                 attention_mask=masks,
-                position_ids=(cache.length + depths_there)[None],
+                position_ids=self._there(cache.length + row_depths)[None],
                 cache=cache,
                 use_cache=True,
                 logits_to_keep=self._all_rows,
