@@ -9,8 +9,8 @@ from hyco_export.nn.tiny.losses import SLICE_ROWS, Targets, capped, output_loss
 from hyco_export.nn.tiny.sampling import TOP_K, TOP_P, truncated_distribution
 
 
-@pytest.mark.parametrize("soft_cap", [None, 3.0])
-def test_sliced_loss_equals_torch(soft_cap):
+@pytest.mark.parametrize(("soft_cap", "z_weight"), [(None, 0.0), (3.0, 0.0), (3.0, 0.1)])
+def test_sliced_loss_equals_torch(soft_cap, z_weight):
     generator = torch.Generator().manual_seed(0)
     rows = SLICE_ROWS + 3
     states = torch.randn(rows, 8, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -18,9 +18,10 @@ def test_sliced_loss_equals_torch(soft_cap):
     probs = torch.rand(rows, 32, generator=generator, dtype=torch.float64).softmax(-1)
     targets = Targets(torch.arange(32).expand(rows, 32), probs)
 
-    wanted = F.cross_entropy(capped(states @ weight.T, soft_cap), probs)
+    logits = capped(states @ weight.T, soft_cap)
+    wanted = F.cross_entropy(logits, probs) + z_weight * logits.logsumexp(-1).pow(2).mean()
     wanted_gradients = torch.autograd.grad(wanted, (states, weight))
-    given = output_loss(states, weight, targets, soft_cap)
+    given = output_loss(states, weight, targets, soft_cap=soft_cap, z_weight=z_weight)
     gradients = torch.autograd.grad(given, (states, weight))
 
     torch.testing.assert_close(given, wanted)
