@@ -114,8 +114,6 @@ class HttpTransport:
         finally:
             self._sent_bytes += connection.sent_bytes
         self.traffic = Traffic(len(body), len(answer), self._sent_bytes, _head_bytes(response) + len(answer))
-        if response.will_close:
-            self.close()
         return self._checked(response, answer)
 
     def _checked(self, response: http.client.HTTPResponse, answer: bytes) -> bytes:

@@ -8,6 +8,8 @@ from hyco_export.runtime import wire
 
 DROP = b""  # close the connection without an answer
 HANG = None  # never answer
+LATE = b"late"  # in front of an answer: send it LATE_S after the request
+LATE_S = 0.3
 
 
 def http_answer(body: bytes, status: str = "200 OK", media_type: str = wire.MEDIA_TYPE, extra: str = "") -> bytes:
@@ -80,6 +82,9 @@ class RawServer:
             if answer == DROP:
                 connection.close()
                 return
+            if answer.startswith(LATE):
+                self._end.wait(LATE_S)
+                answer = answer.removeprefix(LATE)
             connection.sendall(answer)
             if len(answer) < _announced(answer):
                 connection.close()

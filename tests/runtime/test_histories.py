@@ -5,11 +5,12 @@ session that the engine opened is closed in the end.
 """
 
 import math
+from contextlib import suppress
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
 
 from hyco_export.errors import ServerError
@@ -26,7 +27,8 @@ FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
 INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
 LIMITS = Limits(sessions=64, prompt_limit=64, idle_s=10.0)
 KEEP = np.arange(VOCAB_SIZE)
-CAP = 14
+CAP = 20
+MOST_CLIENTS = 4  # few, so that much happens to each
 KINDS = ("plain", "oracle", "hybrid", "server")
 RULES = {"exact": wire.Acceptance(), "epsilon": wire.Acceptance("epsilon", 0.1)}
 
@@ -60,8 +62,8 @@ class Client:
         self.greedy = temperature == 0.0
         side = "server" if kind == "server" else "device"
         request = Request(
-            kind, "p", wire.Sampling(temperature, 0, 1.0), RULES[rule_name], seed, CAP, side, 4 if side == "server" else 0,
-            "head" if kind == "hybrid" else "",
+            kind, "p", wire.Sampling(temperature, 0, 1.0), RULES[rule_name], seed, CAP, side,
+            4 if side == "server" else 0, "head" if kind == "hybrid" else "",
         )  # fmt: skip
         self.generation = Generation(prompt, request, make_drafter(kind), self.transport)
         self.known = self.generation.ids
@@ -92,6 +94,7 @@ class Histories(RuleBasedStateMachine):
         self.opened.append(ScriptedSession(MODEL))
         return self.opened[-1]
 
+    @precondition(lambda self: len(self.all) < MOST_CLIENTS)
     @rule(
         target=clients,
         kind=st.sampled_from(KINDS),
@@ -105,16 +108,22 @@ class Histories(RuleBasedStateMachine):
         self.all.append(client)
         return client
 
-    @rule(client=clients, lost=st.booleans())
-    def step(self, client: Client, lost: bool) -> None:
+    @rule(client=clients, steps=st.integers(1, 2))
+    def go_on(self, client: Client, steps: int) -> None:
+        for _ in range(steps):
+            if not client.generation.finished:
+                client.generation.step()
+
+    @rule(client=clients, before=st.integers(0, 1))
+    def lose_reply(self, client: Client, before: int) -> None:
+        self.go_on(client, before)
         if client.generation.finished:
             return
-        before = client.generation.ids
-        client.transport.lose_reply = lost
-        try:
+        ids = client.generation.ids
+        client.transport.lose_reply = True
+        with suppress(ServerError):
             client.generation.step()
-        except ServerError:
-            assert client.generation.ids == before
+        assert client.transport.lose_reply or client.generation.ids == ids
         client.transport.lose_reply = False
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
@@ -154,4 +163,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHistories.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import uvicorn
-from raw_server import DROP, HANG, RawServer, http_answer
+from raw_server import DROP, HANG, LATE, LATE_S, RawServer, http_answer
 from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
 
 from hyco_export.errors import ProtocolError, ServerError
@@ -90,6 +90,12 @@ def test_a_round_that_gets_no_reply_in_time_is_asked_for_again() -> None:
         transport, _ = transport_to(server.url, reply_s=0.1)
         assert transport.verify("s", 3, VERIFY) == REPLY
         assert len(server.requests) == 2
+
+
+def test_a_reply_may_take_longer_than_connecting() -> None:
+    with RawServer([LATE + VERDICT]) as server:
+        patience = Patience(connect_s=LATE_S / 3, reply_s=5.0, pauses_s=())
+        assert HttpTransport(server.url, patience).verify("s", 3, VERIFY) == REPLY
 
 
 def test_a_round_is_given_up_after_its_tries() -> None:
