@@ -14,6 +14,7 @@ import torch
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSession, GraphSpec, TensorSpec
+from hyco_export.core.network.blocks import only_feeds_tanh
 from hyco_export.core.network.boundary import to_integers, to_real
 from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, SlmHost
 from hyco_export.nn.slm_calibrate import full_passes
@@ -125,8 +126,8 @@ def _float_tensors(
 
     def observe(name: str, values: torch.Tensor) -> None:
         seen[name] = values.numpy()
-        low, high = ends(encodings[name])
-        tally.count_outside(name, seen[name], low, high)
+        if not only_feeds_tanh(name):
+            tally.count_outside(name, seen[name], *ends(encodings[name]))
 
     outputs = slm.tree(feeds, observe)
     return {**seen, **outputs}

@@ -50,13 +50,12 @@ FEEDS = {
 SHAPES = {name: values.shape for name, values in FEEDS.items()}
 
 
-def encodings_of(build: Build) -> dict[str, Encoding]:
+def encodings_of(build: Build, feeds: dict[str, np.ndarray] = FEEDS) -> dict[str, Encoding]:
     """16-bit grids over the ranges seen in float and a little more; 8-bit for `keys`; the mask's own."""
     observer = RangeObserver(100.0, passes=1)
-    float_outputs(build, FEEDS, observer)
-    found = {
-        name: encoding_from_range(1.1 * low, 1.1 * high, "uint16") for name, (low, high) in observer.ranges().items()
-    }
+    float_outputs(build, feeds, observer)
+    wide = {name: (1.1 * low, 1.1 * high) for name, (low, high) in observer.ranges().items()}
+    found = {name: encoding_from_range(*bounds, "uint16") for name, bounds in blocks.cut_where_flat(wide).items()}
     found["keys"] = symmetric_encoding(float(np.abs(FEEDS["keys"]).max()), "uint8")
     found["mask"] = encoding_from_range(-100.0, 0.0, "uint16")
     return found
@@ -131,6 +130,24 @@ def test_operation_equals_float(operation: Callable[[Ops[Any], Any], Any]) -> No
     [(wanted, found)] = run_both(result_of(operation))
     assert wanted.shape == found.shape
     assert sqnr_db(wanted, found) > SIXTEEN_BITS
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_large_gates_take_no_resolution_from_small_ones(cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One gate of 60 beside gates around 1: without the cut the argument's grid has steps of 0.2."""
+    if not cut:
+        monkeypatch.setattr(blocks, "cut_where_flat", dict)
+    gates = FEEDS["x"].copy()
+    gates[0, 0], gates[1, 0] = 60.0, -60.0
+    build = result_of(ONE_INPUT["gelu"])
+    ops = QdqOps("graph", WEIGHTS, encodings_of(build, {"x": gates}))
+    build(ops)
+    integers = to_integers(ops.spec().inputs, {"x": gates})
+    found = to_real(ops.spec().outputs, ReferenceSession(ops.model().SerializeToString()).run(integers))["out"]
+    wanted = float_outputs(build, to_real(ops.spec().inputs, integers), lambda name, values: None)["out"]
+    assert np.allclose(found[:2, 0], [60.0, 0.0], atol=0.01)
+    small = np.abs(gates) < 10
+    assert (sqnr_db(wanted[small], found[small]) > 55.0) == cut
 
 
 def test_convert_to_eight_bits_is_one_rounding() -> None:

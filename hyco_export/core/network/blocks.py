@@ -3,6 +3,7 @@
 Legend: R rows of a pass, A query heads, N kv heads, d head dim, C keys (ring slots + rows), H hidden.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import pi, sqrt
 
@@ -10,6 +11,8 @@ from hyco_export.core.network.ops import Ops, T
 
 GELU_LINEAR = sqrt(2.0 / pi)  # tanh form of GELU: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 GELU_CUBIC = 0.044715 * GELU_LINEAR
+FLAT = 6.0  # |tanh(x)| beyond it is 1 to within half a step of a 16-bit grid over [-1, 1]: 1.2e-5 < 1.5e-5
+GELU_FLAT_SQUARE = 18.0  # x^2 from which GELU's argument exceeds FLAT: sqrt(18) (0.798 + 0.0357 * 18) = 6.1
 
 
 @dataclass(frozen=True)
@@ -100,3 +103,33 @@ def gated_mlp(ops: Ops[T], name: str, x: T, weights: str | None = None) -> T:
 def soft_cap(ops: Ops[T], name: str, x: T, cap: float) -> T:
     """cap * tanh(x / cap)."""
     return ops.scale(name, ops.tanh(f"{name}.tanh", ops.scale(f"{name}.over_cap", x, 1.0 / cap)), cap)
+
+
+Ranges = Mapping[str, tuple[float, float]]
+
+_FLAT_RANGES = {
+    "square": (0.0, GELU_FLAT_SQUARE),
+    "cubic": (0.0, GELU_CUBIC * GELU_FLAT_SQUARE),
+    "slope": (0.0, GELU_LINEAR + GELU_CUBIC * GELU_FLAT_SQUARE),
+    "argument": (-FLAT, FLAT),
+    "over_cap": (-FLAT, FLAT),
+}
+"""By the last part of a name in `gelu` and `soft_cap`: what only decides where tanh stands on its curve."""
+
+
+def only_feeds_tanh(name: str) -> bool:
+    """Is this tensor one of those that tanh flattens, so that clipping it changes nothing?"""
+    return name.rpartition(".")[2] in _FLAT_RANGES
+
+
+def cut_where_flat(ranges: Ranges) -> dict[str, tuple[float, float]]:
+    """Ranges of tensors on the way into a tanh cut to where it is not flat.
+
+    A few large gates (x = 50 gives an argument of 4,500) would otherwise take all resolution from the small ones.
+    """
+    cut = dict(ranges)
+    for name, (low, high) in ranges.items():
+        if only_feeds_tanh(name):
+            least, most = _FLAT_RANGES[name.rpartition(".")[2]]
+            cut[name] = (max(low, least), min(high, most))
+    return cut

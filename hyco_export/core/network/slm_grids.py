@@ -4,12 +4,9 @@ Activations have 16 bits on the range seen, with a margin; K/V have 8 bits, symm
 their own; tables and masks have fixed ranges. The checkpoint's own activation scales (8 bits) are not used.
 """
 
-from collections.abc import Mapping
-
 from hyco_export.core.encodings import Encoding, encoding_from_range, symmetric_encoding
+from hyco_export.core.network.blocks import Ranges, cut_where_flat
 from hyco_export.core.network.slm import SlmNetwork
-
-Ranges = Mapping[str, tuple[float, float]]
 
 
 def kv_range_names(network: SlmNetwork) -> tuple[str, ...]:
@@ -21,9 +18,8 @@ def slm_encodings(
     network: SlmNetwork, ranges: Ranges, margin: float, kv_margin: float, mask_value: float
 ) -> dict[str, Encoding]:
     """Encodings by tensor name; `ranges` must have the names of `kv_range_names` as (-m, m)."""
-    encodings = {
-        name: encoding_from_range(margin * low, margin * high, "uint16") for name, (low, high) in ranges.items()
-    }
+    wide = {name: (margin * low, margin * high) for name, (low, high) in ranges.items()}
+    encodings = {name: encoding_from_range(*bounds, "uint16") for name, bounds in cut_where_flat(wide).items()}
     for layer_type in network.rings:
         encodings[f"cos.{layer_type}"] = encoding_from_range(-1.0, 1.0, "uint16")
         encodings[f"sin.{layer_type}"] = encoding_from_range(-1.0, 1.0, "uint16")

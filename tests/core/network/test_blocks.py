@@ -55,6 +55,19 @@ def test_grouped_attention_repeats_no_keys(rows: int, heads: int, kv_heads: int)
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
+def test_beyond_the_cut_nothing_changes() -> None:
+    ranges = {"m.gelu.square": (0.0, 2500.0), "m.gelu.argument": (-1.0, 4500.0), "m.out": (-9.0, 9.0)}
+    assert blocks.cut_where_flat(ranges) == {
+        "m.gelu.square": (0.0, 18.0),
+        "m.gelu.argument": (-1.0, 6.0),
+        "m.out": (-9.0, 9.0),
+    }
+    half_step = 1.0 / 65535.0
+    assert 1.0 - np.tanh(blocks.FLAT) < half_step
+    knee = np.sqrt(blocks.GELU_FLAT_SQUARE)
+    assert knee * (blocks.GELU_LINEAR + blocks.GELU_CUBIC * blocks.GELU_FLAT_SQUARE) > blocks.FLAT
+
+
 def test_soft_cap() -> None:
     x = torch.linspace(-90, 90, 7)[None]
     assert torch.allclose(blocks.soft_cap(ops(), "c", x, 30.0), 30.0 * torch.tanh(x / 30.0))
