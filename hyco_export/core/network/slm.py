@@ -74,6 +74,10 @@ class _Pass(Generic[T]):
         """C: keys that a row can be shown, ring slots first."""
         return self.network.rings[layer_type] + self.rows
 
+    def mask(self, layer_type: str) -> T:
+        """[R, C]."""
+        return self.input(f"mask.{layer_type}", (self.rows, self.width(layer_type)))
+
     def rotary(self, layer: SlmLayer) -> tuple[T, T]:
         """cos and sin [R, 1, d]."""
         return self._table("cos", layer), self._table("sin", layer)
@@ -142,18 +146,16 @@ def _attention_block(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
     x = _attention_input(current, layer, hidden)
     if layer.stores:
         _store(current, layer, *_new_rows(current, layer, x))
-    width = current.width(layer.layer_type)
+    query = ops.linear(f"{name}.q", x, f"{at}.self_attn.q_proj")
     mixed = attend(
         ops,
         name,
-        _rotated(
-            current, layer, f"{name}.q", ops.linear(f"{name}.q", x, f"{at}.self_attn.q_proj"), "q_norm", layer.heads
-        ),
+        _rotated(current, layer, f"{name}.q", query, "q_norm", layer.heads),
         current.keys[layer.source],
         current.values[layer.source],
-        current.input(f"mask.{layer.layer_type}", (current.rows, width)),
+        current.mask(layer.layer_type),
         AttentionShape(current.rows, layer.heads, layer.kv_heads, layer.dim),
-        width,
+        current.width(layer.layer_type),
     )
     mixed = ops.linear(f"{name}.out", mixed, f"{at}.self_attn.o_proj")
     normed = ops.rms_norm(f"{name}.normed", mixed, f"{at}.post_attention_layernorm", current.network.epsilon)
