@@ -125,7 +125,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     prompt_limit: int
     server_steps: int  # K its own head can draft; 0 without one
     rules: list[str]
-    clock: str  # what server_ms is: "cuda-events" or "thread-cpu"
+    clock: str  # what server_ms is: "cuda-events", "thread-cpu" or "process-cpu"
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
