@@ -34,6 +34,10 @@ class HeadDevice(Protocol):
         """e, h uint8 [H]; ring holds positions < root_position."""
         ...
 
+    def close(self) -> None:
+        """Release what runs the graph."""
+        ...
+
 
 class SlmDevice(Protocol):
     """The SLM on the device with its K/V rings."""
@@ -70,6 +74,10 @@ class SlmDevice(Protocol):
 
     def commit(self, rows: np.ndarray) -> None:
         """Copy the K/V of these rows of the last pass (a path, depth order) into the rings."""
+        ...
+
+    def close(self) -> None:
+        """Release what runs the graphs."""
         ...
 
 

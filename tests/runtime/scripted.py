@@ -255,6 +255,9 @@ class ScriptedHead:
                     runner_ups[step] = right
         return HeadDraft(tuple(chain), tuple(runner_ups))
 
+    def close(self) -> None:
+        pass
+
 
 class ScriptedSlm:
     """ports.SlmDevice whose rings hold the tokens themselves; its distribution is the toy model's, seen through them.
@@ -302,3 +305,6 @@ class ScriptedSlm:
         assert tuple(rows) == path_to(parents, int(rows[-1])), "committed rows are no path from the ring's end"
         self.tokens += [int(tokens[row]) for row in rows]
         self._pass = None
+
+    def close(self) -> None:
+        pass

@@ -23,6 +23,7 @@ from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.tables import TABLES_FILE, HostTables
 from hyco_export.core.targets import DEFAULT_TARGET, find_target
 from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.runtime.devices.device import Device
 from hyco_export.runtime.devices.head import GraphHead
 from hyco_export.runtime.devices.slm import GraphSlm
 
@@ -38,6 +39,20 @@ class Backend:
     summary: str
     head: Callable[[Path, str], GraphSession]
     slm: Callable[[Path, str], SlmSessions]
+
+
+def open_device(run: Path, backend: str, target: str = DEFAULT_TARGET) -> Device:
+    """Head and SLM of a run folder on one of `BACKENDS`.
+
+    Raises:
+        HycoError: see `open_head` and `open_slm`.
+    """
+    head = open_head(run, backend, target)
+    try:
+        return Device(head, open_slm(run, backend, target), head.spec.handoff, read_keepset(run / KEEPSET_STAGE).ids)
+    except BaseException:
+        head.close()
+        raise
 
 
 def open_head(run: Path, backend: str, target: str = DEFAULT_TARGET) -> GraphHead:

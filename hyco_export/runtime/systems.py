@@ -1,0 +1,102 @@
+"""The systems that can be run, by name: each is a configuration of the same parts (HyCo, Table 2), not a code path.
+
+Knows which drafter, rule and draft side belong to a name. A new system is a row in `SYSTEMS`, and at most one new
+drafter class with a row in `DRAFTERS`.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from hyco_export.errors import HycoError
+from hyco_export.runtime import wire
+from hyco_export.runtime.devices.device import Device
+from hyco_export.runtime.drafters import Drafter, HybridDrafter, NullDrafter, TreeRule
+from hyco_export.runtime.driver import Request
+from hyco_export.runtime.feeds import HeadFeed, SlmFeed
+
+DrafterKind = Literal["none", "hybrid"]
+
+
+class System(msgspec.Struct, frozen=True):
+    """One named configuration. `draft_side` "server" lets the verifier's own head draft there."""
+
+    name: str
+    summary: str
+    drafter: DrafterKind
+    rule: wire.Rule
+    draft_side: wire.DraftSide = "device"
+
+    @property
+    def needs_device(self) -> bool:
+        """Does it draft with the device's models."""
+        return self.drafter != "none"
+
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        System("plain", "the verifier alone, one token a round", "none", "exact"),
+        System("cloud-mtp", "the server drafts with its own head, exact rule", "none", "exact", draft_side="server"),
+        System("hyco-exact", "head and one SLM pass on the device, exact rule", "hybrid", "exact"),
+        System("hyco", "head and one SLM pass on the device, epsilon rule", "hybrid", "epsilon"),
+    )
+}
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the systems of one run share: the recipe's drafting and the server's facts."""
+
+    tree: TreeRule
+    epsilon: float  # for systems with the epsilon rule
+    server_steps: int  # K, for systems that draft on the server
+    head_digest: str  # key of the head artifact, for systems whose device runs the head
+    stop_ids: frozenset[int]
+
+
+def find_system(name: str) -> System:
+    """The system called `name`.
+
+    Raises:
+        HycoError: no such system; the hint lists the known ones.
+    """
+    if name not in SYSTEMS:
+        known = ", ".join(f"{system.name} ({system.summary})" for system in SYSTEMS.values())
+        raise HycoError(f"unknown system {name!r}", f"known ones: {known}")
+    return SYSTEMS[name]
+
+
+def make_drafter(system: System, settings: Settings, device: Device | None) -> Drafter:
+    """The system's drafter; it may serve one generation after another. `device` may be None where none is needed."""
+    if not system.needs_device:
+        return NullDrafter()
+    if device is None:
+        raise HycoError(f"system {system.name} drafts on the device, but none was opened", "choose a device back end")
+    return DRAFTERS[system.drafter](device, settings)
+
+
+def make_request(
+    system: System, settings: Settings, prompt_id: str, sampling: wire.Sampling, seed: int, max_new_tokens: int
+) -> Request:
+    """What a generation under this system asks of the server."""
+    on_server = system.draft_side == "server"
+    return Request(
+        system=system.name,
+        prompt_id=prompt_id,
+        sampling=sampling,
+        acceptance=wire.Acceptance(system.rule, settings.epsilon if system.rule == "epsilon" else 1.0),
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        draft_side=system.draft_side,
+        draft_steps=settings.server_steps if on_server else 0,
+        head_digest=settings.head_digest if system.needs_device else "",
+    )
+
+
+def _hybrid(device: Device, settings: Settings) -> Drafter:
+    head, slm = HeadFeed(device.head, device.handoff), SlmFeed(device.slm)
+    return HybridDrafter(head, slm, device.keep_ids, settings.tree, settings.stop_ids)
+
+
+DRAFTERS: dict[DrafterKind, Callable[[Device, Settings], Drafter]] = {"hybrid": _hybrid}
