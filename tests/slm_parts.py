@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
@@ -30,7 +30,7 @@ MASK_VALUE = -100.0
 class SlmParts:
     """Everything between a checkpoint and its graphs."""
 
-    folder: Path
+    home: TemporaryDirectory[str]  # of the checkpoint and the tables; goes with this object
     network: SlmNetwork
     weights: Weights
     tables: HostTables
@@ -46,7 +46,8 @@ class SlmParts:
 def slm_parts(kind: str = "like-e2b") -> SlmParts:
     """`like-e2b` or `values-from-keys`."""
     config = slm_config() if kind == "like-e2b" else plain_config()
-    folder = save_packed_slm(Path(mkdtemp(prefix="slm-")), config)
+    home = TemporaryDirectory(prefix="slm-")
+    folder = save_packed_slm(Path(home.name), config)
     checkpoint = PackedCheckpoint(folder)
     network = slm_network(checkpoint, RINGS)
     weights = slm_weights(checkpoint, KEPT)
@@ -60,4 +61,4 @@ def slm_parts(kind: str = "like-e2b") -> SlmParts:
     encodings = slm_encodings(network, ranges, margin=1.2, kv_margin=1.2, mask_value=MASK_VALUE)
     tree_model, tree = tree_graph(network, weights, encodings, ROWS)
     prefill_model, prefill = prefill_graph(network, weights, encodings, ROWS)
-    return SlmParts(folder, network, weights, tables, slm, encodings, tree_model, tree, prefill_model, prefill)
+    return SlmParts(home, network, weights, tables, slm, encodings, tree_model, tree, prefill_model, prefill)
