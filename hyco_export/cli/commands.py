@@ -49,7 +49,7 @@ def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, targe
         return
     _build(run, chain)
     flags = "".join(f" {flag} {value}" for flag, value in (("--recipe", recipe_path), ("--run", run_dir)) if value)
-    output.print(f"\nnext: {NEXT_COMMAND[name]}{flags}", highlight=False)
+    output.print(f"\nnext: {NEXT_COMMAND[name]}{flags}", highlight=False, soft_wrap=True)
 
 
 def _build(run: RunFolder, chain: Sequence[Stage]) -> None:
@@ -81,7 +81,9 @@ def serve_run(recipe_path: Path | None, run_dir: Path | None, host: str, port: i
         create_app(engine, info),
         host=host,
         port=port,
-        on_ready=lambda host, port: output.print(f"serving on http://{host}:{port} (stop with Ctrl-C)", highlight=False),
+        on_ready=lambda host, port: output.print(
+            f"serving on http://{host}:{port} (stop with Ctrl-C)", highlight=False
+        ),
     )
 
 

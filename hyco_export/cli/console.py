@@ -1,5 +1,6 @@
 """What the terminal shows: progress of stages, tables of metrics, errors. Knows rich; computes nothing."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from hyco_export.stages.runner import PlannedStage
 
 output = Console()
 problems = Console(stderr=True)
+DIGEST = re.compile("[0-9a-f]{64}")
+SHOWN_DIGEST = 16  # enough to compare by eye
 PLAIN_INTERVAL_S = 10.0  # without a terminal, a running step reports this often
 
 
@@ -51,28 +54,59 @@ class ConsoleProgress:
 
 
 def show_metrics(title: str, metrics: Mapping[str, Any]) -> None:
-    """Scalars and short lists as a two-column table, nested tables (a mapping of rows) one row each."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            for row, cells in value.items():
-                table.add_row(f"{name}.{row}", format_value(cells))
-        else:
-            table.add_row(name, format_value(value))
-    output.print(table)
+    """Plain values as one list of names and values; then each table of rows (a mapping of mappings or sequences).
+
+    What is nested deeper is left to the manifest.
+    """
+    plain = {name: value for name, value in metrics.items() if not _is_table(value)}
+    grid = _grid(title)
+    for name, value in plain.items():
+        grid.add_row(name, format_value(value))
+    output.print(grid)
+    for name, rows in metrics.items():
+        if _is_table(rows):
+            output.print(_row_table(name, rows))
+
+
+def _is_table(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(row, Mapping) or _is_list(row) for row in value.values())
+    )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _row_table(title: str, rows: Mapping[str, Any]) -> Table:
+    """One line a row; columns are the rows' names, or 1, 2, ... (depths) for sequences."""
+    cells = {name: dict(enumerate(row, 1)) if _is_list(row) else row for name, row in rows.items()}
+    shown = [key for key, value in next(iter(cells.values())).items() if not isinstance(value, Mapping)]
+    table = _grid(f"\n{title}", header=True)
+    table.add_column("")
+    for key in shown:
+        table.add_column(str(key), justify="right")
+    for name, row in cells.items():
+        table.add_row(name, *(format_value(row.get(key, "")) for key in shown))
+    return table
+
+
+def _grid(title: str, header: bool = False) -> Table:
+    return Table(title=title, title_justify="left", show_header=header, box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
 def format_value(value: Any) -> str:
-    """A number with four significant digits, a sequence of them, or the value's own text."""
-    if isinstance(value, bool):
-        return str(value)
+    """A number with four significant digits, a digest's beginning, a list or mapping of them, or the value's text."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
         return "  ".join(f"{key} {format_value(item)}" for key, item in value.items())
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if _is_list(value):
         return "  ".join(format_value(item) for item in value)
-    return str(value)
+    text = str(value)
+    return text[:SHOWN_DIGEST] if DIGEST.fullmatch(text) else text
 
 
 def show_error(error: HycoError) -> None:
@@ -88,7 +122,7 @@ def _escape(text: str) -> str:
 
 def show_plan(planned: Sequence[PlannedStage]) -> None:
     """One line a stage: where its artifact lives, and whether it is reused."""
-    table = Table(title="plan", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _grid("plan", header=True)
     for column in ("stage", "artifact", "what happens"):
         table.add_column(column)
     for item in planned:
