@@ -23,7 +23,9 @@ class ParityLimits(msgspec.Struct, frozen=True):
     `output_range_share` of its range (onnxruntime-qnn's own accuracy rule)."""
 
     output_range_share: float = 0.004
-    max_outside_share: float = 0.001  # of an output's elements: the tail of 100,000 roundings, not a wrong operator
+    max_outside_share: float = (
+        0.01  # of an output's elements: rounding's tail (0.0007 seen); a wrong operator gives tens of %
+    )
     min_equal_share: float = 0.97  # of ids: a near-tie may fall either way
 
 
