@@ -41,11 +41,16 @@ def read_weight(tensor: onnx.TensorProto) -> np.ndarray:
     return ((halves.astype(np.int8) ^ 8) - 8).reshape(shape)
 
 
+def matrix_parameters(name: str) -> tuple[str, str]:
+    """Names of the scales and zero points of the linear layer `name`."""
+    return f"{name}/scale", f"{name}/zero_point"
+
+
 def carried_matrix(name: str, matrix: IntegerMatrix) -> list[onnx.TensorProto]:
-    """A linear layer's three initializers: integers [N, K], scales [N] (`.scale`), zeros [N] (`.zero_point`)."""
-    count = len(matrix.scales)
+    """A linear layer's three initializers: integers [N, K], scales [N], zero points [N] (all 0, as HTP wants them)."""
+    scale, zero_point = matrix_parameters(name)
     return [
         weight_tensor(name, matrix.integers, matrix.bits),
-        integer_tensor(f"{name}/scale", matrix.scales.astype(np.float32)),
-        weight_tensor(f"{name}/zero_point", np.zeros(count, np.int8), matrix.bits),
+        numpy_helper.from_array(matrix.scales.astype(np.float32), scale),
+        weight_tensor(zero_point, np.zeros(len(matrix.scales), np.int8), matrix.bits),
     ]

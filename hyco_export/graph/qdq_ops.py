@@ -15,8 +15,8 @@ from onnx import TensorProto
 from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.network.ops import ARGMAX_LIMIT
-from hyco_export.core.network.weights import Weights
-from hyco_export.graph.initializers import carried_matrix, integer_tensor
+from hyco_export.core.network.weights import IntegerMatrix, Weights
+from hyco_export.graph.initializers import carried_matrix, integer_tensor, matrix_parameters
 from hyco_export.graph.writer import GraphTensor, GraphWriter
 
 PROBABILITY = encoding_from_range(0.0, 1.0, "uint16")  # softmax
@@ -43,7 +43,7 @@ class QdqOps:
     # ---- the graph itself
 
     def model(self) -> onnx.ModelProto:
-        """The finished graph, checked."""
+        """The finished graph."""
         return self._graph.model(self._name, self._inputs, self._outputs)
 
     def spec(self) -> GraphSpec:
@@ -70,19 +70,16 @@ class QdqOps:
         matrix = self._weights.matrices[weight]
         if isinstance(matrix, np.ndarray):
             raise ValueError(f"weight {weight} is in float; an integer graph needs integers")
-        parameters = [self._graph.initialize(tensor) for tensor in carried_matrix(weight, matrix)]
         view = self._graph.view(weight)
-        self._graph.node("DequantizeLinear", parameters, view, axis=0)  # axis of [N, K] = output channel
+        self._graph.node("DequantizeLinear", self._stored(weight, matrix), view, axis=0)  # [N, K]: output channel
         shape = (x.shape[0], matrix.integers.shape[0])
         return self._graph.emit("Gemm", name, [x, view], shape, self._encoding(name), transB=1)
 
     def rms_norm(self, name: str, x: GraphTensor, weight: str | None, epsilon: float) -> GraphTensor:
         vector = np.ones(x.shape[-1], np.float32) if weight is None else self._weights.vectors[weight]
         scale = self._graph.vector(weight or f"ones.{x.shape[-1]}", vector)
-        inputs = [x, scale]
-        return self._graph.emit(
-            "RMSNormalization", name, inputs, x.shape, self._encoding(name), axis=-1, epsilon=epsilon, stash_type=1
-        )
+        attributes = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
+        return self._graph.emit("RMSNormalization", name, [x, scale], x.shape, self._encoding(name), **attributes)
 
     def add(self, name: str, a: GraphTensor, b: GraphTensor) -> GraphTensor:
         return self._binary("Add", name, a, b, self._encoding(name))
@@ -147,7 +144,8 @@ class QdqOps:
         chosen = self._graph.view(name)
         self._graph.node("Equal", [places, index.name], chosen)
         bottom = GraphTensor(f"{name}/bottom", (1, 1), x.encoding)
-        self._graph.initialize(integer_tensor(bottom.name, np.zeros((1, 1), bottom.dtype)))
+        lowest = np.full((1, 1), np.iinfo(bottom.dtype).min, bottom.dtype)
+        self._graph.initialize(integer_tensor(bottom.name, lowest))
         return self._graph.emit("Where", name, [chosen, bottom, x], x.shape, x.encoding)
 
     def lookup(self, name: str, table: str, index: GraphTensor) -> GraphTensor:
@@ -191,6 +189,14 @@ class QdqOps:
         if name not in self._encodings:
             raise ValueError(f"graph {self._name}: tensor {name} has no calibrated range")
         return self._encodings[name]
+
+    def _stored(self, weight: str, matrix: IntegerMatrix) -> list[str]:
+        """Names of a linear layer's initializers, packed at its first use."""
+        parameters = [weight, *matrix_parameters(weight)]
+        if not self._graph.has(weight):
+            for tensor in carried_matrix(weight, matrix):
+                self._graph.initialize(tensor)
+        return parameters
 
     def _moved(
         self,

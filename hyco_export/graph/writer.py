@@ -51,6 +51,7 @@ class GraphWriter:
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
+        self._made: set[str] = set()
         self._views = 0
 
     def model(self, name: str, inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> onnx.ModelProto:
@@ -70,10 +71,28 @@ class GraphWriter:
         return f"{of}/{self._views}"
 
     def node(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> None:
+        """One node with one output.
+
+        Raises:
+            ValueError: a tensor of that name exists.
+        """
+        if output in self._made or output in self._initializers:
+            raise ValueError(f"two tensors are called {output}")
+        self._made.add(output)
         self._nodes.append(helper.make_node(kind, list(inputs), [output], name=f"{output}.{kind}", **attributes))
 
+    def has(self, name: str) -> bool:
+        """Is there an initializer of this name?"""
+        return name in self._initializers
+
     def initialize(self, tensor: onnx.TensorProto) -> str:
-        self._initializers.setdefault(tensor.name, tensor)
+        """Store a constant, or find it stored: its name.
+
+        Raises:
+            ValueError: another tensor has that name.
+        """
+        if tensor.name in self._made or self._initializers.setdefault(tensor.name, tensor) != tensor:
+            raise ValueError(f"two tensors are called {tensor.name}")
         return tensor.name
 
     def constant(self, name: str, values: np.ndarray) -> str:

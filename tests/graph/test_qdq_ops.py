@@ -254,6 +254,23 @@ def test_an_output_keeps_the_name_it_was_made_with() -> None:
         ops.output("other", ops.input("x", SHAPES["x"]))
 
 
+def test_names_are_unique() -> None:
+    def build(ops: Ops[Any]) -> None:
+        x = ops.input("x", SHAPES["x"])
+        ops.scale("out", x, 0.5)
+        ops.output("out", ops.scale("out", x, 0.5))
+
+    with pytest.raises(ValueError, match="two tensors are called out"):
+        emitted(build)
+
+
+def test_one_name_for_two_constants_is_refused() -> None:
+    ops = QdqOps("graph", WEIGHTS, {name: encoding_from_range(-1.0, 1.0, "uint16") for name in ("x", "norm", "out")})
+    ops.scale("norm", ops.input("x", SHAPES["x"]), 0.5)
+    with pytest.raises(ValueError, match="two tensors are called norm"):
+        ops.rms_norm("out", ops.input("x", SHAPES["x"]), "norm", 1e-6)
+
+
 def test_a_float_weight_is_refused() -> None:
     weights = Weights({"w": np.zeros((OUT, WIDTH), np.float32)}, {}, {})
     ops = QdqOps("graph", weights, {"x": encoding_from_range(-1.0, 1.0, "uint16")})
