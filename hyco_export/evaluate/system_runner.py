@@ -1,0 +1,87 @@
+"""Runs generations of named systems with the device back ends of a run folder, each back end opened once and kept.
+
+Joins the recipe's drafting, the server's facts and the device; the loop itself is `runtime.driver`.
+"""
+
+import math
+from types import TracebackType
+from typing import Self
+
+from hyco_export.core.recipe import Drafting, Recipe
+from hyco_export.evaluate.run_artifacts import RunArtifacts
+from hyco_export.evaluate.trials import Prompt
+from hyco_export.runtime.devices.backends import open_device
+from hyco_export.runtime.devices.device import Device
+from hyco_export.runtime.drafters import Drafter, TreeRule
+from hyco_export.runtime.driver import generate
+from hyco_export.runtime.ports import Transport
+from hyco_export.runtime.systems import Settings, find_system, make_drafter, make_request
+from hyco_export.runtime.trace import GenerationTrace
+from hyco_export.runtime.wire import Sampling, ServerInfo
+
+
+class DeviceRunner:
+    """A `trials.SystemRunner` over the artifacts of a run and a server. Use as a context manager: devices are closed.
+
+    Args:
+        artifacts: the run's device artifacts.
+        recipe: its drafting, lengths and seed.
+        transport: the server.
+        info: what the server said of itself.
+    """
+
+    def __init__(self, artifacts: RunArtifacts, recipe: Recipe, transport: Transport, info: ServerInfo) -> None:
+        self._artifacts = artifacts
+        self._recipe = recipe
+        self._transport = transport
+        self._settings = Settings(
+            tree=tree_rule(recipe.drafting),
+            epsilon=recipe.validation.epsilon,
+            server_steps=recipe.head.steps,
+            head_digest=artifacts.head_key,
+            stop_ids=frozenset(info.stop_ids),
+        )
+        self._devices: dict[str, Device] = {}
+        self._drafters: dict[tuple[str, str], Drafter] = {}
+
+    def generate(
+        self, system: str, backend: str, prompt: Prompt, sampling: Sampling, max_new_tokens: int
+    ) -> GenerationTrace:
+        """One generation; the same prompt and sampling give the same draws in every system.
+
+        Raises:
+            HycoError: no such system or back end.
+            ServerError: the server went away.
+        """
+        chosen = find_system(system)
+        request = make_request(
+            chosen, self._settings, prompt.id, sampling, self._recipe.validation.seed, max_new_tokens
+        )
+        return generate(prompt.ids, request, self._drafter(system, backend), self._transport)
+
+    def _drafter(self, name: str, backend: str) -> Drafter:
+        key = (name, backend)
+        if key not in self._drafters:
+            system = find_system(name)
+            device = self._device(backend) if system.needs_device else None
+            self._drafters[key] = make_drafter(system, self._settings, device)
+        return self._drafters[key]
+
+    def _device(self, backend: str) -> Device:
+        if backend not in self._devices:
+            self._devices[backend] = open_device(self._artifacts.root, backend, self._recipe.target)
+        return self._devices[backend]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for device in self._devices.values():
+            device.close()
+
+
+def tree_rule(drafting: Drafting) -> TreeRule:
+    """The recipe's drafting as the scoring rule: an edge costs the log of the chain's assumed acceptance."""
+    return TreeRule(math.log(drafting.chain_acceptance), drafting.budget, drafting.candidates_per_row)

@@ -1,0 +1,146 @@
+"""`validate`: drive a server with a run's artifacts and say what holds.
+
+The order: does the server answer and belong to this run; do the graphs agree; how do the systems perform; are greedy
+texts lossless on every back end; then the gates. Knows the steps; each step's maths is elsewhere.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hyco_export
+from hyco_export.core.conversations import prompt_messages, read_conversations
+from hyco_export.core.recipe import Recipe, Validation
+from hyco_export.errors import RecipeError
+from hyco_export.evaluate.backend_parity import compare_backends
+from hyco_export.evaluate.compatibility import require_compatible
+from hyco_export.evaluate.examples import median_times, pick_tree
+from hyco_export.evaluate.gates import run_gates
+from hyco_export.evaluate.losslessness import Losslessness
+from hyco_export.evaluate.metrics import measure, measure_traffic
+from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU
+from hyco_export.evaluate.report import Report
+from hyco_export.evaluate.run_artifacts import expected_server, open_artifacts
+from hyco_export.evaluate.system_runner import DeviceRunner
+from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
+from hyco_export.runtime.transport import HttpTransport
+from hyco_export.runtime.wire import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+BASELINE, EXACT, RELAXED = "cloud-mtp", "hyco-exact", "hyco"
+SYSTEMS = (BASELINE, EXACT, RELAXED)  # the baseline first: the others are compared with it
+REPORT_FOLDER = "validate"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is validated: a run folder, its recipe, and where the recipe's references lie."""
+
+    root: Path
+    recipe: Recipe
+    verifier: Path  # checkpoint folder, for its tokenizer
+    prompts: Path  # JSONL of conversations
+
+
+def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
+    """Everything `hyco-export validate` finds out.
+
+    Raises:
+        ServerError: nobody answers at `url`, or a server that does not belong to this run.
+        ArtifactError: the run folder is incomplete or altered.
+        RecipeError: the prompts cannot be used.
+    """
+    from hyco_export.nn.checkpoint import tokenizer_digest
+    from hyco_export.nn.verifier import load_tokenizer
+
+    started_at, began = datetime.now(UTC), time.monotonic()
+    recipe, plan = subject.recipe, subject.recipe.validation
+    transport = HttpTransport(url)
+    info = transport.info()
+    artifacts = open_artifacts(subject.root, recipe.target)
+    require_compatible(info, expected_server(artifacts, tokenizer_digest(subject.verifier), recipe), url)
+    tokenizer = load_tokenizer(subject.verifier)
+    prompts = read_prompts(subject.prompts, tokenizer, plan.prompts)
+    sampling = Sampling(recipe.sampling.temperature, recipe.sampling.top_k, recipe.sampling.top_p)
+    parity = compare_backends(artifacts, recipe.target, on_step)
+    with DeviceRunner(artifacts, recipe, transport, info) as runner:
+        traces = run_interleaved(runner, SYSTEMS, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
+        losslessness = check_backends(runner, prompts, plan, on_step)
+    systems = tuple(measure(name, traces[name], artifacts.keepset) for name in SYSTEMS)
+    handoffs = {name: None if name == BASELINE else artifacts.head.handoff for name in SYSTEMS}
+    traffic = tuple(measure_traffic(name, traces[name], handoffs[name]) for name in SYSTEMS)
+    return Report(
+        run=str(subject.root),
+        recipe=recipe.name,
+        target=recipe.target,
+        url=url,
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_s=time.monotonic() - began,
+        version=hyco_export.__version__,
+        server=info,
+        sampling=sampling,
+        epsilon=plan.epsilon,
+        max_new_tokens=plan.max_new_tokens,
+        chain_acceptance=recipe.drafting.chain_acceptance,
+        backend=INTEGER,
+        systems=systems,
+        losslessness=losslessness,
+        parity=parity,
+        traffic=traffic,
+        gates=run_gates(plan.gates, systems, losslessness, parity, traffic),
+        times=tuple(median_times(name, traces[name]) for name in SYSTEMS),
+        tree=pick_tree(traces[RELAXED], lambda token: str(tokenizer.decode([token]))),
+        notes=notes(plan, len(prompts)),
+    )
+
+
+def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -> list[Prompt]:
+    """The first `count` prompts of a JSONL file through the chat template; fewer when the file has fewer.
+
+    Raises:
+        RecipeError: no file, no prompt in it, or two with one id.
+    """
+    from hyco_export.nn.capture import encode_prompt
+
+    if not path.is_file():
+        raise RecipeError(f"$.data.validation: {path} does not exist", "correct the path")
+    prompts = []
+    for conversation in read_conversations(path):
+        messages = [{"role": m.role, "content": m.content} for m in prompt_messages(conversation)]
+        prompts.append(Prompt(conversation.id, tuple(encode_prompt(tokenizer, messages))))
+    if len({prompt.id for prompt in prompts}) != len(prompts) or not prompts:
+        raise RecipeError(f"$.data.validation: {path} holds {len(prompts)} prompts, ids must be unique", "correct it")
+    return prompts[:count]
+
+
+def check_backends(
+    runner: SystemRunner, prompts: Sequence[Prompt], plan: Validation, on_step: OnStep
+) -> tuple[Losslessness, ...]:
+    """Greedy losslessness of the exact system on every back end; the emulator gets fewer and shorter texts."""
+    plain = plain_texts(runner, FLOAT, prompts, plan.max_new_tokens, on_step)
+    trials = (
+        (FLOAT, prompts, plan.max_new_tokens),
+        (INTEGER, prompts, plan.max_new_tokens),
+        (NPU, prompts[: plan.emulator_prompts], min(plan.emulator_max_new_tokens, plan.max_new_tokens)),
+    )
+    return tuple(
+        check_greedy(runner, EXACT, backend, chosen, plain, limit, on_step) for backend, chosen, limit in trials
+    )
+
+
+def notes(plan: Validation, found: int) -> tuple[str, ...]:
+    """What a reader must know to read the figures right."""
+    lines = [
+        f"The {NPU} back end ran {min(plan.emulator_prompts, found)} prompts of up to {plan.emulator_max_new_tokens} "
+        "tokens: off a Snapdragon host the vendor's library emulates the NPU on the CPU, about a second a pass.",
+        f"The sampled systems ran on {INTEGER}: the integer graphs that were compiled, with ONNX Runtime's own "
+        "optimisations off, so draft times are those of a reference, not of a phone.",
+    ]
+    if found < plan.prompts:
+        lines.append(f"The prompt file holds {found} prompts; the recipe asks for {plan.prompts}.")
+    return tuple(lines)
