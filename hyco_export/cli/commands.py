@@ -92,6 +92,29 @@ def validate_run(server: str, recipe_path: Path | None, run_dir: Path | None, ta
     return _validate(open_run(recipe_path, run_dir, target), server)
 
 
+def _validate(run: RunFolder, url: str) -> int:
+    """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
+    from hyco_export.evaluate.report import write_report
+    from hyco_export.evaluate.summary import summary
+    from hyco_export.evaluate.validate import REPORT_FOLDER, Subject, validate
+    from hyco_export.runtime.transport import HttpTransport
+
+    HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
+    require_fresh(run, STAGES)
+    subject = Subject(
+        root=run.root,
+        recipe=run.recipe,
+        verifier=run.source("verifier", run.recipe.models.verifier),
+        prompts=run.source("validation", run.recipe.data.validation),
+    )
+    with ConsoleProgress() as progress:
+        report = validate(subject, url, progress.step)
+    output.print(summary(report), highlight=False)
+    _, page = write_report(report, run.root / REPORT_FOLDER)
+    output.print(f"report: {page}", highlight=False, soft_wrap=True)
+    return 0 if report.verdict == "pass" else 1
+
+
 def require_fresh(run: RunFolder, stages: Sequence[Stage]) -> None:
     """Every artifact must be the one this recipe makes.
 
