@@ -139,8 +139,11 @@ def inspect_path(path: Path) -> None:
         show_metrics("\nmade with", {"key": manifest.key, **manifest.versions})
     elif path.suffix == ".bin":
         from hyco_export.graph.context_binary import read_context
+        from hyco_export.graph.context_check import require_sound
 
-        output.print_json(msgspec.json.encode(read_context(path)).decode())
+        info = read_context(path)
+        output.print_json(msgspec.json.encode(info).decode())
+        require_sound(info, path.name)
     else:
         raise HycoError(f"{path} is neither an artifact folder nor a context binary (.bin)", "give one of these")
 

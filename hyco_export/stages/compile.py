@@ -12,6 +12,7 @@ asked for (`graph.context_check`); the compiled graph computes what the QDQ grap
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ HEAD_STAGE, SLM_STAGE = "convert-head", "convert-slm"
 HEAD_SAMPLES_FILE, SLM_SAMPLES_FILE = "head_samples.safetensors", "slm_samples.safetensors"
 CONTEXTS_FILE, PARITY_FILE = "contexts.json", "parity.json"
 LOG_FILE = "compile.log"  # beside the artifact, not in it: it holds times
+COMPILER = "onnxruntime-qnn"
 EMULATED_FEEDS = 16  # of one graph: a draft of the embedded head takes a second in the emulator
 BYTES_PER_MB = 1_000_000
 
@@ -52,6 +54,7 @@ class CompileConfig(msgspec.Struct, frozen=True):
 
     target: Target
     gates: recipes.CompileGates
+    compiler: str  # an upgrade changes the bytes
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ class Job:
 
 def config(recipe: recipes.Recipe) -> CompileConfig:
     """The recipe's fields that this stage reads."""
-    return CompileConfig(find_target(recipe.target), recipe.compile)
+    compiler = f"{COMPILER} {metadata.version(COMPILER)}"
+    return CompileConfig(find_target(recipe.target), recipe.compile, compiler)
 
 
 def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
@@ -91,7 +95,8 @@ def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, prog
     _write_json(out_dir / PARITY_FILE, reports)
     return {
         "target": f"{config.target.name}: {config.target.marketing_name}, Hexagon v{config.target.htp_arch}",
-        **{name: _metrics(context, reports[name]) for name, context in contexts.items()},
+        "compiler": config.compiler,
+        "graphs": {name: _metrics(context, reports[name]) for name, context in contexts.items()},
     }
 
 

@@ -24,7 +24,7 @@ from hyco_export.stages import compile as stage
 from hyco_export.stages.compile import CompileConfig, build, config
 from hyco_export.stages.stage import Silent
 
-SM8850 = CompileConfig(TARGETS["sm8850"], CompileGates())
+SM8850 = CompileConfig(TARGETS["sm8850"], CompileGates(), "test")
 
 
 def best_of_mlp() -> QdqBuilder:
@@ -100,12 +100,12 @@ def test_all_graphs_are_compiled_read_back_and_compared(inputs: dict[str, Path],
         "slm_tree_ctx_qnn.bin",
     ]
     assert metrics["target"] == "sm8850: Snapdragon 8 Elite Gen 5, Hexagon v81"
-    tree = metrics["slm_tree"]
+    tree = metrics["graphs"]["slm_tree"]
     assert (tree["htp_arch"], tree["soc_model"], tree["optimisation_level"], tree["feeds"]) == (81, 87, 3, 2)
     assert tree["sha256"] == file_digest(out / "slm_tree_ctx_qnn.bin")
     assert tree["peak_rss_mb"] > 50 and tree["binary_mb"] > 0
     assert tree["parity"]["y"]["sqnr_db"] > 60
-    assert metrics["head"]["parity"] == {"chain": {"equal_share": 1.0}}
+    assert metrics["graphs"]["head"]["parity"] == {"chain": {"equal_share": 1.0}}
     reports = msgspec.json.decode((out / "parity.json").read_bytes(), type=dict[str, ParityReport])
     assert set(reports) == {"head", "slm_tree", "slm_prefill"} and all(report.passed for report in reports.values())
 
@@ -123,7 +123,7 @@ def test_binaries_are_the_same_in_every_run(inputs: dict[str, Path], tmp_path: P
 def test_a_limit_that_is_not_kept_stops_the_stage(inputs: dict[str, Path], tmp_path: Path) -> None:
     gates = CompileGates(output_range_share=1e-9, max_outside_share=0.0)
     with pytest.raises(GateError, match=r"slm_tree: output y of the compiled graph is not the QDQ graph's: .* outside"):
-        build(CompileConfig(TARGETS["sm8850"], gates), inputs, out_dir(tmp_path), Silent())
+        build(CompileConfig(TARGETS["sm8850"], gates, "test"), inputs, out_dir(tmp_path), Silent())
 
 
 def test_a_graph_that_is_not_the_described_one_is_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
