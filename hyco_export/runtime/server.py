@@ -30,6 +30,7 @@ ID_BYTES = 5  # of a token id or a row in MessagePack, at most
 ENVELOPE_BYTES = 1024  # of a body beside its ids
 SWEEP_S = 5.0  # between two looks for idle sessions
 DRAIN_S = 10  # for calls in flight when the server is told to stop
+KEEP_ALIVE_S = 75  # a device may draft for a while between two rounds; an emulated one for seconds
 MAX_ROUND_DIGITS = 9
 MAX_LENGTH_DIGITS = 18
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -178,7 +179,13 @@ def serve(
     listener = _bind(host, port)
     bound_port = listener.getsockname()[1]
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="on", ws="none"
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=DRAIN_S,
+        lifespan="on",
+        ws="none",
     )
     with _stopping_is_normal():
         _AnnouncingServer(config, lambda: on_ready(host, bound_port)).run(sockets=[listener])
@@ -214,10 +221,13 @@ def _stopping_is_normal() -> Iterator[None]:
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
+        listener = socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ServerError(f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port") from error
+    # accepted connections inherit it; without it a reply's second packet waits 40 ms for a delayed acknowledgement
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageMo
 from starlette.testclient import TestClient
 
 from hyco_export.errors import ProtocolError, ServerError
-from hyco_export.runtime import wire
+from hyco_export.runtime import server, wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.ports import RowOutputs
@@ -312,6 +313,14 @@ def test_an_address_that_cannot_be_bound_is_named(client: TestClient) -> None:
     with pytest.raises(ServerError, match=r"cannot listen on 127\.0\.0\.1:99999") as caught:
         serve(create_app(toy_engine(), INFO), port=99999)
     assert caught.value.hint == "choose another --host or --port"
+
+
+def test_replies_do_not_wait_for_acknowledgements() -> None:
+    # a headers packet and a body packet: with Nagle's algorithm every round would take 40 ms longer
+    with server._bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
 SCRIPT = """
