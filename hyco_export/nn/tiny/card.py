@@ -110,8 +110,8 @@ weights are published under Apache-2.0 like the rest of the project. Questions a
 left out of the training text.
 
 ## Training
-`python -m hyco_export.nn.tiny OUT_DIR`: one thread per process, seed {facts[seed]}, the same files again for the same
-Python version. The verifier learns the text, then its final norm is scaled so that it is as certain as a large model;
+`hyco-export train-tiny OUT` makes these files again, bit for bit with the same versions of Python and the libraries on
+the same kind of processor (one thread per process, seed {facts[seed]}). The verifier learns the text, then its final norm is scaled so that it is as certain as a large model;
 head and SLM learn from answers that the verifier samples.
 
 | loss (cross-entropy, nats per token) | |

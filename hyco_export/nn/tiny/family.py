@@ -29,6 +29,9 @@ from hyco_export.nn.tiny.train_verifier import mean_loss, train_verifier
 Progress = Callable[[str, float], None]
 """Told the name of the part and the share of it that is done."""
 
+DEFAULT_SEED = 0
+"""The seed of the family that ships with the package."""
+
 CONVERSATION_STRIDE = 6
 """Every sixth dialogue of the corpus ships with the family: about 900."""
 
@@ -47,7 +50,7 @@ class Budget:
     measured_prompts: int
 
 
-FULL = Budget(verifier_steps=2000, sampled_prompts=2400, head_steps=1000, slm_steps=1600, measured_prompts=120)
+FULL = Budget(verifier_steps=1800, sampled_prompts=2400, head_steps=1000, slm_steps=1600, measured_prompts=120)
 QUICK = Budget(verifier_steps=8, sampled_prompts=12, head_steps=2, slm_steps=6, measured_prompts=4)
 """Same shapes and formats, for tests: the models know nothing."""
 

@@ -30,10 +30,19 @@ class Targets:
 
 
 def output_loss(
-    states: torch.Tensor, weight: torch.Tensor, targets: Targets, soft_cap: float | None = None
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    targets: Targets,
+    *,
+    soft_cap: float | None = None,
+    z_weight: float = 0.0,
 ) -> torch.Tensor:
-    """Mean cross-entropy of softmax(cap(states @ weight.T)) against the targets: states [N, H], weight [V, H]."""
-    return _SlicedCrossEntropy.apply(states, weight, targets, soft_cap)
+    """Mean cross-entropy of softmax(cap(states @ weight.T)) against the targets: states [N, H], weight [V, H].
+
+    Plus `z_weight` times the mean square of the logits' log-sum-exp (PaLM's z-loss), which keeps logits near
+    log-probabilities.
+    """
+    return _SlicedCrossEntropy.apply(states, weight, targets, soft_cap, z_weight)
 
 
 def capped(logits: torch.Tensor, soft_cap: float | None) -> torch.Tensor:
@@ -45,17 +54,17 @@ class _SlicedCrossEntropy(torch.autograd.Function):
     """Forward computes the loss and both gradients; backward only scales them."""
 
     @staticmethod
-    def forward(ctx, states, weight, targets, soft_cap):
+    def forward(ctx, states, weight, targets, soft_cap, z_weight):
         total = states.new_zeros(())
         grad_states, grad_weight = torch.empty_like(states), torch.zeros_like(weight)
         for start in range(0, len(states), SLICE_ROWS):
             rows = slice(start, start + SLICE_ROWS)
             target = targets[rows]
             logits = capped(F.linear(states[rows], weight), soft_cap)
-            log_probs = logits.log_softmax(-1)
-            total -= (log_probs.gather(1, target.ids) * target.probs).sum()
-            # d loss / d logits = softmax - target; d cap(x) / dx = 1 - (cap(x) / cap)^2
-            grad = log_probs.exp_().scatter_add_(1, target.ids, -target.probs)
+            log_z = logits.logsumexp(-1, keepdim=True)
+            total += ((log_z - logits.gather(1, target.ids)) * target.probs).sum() + z_weight * (log_z**2).sum()
+            # d loss / d logits = softmax * (1 + 2 z_weight log_z) - target; d cap(x) / dx = 1 - (cap(x) / cap)^2
+            grad = (logits - log_z).exp_().mul_(1 + 2 * z_weight * log_z).scatter_add_(1, target.ids, -target.probs)
             if soft_cap is not None:
                 grad *= 1 - (logits / soft_cap) ** 2
             grad_states[rows] = grad @ weight
@@ -68,4 +77,4 @@ class _SlicedCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_output):
         grad_states, grad_weight = ctx.saved_tensors
         factor = grad_output / ctx.rows
-        return grad_states * factor, grad_weight * factor, None, None
+        return grad_states * factor, grad_weight * factor, None, None, None

@@ -56,11 +56,11 @@ def _until_stop(ids: list[int]) -> list[int]:
 
 
 def truncated_distribution(logits: torch.Tensor) -> Targets:
-    """The paper's sampling distribution at each of N rows: top-k, then the smallest set that reaches top-p.
+    """The paper's sampling distribution at each row: top-k, then the smallest set that reaches top-p.
 
-    logits [N, V] -> Targets with C = top-k entries, the removed ones with probability 0.
+    logits [..., V] -> Targets [..., C] with C = top-k entries, the removed ones with probability 0.
     """
-    values, ids = logits.topk(TOP_K, dim=-1)  # [N, C], descending
+    values, ids = logits.topk(TOP_K, dim=-1)  # [..., C], descending
     probs = values.softmax(-1)
     # an entry stays while the mass before it is below top-p
     kept = probs.cumsum(-1) - probs < TOP_P

@@ -12,7 +12,7 @@ from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 from hyco_export.nn.tiny.batches import Row, padded_ids, shuffled_batches
 from hyco_export.nn.tiny.chain import ChainContext, taught_states, verifier_pass
 from hyco_export.nn.tiny.configs import head_config, head_generation_config
-from hyco_export.nn.tiny.losses import output_loss
+from hyco_export.nn.tiny.losses import Targets, output_loss
 from hyco_export.nn.tiny.optimise import Optimiser, run_steps, scale_fresh_query_norms
 from hyco_export.nn.tiny.sampling import truncated_distribution
 from hyco_export.nn.tiny.tokenizer import PAD_ID
@@ -45,7 +45,7 @@ def head_loss(head: Gemma4AssistantForCausalLM, verifier: Gemma4ForCausalLM, bat
     """Mean cross-entropy over the K steps and all answer positions that they predict."""
     ids = padded_ids(batch)  # [B, T]
     seen = verifier_pass(verifier, ids)
-    logits = seen.logits()
+    wanted_next = truncated_distribution(seen.logits())  # [B, T, C]
     starts = torch.tensor([row.answer_start for row in batch])[:, None]
     losses = []
     for k, states in enumerate(taught_states(ChainContext(head, seen), ids)):
@@ -53,6 +53,6 @@ def head_loss(head: Gemma4AssistantForCausalLM, verifier: Gemma4ForCausalLM, bat
         predicted = ids[:, k + 2 :]
         roots = torch.arange(1, predicted.shape[1] + 1)[None]  # index of x[t+1], which the round has already committed
         wanted = (roots >= starts) & (predicted != PAD_ID)
-        targets = truncated_distribution(logits[:, k + 1 : -1][wanted])
+        targets = Targets(wanted_next.ids[:, k + 1 : -1][wanted], wanted_next.probs[:, k + 1 : -1][wanted])
         losses.append(output_loss(states[:, : predicted.shape[1]][wanted], head.lm_head.weight, targets))
     return torch.stack(losses).mean()

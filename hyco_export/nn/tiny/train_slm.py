@@ -70,4 +70,4 @@ def slm_loss(slm: Gemma4ForCausalLM, verifier: Gemma4ForCausalLM, batch: Sequenc
     wanted = (torch.arange(1, ids.shape[1])[None] >= starts) & (following != PAD_ID)
     targets = truncated_distribution(verifier_pass(verifier, ids[:, :-1]).logits()[wanted])
     states = slm.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[wanted]
-    return output_loss(states, slm.lm_head.weight, targets, slm.config.final_logit_softcapping)
+    return output_loss(states, slm.lm_head.weight, targets, soft_cap=slm.config.final_logit_softcapping)

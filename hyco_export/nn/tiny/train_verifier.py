@@ -14,8 +14,12 @@ from hyco_export.nn.tiny.losses import Targets, output_loss
 from hyco_export.nn.tiny.optimise import Optimiser, mean_of, run_steps, scale_fresh_query_norms
 from hyco_export.nn.tiny.tokenizer import PAD_ID
 
-SHARPENING = 2.5
-"""Factor on the final norm after training, like a temperature of 1 / 2.5.
+Z_WEIGHT = 1e-2
+"""Weight of the z-loss. With logits near log-probabilities (at most 0) sharpening raises them to a power; around +10 it
+would push the best ones into the soft cap together and flatten them."""
+
+SHARPENING = 2.25
+"""Factor on the final norm after training, like a temperature of 1 / 2.25.
 
 So small a model is much less certain than a real verifier, and at temperature 1 nothing could draft for it. The head is
 trained afterwards, on the sharpened state.
@@ -34,7 +38,7 @@ def train_verifier(
     batches = shuffled_batches(rows, seed)
 
     def one_step(_step: int) -> float:
-        loss = next_token_loss(model, next(batches))
+        loss = next_token_loss(model, next(batches), Z_WEIGHT)
         optimiser.step(loss)
         return loss.item()
 
@@ -44,14 +48,15 @@ def train_verifier(
     return as_stored(model), loss
 
 
-def next_token_loss(model: Gemma4ForCausalLM, batch: Sequence[Row]) -> torch.Tensor:
-    """Mean cross-entropy of every next token in the batch."""
+def next_token_loss(model: Gemma4ForCausalLM, batch: Sequence[Row], z_weight: float = 0.0) -> torch.Tensor:
+    """Mean cross-entropy of every next token in the batch, plus the z-loss."""
     ids = padded_ids(batch)  # [B, T]
     states = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # [B, T-1, H]
     following = ids[:, 1:]
     predicted = following != PAD_ID
     targets = Targets.from_ids(following[predicted])
-    return output_loss(states[predicted], model.lm_head.weight, targets, model.config.final_logit_softcapping)
+    soft_cap = model.config.final_logit_softcapping
+    return output_loss(states[predicted], model.lm_head.weight, targets, soft_cap=soft_cap, z_weight=z_weight)
 
 
 @torch.no_grad()

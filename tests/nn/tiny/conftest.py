@@ -5,16 +5,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from hyco_export.nn.tiny import CHECKPOINTS
-from hyco_export.nn.tiny.family import train_family
-
-SEED = 7
+from hyco_export.core.resources import CHECKPOINTS
+from hyco_export.nn.tiny.family import DEFAULT_SEED, train_family
 
 
 @pytest.fixture(scope="session")
 def quick_family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("family") / "first"
-    train_family(folder, seed=SEED, quick=True, on_progress=lambda _part, _share: None)
+    train_family(folder, seed=DEFAULT_SEED, quick=True, on_progress=lambda _part, _share: None)
     return folder
 
 

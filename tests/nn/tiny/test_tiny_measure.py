@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyco_export.nn.tiny import CHECKPOINTS
+from hyco_export.core.resources import CHECKPOINTS
 from hyco_export.nn.tiny.batches import Row, prompt_ids
 from hyco_export.nn.tiny.card import load_family
 from hyco_export.nn.tiny.chain import ChainContext, drafted_tokens, taught_states, verifier_pass
