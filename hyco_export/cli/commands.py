@@ -8,8 +8,8 @@ import msgspec
 from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_plan
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import check_recipe, embedded_recipe, load_recipe
-from hyco_export.errors import ArtifactError, HycoError
-from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan
+from hyco_export.errors import HycoError
+from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import STAGES
 
@@ -100,7 +100,7 @@ def _validate(run: RunFolder, url: str) -> int:
     from hyco_export.runtime.transport import HttpTransport
 
     HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
-    require_fresh(run, STAGES)
+    require_current(run, STAGES)
     subject = Subject(
         root=run.root,
         recipe=run.recipe,
@@ -113,17 +113,6 @@ def _validate(run: RunFolder, url: str) -> int:
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", highlight=False, soft_wrap=True)
     return 0 if report.verdict == "pass" else 1
-
-
-def require_fresh(run: RunFolder, stages: Sequence[Stage]) -> None:
-    """Every artifact must be the one this recipe makes.
-
-    Raises:
-        ArtifactError: names the first stage that is missing, altered or out of date.
-    """
-    for item in plan(run, stages):
-        if not item.fresh:
-            raise ArtifactError(f"{item.folder}: {item.reason}", f"hyco-export {item.stage.name}")
 
 
 def inspect_path(path: Path) -> None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hyco_export.core.artifact import Manifest, artifact_key, file_digest, publish, verify
+import msgspec
+
+from hyco_export.core.artifact import Manifest, artifact_key, file_digest, publish, read_manifest, verify
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.resources import locate
 from hyco_export.errors import ArtifactError, CheckpointError
@@ -130,6 +132,21 @@ def _staleness(folder: Path, key: str) -> str:
     except ArtifactError as error:
         return error.message
     return "" if manifest.key == key else "recipe, inputs or code changed"
+
+
+def require_current(run: RunFolder, stages: Sequence[Stage]) -> None:
+    """Every artifact must be of this recipe and this code. Reads manifests alone: no checkpoint, no artifact file.
+
+    Raises:
+        ArtifactError: names the first stage that is missing or was built otherwise.
+    """
+    for stage in stages:
+        folder = run.folder(stage)
+        manifest = read_manifest(folder)
+        config = msgspec.json.decode(msgspec.json.encode(stage.config(run.recipe)))
+        if manifest.revision != stage.revision or manifest.config != config:
+            message = f"{folder} was built with other settings or code than recipe {run.recipe.name} asks for"
+            raise ArtifactError(message, f"build it again: hyco-export {stage.name}")
 
 
 def chain_to(stages: Sequence[Stage], last: str) -> list[Stage]:

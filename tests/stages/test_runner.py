@@ -13,7 +13,7 @@ import pytest
 from hyco_export.core.artifact import verify
 from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, CheckpointError
-from hyco_export.stages.runner import BUILD_FOLDER, RunFolder, build_all, chain_to, plan
+from hyco_export.stages.runner import BUILD_FOLDER, RunFolder, build_all, chain_to, plan, require_current
 from hyco_export.stages.stage import Silent, Stage
 
 
@@ -99,6 +99,18 @@ def test_plan_says_why(tmp_path: Path, source: Path) -> None:
     assert [item.reason for item in plan(run, table)] == ["", "", ""]
     changed = plan(run_folder(tmp_path, steps=3), table)
     assert changed[0].reason == "recipe, inputs or code changed"
+
+
+def test_artifacts_of_another_recipe_or_code_are_named(tmp_path: Path, source: Path) -> None:
+    run, table = run_folder(tmp_path), stages(source)
+    with pytest.raises(ArtifactError, match="holds no artifact"):
+        require_current(run, table)
+    build_all(run, table, Silent())
+    require_current(run, table)
+    with pytest.raises(ArtifactError, match="a was built with other settings or code than recipe tiny asks for"):
+        require_current(run_folder(tmp_path, steps=3), table)
+    with pytest.raises(ArtifactError, match="hyco-export a"):
+        require_current(run, stages(source, revision=2))
 
 
 def test_a_failing_stage_leaves_no_artifact_and_keeps_the_finished_ones(tmp_path: Path, source: Path) -> None:
