@@ -23,7 +23,7 @@ from hyco_export.nn.verifier import load_head, load_verifier, stop_ids
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.chain_drafter import ChainDrafter
-from hyco_export.runtime.clocks import clock_for
+from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.handoff_encoder import HandoffEncoder
 from hyco_export.runtime.verifier import Verifier
@@ -67,7 +67,7 @@ def open_server_engine(
     limits = Limits(prompt_limit=min(Limits().prompt_limit, facts.context_limit - 1))
     encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
     verifier = Verifier(model, ChainDrafter(head), encoder)
-    clock = clock_for(place.type, torch.get_num_threads(), place)
+    clock = clock_for(place, torch.get_num_threads())
     engine = Engine(verifier.open, facts, limits, clock)
     keepset_digest = artifact.spec.keepset_digest if artifact else read_keepset_digest(artifacts)
     return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)

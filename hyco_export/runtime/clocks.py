@@ -1,4 +1,4 @@
-"""What `server_ms` is measured with. Knows how to read three clocks; torch only inside the CUDA one.
+"""What `server_ms` is measured with on a CPU. `cuda_clock` has the one for GPUs.
 
 A clock measures one call's work on the thread that does it. Names travel as `ServerInfo.clock`.
 """
@@ -47,35 +47,3 @@ class ProcessCpuClock:
 
     def elapsed_ms(self, mark: int) -> float:
         return (time.process_time_ns() - mark) / NS_PER_MS
-
-
-class CudaClock:
-    """CUDA events on the current stream of `device`, from the first kernel's launch to the last one's end."""
-
-    name = "cuda-events"
-
-    def __init__(self, device: Any) -> None:
-        import torch
-
-        self._cuda = torch.cuda
-        self._device = device
-
-    def start(self) -> Any:
-        return self._record()
-
-    def elapsed_ms(self, mark: Any) -> float:
-        end = self._record()
-        end.synchronize()
-        return float(mark.elapsed_time(end))
-
-    def _record(self) -> Any:
-        event = self._cuda.Event(enable_timing=True)
-        event.record(self._cuda.current_stream(self._device))
-        return event
-
-
-def clock_for(device_type: str, threads: int, device: Any = None) -> Clock:
-    """The clock that sees all the work of a model on this device, computed by this many threads."""
-    if device_type == "cuda":
-        return CudaClock(device)
-    return ThreadCpuClock() if threads == 1 else ProcessCpuClock()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class Engine:
     ) -> None:
         self.facts = facts
         self.limits = limits or Limits()
-        self.clock = clock or ThreadCpuClock()
+        self.clock: Clock = clock or ThreadCpuClock()
         self._open_session = open_session
         self._table = SessionTable(self.limits.sessions, self.limits.idle_s, now)
         self._lock = threading.Lock()
@@ -113,7 +114,7 @@ class Engine:
             raise ProtocolError("unsupported", "the server drafts in this session, the body must hold no tree")
         check_tree(request.tokens, request.parents, self.facts.vocab_size, self.limits.node_limit)
 
-    def _prime(self, session: Session, mark: object) -> wire.PrimeReply:
+    def _prime(self, session: Session, mark: Any) -> wire.PrimeReply:
         settings, verifier = session.settings, session.verifier
         assert verifier is not None  # a session starts unfinished
         logits = verifier.prime(np.asarray(settings.prompt, np.int64))  # [V]

@@ -17,11 +17,13 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._requests = Counter("hyco_requests", "Calls answered, by call", ["call"], registry=self.registry)
         self._refusals = Counter("hyco_refusals", "Calls refused, by code", ["code"], registry=self.registry)
-        self._tokens = Counter("hyco_committed_tokens", "Tokens committed", registry=self.registry)
+        self._tokens = Counter(
+            "hyco_committed_tokens", "Tokens in replies, repeated rounds included", registry=self.registry
+        )
         self._bytes_up = Counter("hyco_body_bytes_up", "Bytes of request bodies", registry=self.registry)
         self._bytes_down = Counter("hyco_body_bytes_down", "Bytes of reply bodies", registry=self.registry)
         self._committed = Histogram(
-            "hyco_round_tokens", "Tokens committed by a round", buckets=COMMITTED_BUCKETS, registry=self.registry
+            "hyco_round_tokens", "Tokens in the reply to a round", buckets=COMMITTED_BUCKETS, registry=self.registry
         )
         self._server_ms = Histogram(
             "hyco_server_ms", "Server time of a call", ["call"], buckets=MS_BUCKETS, registry=self.registry

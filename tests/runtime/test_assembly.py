@@ -20,6 +20,8 @@ from hyco_export.nn.checkpoint import checkpoint_digest
 from hyco_export.nn.verifier import kv_shapes
 from hyco_export.runtime import wire
 from hyco_export.runtime.assembly import open_server_engine
+from hyco_export.runtime.clocks import ProcessCpuClock, ThreadCpuClock
+from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.tree import ROOT
 
@@ -187,6 +189,12 @@ def test_a_head_of_another_verifier_is_named(recipe: Recipe, tmp_path: Path) -> 
     wrong = msgspec.structs.replace(recipe, models=msgspec.structs.replace(recipe.models, head=head))
     with pytest.raises(CheckpointError, match="checkpoints do not belong together"):
         open_server_engine(wrong)
+
+
+def test_server_time_is_measured_by_the_clock_that_sees_the_work() -> None:
+    cpu = torch.device("cpu")
+    assert isinstance(clock_for(cpu, threads=1), ThreadCpuClock)
+    assert isinstance(clock_for(cpu, threads=2), ProcessCpuClock)
 
 
 @pytest.mark.parametrize(("name", "message"), [("gpu", "'gpu' is not a torch device"), ("cuda:7", "is not there")])

@@ -3,6 +3,8 @@
 Legend: L committed positions, N nodes, V vocabulary. Contexts stand on both sides of the sliding window (6).
 """
 
+import copy
+
 import gemma
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from hyco_export.core.handoff import HandoffSpec, HiddenNorm, KvRows
 from hyco_export.nn.verifier import kv_shapes
 from hyco_export.runtime import slot_cache, verifier
 from hyco_export.runtime.chain_drafter import ChainDrafter
+from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.handoff_encoder import HandoffEncoder, quantize
 from hyco_export.runtime.tree import ROOT, path_to
 from hyco_export.runtime.verifier import TorchVerifierSession, Verifier
@@ -305,3 +308,45 @@ def test_misuse_is_named() -> None:
         session.draft(1, 4)
     with pytest.raises(RuntimeError, match="handoff needs a head artifact and a primed session"):
         session.handoff(1, 1)
+
+
+# --- other precisions and devices
+
+
+def test_bfloat16_models_are_served_in_their_own_precision() -> None:
+    model = copy.deepcopy(gemma.tiny_verifier()).to(torch.bfloat16)
+    head = copy.deepcopy(gemma.tiny_head()).to(torch.bfloat16)
+    session = Verifier(model, ChainDrafter(head), HandoffEncoder(handoff_spec(model))).open()
+    prompt = np.random.default_rng(1).integers(0, gemma.VOCAB, 15)
+    session.prime(prompt)
+    assert session._cache.committed(0)[0].dtype == torch.bfloat16
+    chain = session.draft(5, 3)
+    logits = session.verify(5, np.array(chain), np.arange(ROOT, 2)).logits
+    expected = fresh(model, [*prompt.tolist(), 5, *chain])[0][-4:].float().numpy()
+    assert logits.dtype == np.float32
+    assert np.abs(logits - expected).max() < 0.25 * expected.std()  # 8 bits of mantissa through six layers
+    session.commit((0, 1))
+    assert len(session.handoff(6, 3).kv) == 3 * handoff_spec(model).row_bytes
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_session_gives_what_a_cpu_session_gives() -> None:
+    spec = handoff_spec(gemma.tiny_verifier())
+    results = []
+    for device in ("cpu", "cuda"):
+        model = copy.deepcopy(gemma.tiny_verifier()).to(device)
+        head = copy.deepcopy(gemma.tiny_head()).to(device)
+        session = Verifier(model, ChainDrafter(head), HandoffEncoder(spec)).open()
+        clock = clock_for(model.device, 1)
+        mark = clock.start()
+        session.prime(np.arange(20) % gemma.VOCAB)
+        tokens, parents = random_tree(np.random.default_rng(2), 12)
+        logits = session.verify(5, tokens, parents).logits
+        session.commit(path_to(parents.tolist(), 11))
+        results.append((logits, session.draft(6, 4), session.handoff(6, 4)))
+        assert clock.elapsed_ms(mark) > 0
+    (logits, chain, handoff), (cuda_logits, cuda_chain, cuda_handoff) = results
+    np.testing.assert_allclose(cuda_logits, logits, atol=LOGIT_TOLERANCE)
+    assert cuda_chain == chain and cuda_handoff.first_position == handoff.first_position
+    difference = np.frombuffer(cuda_handoff.kv, np.uint8).astype(int) - np.frombuffer(handoff.kv, np.uint8)
+    assert np.abs(difference).max() <= 1 and (difference != 0).mean() < 0.02
