@@ -18,17 +18,9 @@ def summary(report: Report) -> RenderableType:
 
 def _systems(report: Report) -> Table:
     table = _table(f"systems ({report.systems[0].prompts} prompts, device back end {report.backend})")
-    for heading in (
-        "system",
-        "MAT",
-        "server ms/token",
-        "tokens/s",
-        "draft ms/token",
-        "chain acceptance",
-        "B up",
-        "B down",
-    ):
-        table.add_column(heading, justify="left" if heading == "system" else "right")
+    table.add_column("system")
+    for heading in ("MAT", "server ms\nper token", "tok/s", "draft ms\nper token", "taken\nby depth", "B up", "B down"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for system in report.systems:
         table.add_row(
             system.system,
@@ -36,7 +28,7 @@ def _systems(report: Report) -> Table:
             f"{system.server_ms_per_token:.2f}{_change(system, report.systems[0])}",
             f"{system.delivery_tokens_per_s:.1f}",
             f"{system.draft_ms_per_token:.2f}",
-            " ".join(f"{step.share:.2f}" for step in system.chain_acceptance),
+            " ".join(f"{step.share:.2f}".removeprefix("0") for step in system.chain_acceptance),
             f"{system.bytes_up.payload_mean:,.0f}",
             f"{system.bytes_down.payload_mean:,.0f}",
         )
@@ -83,7 +75,7 @@ def _verdict(report: Report) -> Text:
     broken = failed(report.gates)
     if not broken:
         return Text(f"\nPASS: all {len(report.gates)} gates hold", style="bold green")
-    return Text("\nFAIL: " + "; ".join(str(gate) for gate in broken), style="bold red")
+    return Text("\n".join(["", *(f"FAIL: {gate}" for gate in broken)]), style="bold red")
 
 
 def _table(title: str) -> Table:
