@@ -1,7 +1,7 @@
 """The client side of the wire: the calls of `ports.Transport` over HTTP, or into an engine of this process.
 
 Knows HTTP, retries and byte counts; nothing of drafting. One transport serves one thread. The standard library's client
-is used because a round is short: it was measured at 0.22 ms of CPU a call, httpx at 0.7 ms.
+is used because a round is short: a call was measured at a third of httpx's CPU time (0.14 and 0.45 ms on one core).
 """
 
 import http.client
