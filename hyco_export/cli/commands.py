@@ -70,11 +70,17 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
         return _validate(run, url)
 
 
-def serve_run(recipe_path: Path | None, run_dir: Path | None, host: str, port: int, device: str) -> None:
+def serve_run(
+    recipe_path: Path | None, run_dir: Path | None, host: str, port: int, device: str, threads: int | None
+) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
+    import torch
+
     from hyco_export.runtime.assembly import open_server_engine
     from hyco_export.runtime.server import create_app, serve
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     run = open_run(recipe_path, run_dir)
     engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder)
     serve(
