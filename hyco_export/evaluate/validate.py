@@ -126,17 +126,22 @@ def check_backends(
     trials = (
         (FLOAT, prompts, plan.max_new_tokens),
         (INTEGER, prompts, plan.max_new_tokens),
-        (NPU, prompts[: plan.emulator_prompts], min(plan.emulator_max_new_tokens, plan.max_new_tokens)),
+        (NPU, prompts[: plan.emulator_prompts], emulator_tokens(plan)),
     )
     return tuple(
         check_greedy(runner, EXACT, backend, chosen, plain, limit, on_step) for backend, chosen, limit in trials
     )
 
 
+def emulator_tokens(plan: Validation) -> int:
+    """Tokens of a text in the emulator: never more than the plain text it is compared with."""
+    return min(plan.emulator_max_new_tokens, plan.max_new_tokens)
+
+
 def notes(plan: Validation, found: int) -> tuple[str, ...]:
     """What a reader must know to read the figures right."""
     lines = [
-        f"The {NPU} back end ran {min(plan.emulator_prompts, found)} prompts of up to {plan.emulator_max_new_tokens} "
+        f"The {NPU} back end ran {min(plan.emulator_prompts, found)} prompts of up to {emulator_tokens(plan)} "
         "tokens: off a Snapdragon host the vendor's library emulates the NPU on the CPU, about a second a pass.",
         f"The sampled systems ran on {INTEGER}: the integer graphs that were compiled, with ONNX Runtime's own "
         "optimisations off, so draft times are those of a reference, not of a phone.",

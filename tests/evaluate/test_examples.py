@@ -1,9 +1,9 @@
 """The rounds a reader is shown."""
 
 import pytest
+from synthetic_traces import generation, round_trace
 
 from hyco_export.evaluate.examples import label, median_times, pick_tree
-from tests.evaluate.traces import generation, round_trace
 
 
 def test_medians_split_a_round_into_its_phases():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from synthetic_traces import EMPTY, generation, prime_trace, round_trace
 
 from hyco_export.core.handoff import HandoffSpec, KvShape
 from hyco_export.core.keepset import KeepSet
@@ -14,7 +15,6 @@ from hyco_export.evaluate.metrics import (
     tokens_by_source,
 )
 from hyco_export.runtime.ports import Traffic
-from tests.evaluate.traces import EMPTY, generation, prime_trace, round_trace
 
 KEEPSET = KeepSet(np.arange(60), 128)
 

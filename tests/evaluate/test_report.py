@@ -5,11 +5,11 @@ import re
 
 import msgspec
 import pytest
+from synthetic_reports import synthetic_report
+from synthetic_traces import generation, round_trace
 
 from hyco_export.evaluate.examples import pick_tree
 from hyco_export.evaluate.report import render_html, write_report
-from tests.evaluate.reports import synthetic_report
-from tests.evaluate.traces import generation, round_trace
 
 
 @pytest.fixture(scope="module")

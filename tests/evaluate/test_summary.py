@@ -3,9 +3,9 @@
 import io
 
 from rich.console import Console
+from synthetic_reports import synthetic_report
 
 from hyco_export.evaluate.summary import summary
-from tests.evaluate.reports import synthetic_report
 
 
 def text_of(report):

@@ -1,10 +1,10 @@
 """The order of generations, and what is compared with what."""
 
 import pytest
+from synthetic_traces import generation, round_trace
 
 from hyco_export.evaluate.trials import GREEDY, WARM_UP_TOKENS, Prompt, check_greedy, plain_texts, run_interleaved
 from hyco_export.runtime.wire import Sampling
-from tests.evaluate.traces import generation, round_trace
 
 PROMPTS = [Prompt("a", (1, 2)), Prompt("b", (3,)), Prompt("c", (4,))]
 

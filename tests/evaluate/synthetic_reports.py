@@ -4,6 +4,7 @@ import math
 import random
 
 import numpy as np
+from synthetic_traces import generation, round_trace
 
 from hyco_export.core.keepset import KeepSet
 from hyco_export.evaluate.examples import median_times, pick_tree
@@ -15,7 +16,6 @@ from hyco_export.evaluate.report import Report
 from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.tree import ROOT, Source, Tree, path_to
 from hyco_export.runtime.wire import Sampling, ServerInfo
-from tests.evaluate.traces import generation, round_trace
 
 VOCAB = 512
 WORDS = (

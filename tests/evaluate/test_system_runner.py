@@ -1,0 +1,97 @@
+"""Devices are opened once per back end, requests follow the recipe, everything is closed."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from synthetic_run import ARTIFACTS, INFO, RECIPE
+
+from hyco_export.errors import HycoError
+from hyco_export.evaluate import system_runner
+from hyco_export.evaluate.system_runner import DeviceRunner, tree_rule
+from hyco_export.evaluate.trials import Prompt
+from hyco_export.runtime.drafters import NullDrafter
+from hyco_export.runtime.wire import Acceptance, Sampling
+
+PROMPT = Prompt("p1", (2, 5))
+
+
+class FakeDevice:
+    def __init__(self):
+        self.closed = False
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Records what is opened and generated instead of doing it."""
+    opened, generated = {}, []
+
+    def open_device(root, backend, target):
+        assert backend not in opened, "opened twice"
+        opened[backend] = FakeDevice()
+        return opened[backend]
+
+    def make_drafter(system, settings, device):
+        return ("drafter", system.name, device) if system.needs_device else NullDrafter()
+
+    def generate(ids, request, drafter, transport):
+        generated.append((ids, request, drafter, transport))
+        return "trace"
+
+    monkeypatch.setattr(system_runner, "open_device", open_device)
+    monkeypatch.setattr(system_runner, "make_drafter", make_drafter)
+    monkeypatch.setattr(system_runner, "generate", generate)
+    return opened, generated
+
+
+def test_a_back_end_is_opened_once_and_closed_at_the_end(world):
+    opened, generated = world
+    with DeviceRunner(ARTIFACTS, RECIPE, "transport", INFO) as runner:
+        for system in ("plain", "cloud-mtp"):
+            runner.generate(system, "torch", PROMPT, Sampling(), 8)
+        assert opened == {}  # neither drafts on the device
+        for system in ("hyco", "hyco-exact", "hyco"):
+            assert runner.generate(system, "torch", PROMPT, Sampling(), 8) == "trace"
+        runner.generate("hyco", "qnn", PROMPT, Sampling(), 8)
+        assert sorted(opened) == ["qnn", "torch"]
+        assert not any(device.closed for device in opened.values())
+    assert all(device.closed for device in opened.values())
+    assert generated[2][2] is generated[4][2]  # the same system keeps its drafter
+    assert generated[2][2] is not generated[5][2]
+
+
+def test_a_request_follows_recipe_artifacts_and_prompt(world):
+    _, generated = world
+    with DeviceRunner(ARTIFACTS, RECIPE, "transport", INFO) as runner:
+        runner.generate("hyco", "torch", PROMPT, Sampling(0.0, 0, 1.0), 8)
+    ids, request, _, transport = generated[0]
+    assert (ids, transport) == (PROMPT.ids, "transport")
+    assert (request.prompt_id, request.max_new_tokens, request.seed) == ("p1", 8, RECIPE.validation.seed)
+    assert request.sampling == Sampling(0.0, 0, 1.0)
+    assert request.acceptance == Acceptance("epsilon", RECIPE.validation.epsilon)
+    assert request.head_digest == ARTIFACTS.head_key
+
+
+def test_devices_are_closed_when_a_generation_fails(world):
+    opened, _ = world
+    with pytest.raises(HycoError, match="unknown system"), DeviceRunner(ARTIFACTS, RECIPE, None, INFO) as runner:
+        runner.generate("hyco", "torch", PROMPT, Sampling(), 8)
+        runner.generate("no such", "torch", PROMPT, Sampling(), 8)
+    assert opened["torch"].closed
+
+
+def test_an_edge_costs_the_log_of_the_assumed_acceptance():
+    rule = tree_rule(msgspec.structs.replace(RECIPE.drafting, chain_acceptance=0.5, budget=20))
+    assert (rule.edge_log_prob, rule.budget) == (math.log(0.5), 20)
+
+
+def test_the_run_folder_and_target_reach_the_device(monkeypatch, world):
+    seen = []
+    monkeypatch.setattr(system_runner, "open_device", lambda *where: seen.append(where) or FakeDevice())
+    with DeviceRunner(ARTIFACTS, RECIPE, None, INFO) as runner:
+        runner.generate("hyco", "qnn", PROMPT, Sampling(), 8)
+    assert seen == [(Path("run"), "qnn", RECIPE.target)]
