@@ -28,7 +28,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """A part of the recipe; an unknown key is an error, not a default."""
 
 
-class Checkpoint(Section):
+class Checkpoint(Section, frozen=True):
     """Where a model comes from: a folder, a Hub id, or `embedded:NAME` of the tiny family."""
 
     model: str
@@ -36,7 +36,7 @@ class Checkpoint(Section):
     dtype: Dtype = "bfloat16"
 
 
-class Models(Section):
+class Models(Section, frozen=True):
     """The three checkpoints that belong together."""
 
     verifier: Checkpoint
@@ -45,7 +45,7 @@ class Models(Section):
     hidden_norm: HiddenNorm = "post"  # side of the verifier's final norm from which h travels
 
 
-class Data(Section):
+class Data(Section, frozen=True):
     """JSONL files of chat messages ({"id", "messages"}); relative to the recipe, then to the package."""
 
     calibration: str
@@ -53,7 +53,7 @@ class Data(Section):
     conversations: str  # counted for the keep set
 
 
-class Capture(Section):
+class Capture(Section, frozen=True):
     """Greedy answers and teacher-forced hand-offs (Table 4)."""
 
     max_new_tokens: Count = 1024
@@ -61,7 +61,7 @@ class Capture(Section):
     sequence_limit: Count = 2048
 
 
-class Qat(Section):
+class Qat(Section, frozen=True):
     """QAT of the head's linear weights (Table 4). `unrolled_steps` > 1 also trains the steps fed by its own state."""
 
     weight_bits: Literal[4, 8] = 4
@@ -81,7 +81,7 @@ class Qat(Section):
     seed: int = 20261011
 
 
-class KeepSetChoice(Section):
+class KeepSetChoice(Section, frozen=True):
     """Which tokens both drafters may propose (Appendix A)."""
 
     size: Count
@@ -89,7 +89,7 @@ class KeepSetChoice(Section):
     held_out_share: Share = 0.1  # of the conversations, for the coverage report
 
 
-class HeadGraph(Section):
+class HeadGraph(Section, frozen=True):
     """The head's graph: K steps, how many of them also give a runner-up, positions in its ring."""
 
     steps: Count = 4
@@ -97,7 +97,7 @@ class HeadGraph(Section):
     window: Count = 1024
 
 
-class SlmGraph(Section):
+class SlmGraph(Section, frozen=True):
     """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities."""
 
     rows: Count = 32
@@ -106,7 +106,7 @@ class SlmGraph(Section):
     sliding_ring: Count = 512
 
 
-class Calibration(Section):
+class Calibration(Section, frozen=True):
     """Activation and K/V ranges from the captures (Appendix A).
 
     The SLM's activations have 16 bits: resolution to spare, so that clipping costs more than a wide range.
@@ -120,7 +120,7 @@ class Calibration(Section):
     mask_value: Annotated[float, Meta(ge=-255.0, le=-50.0)] = -100.0
 
 
-class CompileGates(Section):
+class CompileGates(Section, frozen=True):
     """Limits of the compiled graph against the QDQ graph (`graph.parity.ParityLimits`)."""
 
     output_range_share: Positive = 0.004  # onnxruntime-qnn's own rule
@@ -128,7 +128,7 @@ class CompileGates(Section):
     min_id_agreement: Share = 0.97  # equal ids: a near-tie may fall either way
 
 
-class Sampling(Section):
+class Sampling(Section, frozen=True):
     """The verifier's sampling distribution (§4.1)."""
 
     temperature: Annotated[float, Meta(ge=0.0)] = 1.0
@@ -136,7 +136,7 @@ class Sampling(Section):
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.95
 
 
-class Drafting(Section):
+class Drafting(Section, frozen=True):
     """The hybrid tree (§3.1)."""
 
     budget: Count = 32
@@ -144,7 +144,7 @@ class Drafting(Section):
     candidates_per_row: Count = 32
 
 
-class Gates(Section):
+class Gates(Section, frozen=True):
     """What `validate` demands of a run."""
 
     min_mat: dict[str, float] = {}  # by system
@@ -154,7 +154,7 @@ class Gates(Section):
     max_bytes_down_overhead: Count = 100
 
 
-class Validation(Section):
+class Validation(Section, frozen=True):
     """Prompts and lengths of `validate`; the emulator is slow, so it gets fewer."""
 
     prompts: Count = 30
@@ -166,7 +166,7 @@ class Validation(Section):
     gates: Gates = Gates()
 
 
-class Recipe(Section):
+class Recipe(Section, frozen=True):
     """One run."""
 
     name: Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]*$")]
