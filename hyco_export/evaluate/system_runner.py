@@ -3,6 +3,7 @@
 Joins the recipe's drafting, the server's facts and the device; the loop itself is `runtime.driver`.
 """
 
+import hashlib
 import math
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,8 @@ from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.systems import Settings, find_system, make_drafter, make_request
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.wire import Sampling, ServerInfo
+
+SEED_BYTES = 4
 
 
 class DeviceRunner:
@@ -54,9 +57,8 @@ class DeviceRunner:
             ServerError: the server went away.
         """
         chosen = find_system(system)
-        request = make_request(
-            chosen, self._settings, prompt.id, sampling, self._recipe.validation.seed, max_new_tokens
-        )
+        seed = prompt_seed(self._recipe.validation.seed, prompt.id)
+        request = make_request(chosen, self._settings, prompt.id, sampling, seed, max_new_tokens)
         return generate(prompt.ids, request, self._drafter(system, backend), self._transport)
 
     def _drafter(self, name: str, backend: str) -> Drafter:
@@ -85,3 +87,10 @@ class DeviceRunner:
 def tree_rule(drafting: Drafting) -> TreeRule:
     """The recipe's drafting as the scoring rule: an edge costs the log of the chain's assumed acceptance."""
     return TreeRule(math.log(drafting.chain_acceptance), drafting.budget, drafting.candidates_per_row)
+
+
+def prompt_seed(seed: int, prompt_id: str) -> int:
+    """A seed of its own for every prompt, the same in all systems: with one seed, equal positions of all answers would
+    be drawn with equal random numbers."""
+    digest = hashlib.blake2b(f"{seed}:{prompt_id}".encode(), digest_size=SEED_BYTES).digest()
+    return int.from_bytes(digest, "little")

@@ -9,7 +9,7 @@ from synthetic_run import ARTIFACTS, INFO, RECIPE
 
 from hyco_export.errors import HycoError
 from hyco_export.evaluate import system_runner
-from hyco_export.evaluate.system_runner import DeviceRunner, tree_rule
+from hyco_export.evaluate.system_runner import DeviceRunner, prompt_seed, tree_rule
 from hyco_export.evaluate.trials import Prompt
 from hyco_export.runtime.drafters import NullDrafter
 from hyco_export.runtime.wire import Acceptance, Sampling
@@ -70,10 +70,21 @@ def test_a_request_follows_recipe_artifacts_and_prompt(world):
         runner.generate("hyco", "torch", PROMPT, Sampling(0.0, 0, 1.0), 8)
     ids, request, _, transport = generated[0]
     assert (ids, transport) == (PROMPT.ids, "transport")
-    assert (request.prompt_id, request.max_new_tokens, request.seed) == ("p1", 8, RECIPE.validation.seed)
+    assert (request.prompt_id, request.max_new_tokens) == ("p1", 8)
     assert request.sampling == Sampling(0.0, 0, 1.0)
     assert request.acceptance == Acceptance("epsilon", RECIPE.validation.epsilon)
     assert request.head_digest == ARTIFACTS.head_key
+
+
+def test_prompts_differ_in_their_seed_and_systems_do_not(world):
+    _, generated = world
+    with DeviceRunner(ARTIFACTS, RECIPE, "transport", INFO) as runner:
+        for system, prompt_id in (("hyco", "p1"), ("cloud-mtp", "p1"), ("hyco", "p2")):
+            runner.generate(system, "torch", Prompt(prompt_id, (2,)), Sampling(), 8)
+    seeds = [request.seed for _, request, _, _ in generated]
+    assert seeds[0] == seeds[1] == prompt_seed(RECIPE.validation.seed, "p1")
+    assert seeds[2] != seeds[0]
+    assert prompt_seed(RECIPE.validation.seed + 1, "p1") != seeds[0]
 
 
 def test_devices_are_closed_when_a_generation_fails(world):
