@@ -114,7 +114,7 @@ def _floor(scores: np.ndarray, top_k: int) -> np.ndarray:
 
     Ranking the maxima instead of the scores makes the cut ten times faster over 262,144 tokens.
     """
-    vocab_size = scores.shape[1]
+    count, vocab_size = scores.shape
     groups = GROUPS_PER_KEPT * top_k
     size = vocab_size // groups
     maxima = scores[:, : size * groups].reshape(count, size, groups).max(axis=1) if size > 1 else scores
