@@ -1,8 +1,8 @@
 """A quantised head on disk: one safetensors file with integers, scales, norms and the head's shape.
 
 `<layer>.integers` int8 [N, K] (4-bit values one per byte) and `<layer>.scales` float32 [N] for every linear layer,
-`<norm>` float32 [n] for every norm; metadata: `bits` and `architecture` (JSON of `HeadArchitecture`). The output layer
-still has all rows of the vocabulary.
+`<norm>` float32 [n] for every norm; metadata `head`: JSON of `Description`. The output layer still has all rows of the
+vocabulary.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,14 @@ from hyco_export.errors import ArtifactError
 
 HEAD_FILE = "head.safetensors"
 INTEGERS, SCALES = ".integers", ".scales"
+METADATA = "head"  # one key: safetensors keeps no order of several, and equal heads must be equal files
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What the file says of itself."""
+
+    bits: int
+    architecture: HeadArchitecture
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ def write_head(path: Path, head: StoredHead) -> None:
     for name, matrix in head.matrices.items():
         tensors[name + INTEGERS] = matrix.integers
         tensors[name + SCALES] = matrix.scales
-    metadata = {"bits": str(head.bits), "architecture": msgspec.json.encode(head.architecture).decode()}
+    metadata = {METADATA: msgspec.json.encode(Description(head.bits, head.architecture)).decode()}
     save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
 
 
@@ -61,15 +69,14 @@ def read_head(folder: Path) -> StoredHead:
     path = folder / HEAD_FILE
     try:
         with safe_open(path, framework="numpy") as stored:
-            metadata = stored.metadata()
-            bits = int(metadata["bits"])
-            architecture = msgspec.json.decode(metadata["architecture"], type=HeadArchitecture)
+            description = msgspec.json.decode(stored.metadata()[METADATA], type=Description)
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # a handle, not a dict
         linears = [name.removesuffix(INTEGERS) for name in tensors if name.endswith(INTEGERS)]
         matrices = {
-            name: IntegerMatrix(tensors.pop(name + INTEGERS), tensors.pop(name + SCALES), bits) for name in linears
+            name: IntegerMatrix(tensors.pop(name + INTEGERS), tensors.pop(name + SCALES), description.bits)
+            for name in linears
         }
-        return StoredHead(architecture, bits, matrices, tensors)
+        return StoredHead(description.architecture, description.bits, matrices, tensors)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, msgspec.DecodeError) as error:
         raise ArtifactError(
             f"{path} is not a quantised head: {error}", "build it again: hyco-export qat-head"
