@@ -5,11 +5,13 @@ texts lossless on every back end; then the gates. Knows the steps; each step's m
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 import hyco_export
 from hyco_export.core.conversations import prompt_messages, read_conversations
@@ -21,13 +23,15 @@ from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
 from hyco_export.evaluate.losslessness import Losslessness
 from hyco_export.evaluate.metrics import measure, measure_traffic
-from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU
+from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
-from hyco_export.evaluate.run_artifacts import expected_server, open_artifacts
+from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
+from hyco_export.runtime.ports import Transport
+from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.transport import HttpTransport
-from hyco_export.runtime.wire import Sampling
+from hyco_export.runtime.wire import Sampling, ServerInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -47,6 +51,18 @@ class Subject:
     prompts: Path  # JSONL of conversations
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What was seen, before it is measured and judged."""
+
+    info: ServerInfo
+    artifacts: RunArtifacts
+    prompts: int
+    traces: Mapping[str, Sequence[GenerationTrace]]  # of the sampled systems
+    losslessness: tuple[Losslessness, ...]
+    parity: tuple[GraphParity, ...]
+
+
 def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
     """Everything `hyco-export validate` finds out.
 
@@ -55,48 +71,76 @@ def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
         ArtifactError: the run folder is incomplete or altered.
         RecipeError: the prompts cannot be used.
     """
-    from hyco_export.nn.checkpoint import tokenizer_digest
-    from hyco_export.nn.verifier import load_tokenizer
-
     started_at, began = datetime.now(UTC), time.monotonic()
-    recipe, plan = subject.recipe, subject.recipe.validation
     transport = HttpTransport(url)
     info = transport.info()
+
+    from hyco_export.nn.verifier import load_tokenizer  # after the server has answered: it takes seconds to import
+
+    tokenizer = load_tokenizer(subject.verifier)
+    found = examine(subject, url, info, transport, tokenizer, on_step)
+    report = judge(subject, url, found, lambda token: str(tokenizer.decode([token])))
+    duration_s = time.monotonic() - began
+    return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
+
+
+def examine(
+    subject: Subject,
+    url: str,
+    info: ServerInfo,
+    transport: Transport,
+    tokenizer: "PreTrainedTokenizerFast",
+    on_step: OnStep,
+) -> Findings:
+    """Check that the server belongs to the run, then drive it. Raises as `validate`."""
+    from hyco_export.nn.checkpoint import tokenizer_digest
+
+    recipe, plan = subject.recipe, subject.recipe.validation
     artifacts = open_artifacts(subject.root, recipe.target)
     require_compatible(info, expected_server(artifacts, tokenizer_digest(subject.verifier), recipe), url)
-    tokenizer = load_tokenizer(subject.verifier)
     prompts = read_prompts(subject.prompts, tokenizer, plan.prompts)
-    sampling = Sampling(recipe.sampling.temperature, recipe.sampling.top_k, recipe.sampling.top_p)
     parity = compare_backends(artifacts, recipe.target, on_step)
     with DeviceRunner(artifacts, recipe, transport, info) as runner:
+        sampling = wire_sampling(recipe)
         traces = run_interleaved(runner, SYSTEMS, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
-    systems = tuple(measure(name, traces[name], artifacts.keepset) for name in SYSTEMS)
-    handoffs = {name: None if name == BASELINE else artifacts.head.handoff for name in SYSTEMS}
-    traffic = tuple(measure_traffic(name, traces[name], handoffs[name]) for name in SYSTEMS)
+    return Findings(info, artifacts, len(prompts), traces, losslessness, parity)
+
+
+def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], str]) -> Report:
+    """Measure the findings and hold them against the recipe's gates. Pure; the times of the run are still empty."""
+    recipe, plan = subject.recipe, subject.recipe.validation
+    systems = tuple(measure(name, found.traces[name], found.artifacts.keepset) for name in SYSTEMS)
+    handoffs = {name: None if name == BASELINE else found.artifacts.head.handoff for name in SYSTEMS}
+    traffic = tuple(measure_traffic(name, found.traces[name], handoffs[name]) for name in SYSTEMS)
     return Report(
         run=str(subject.root),
         recipe=recipe.name,
         target=recipe.target,
         url=url,
-        started_at=started_at.isoformat(timespec="seconds"),
-        duration_s=time.monotonic() - began,
+        started_at="",
+        duration_s=0.0,
         version=hyco_export.__version__,
-        server=info,
-        sampling=sampling,
+        server=found.info,
+        sampling=wire_sampling(recipe),
         epsilon=plan.epsilon,
         max_new_tokens=plan.max_new_tokens,
         chain_acceptance=recipe.drafting.chain_acceptance,
         backend=INTEGER,
         systems=systems,
-        losslessness=losslessness,
-        parity=parity,
+        losslessness=found.losslessness,
+        parity=found.parity,
         traffic=traffic,
-        gates=run_gates(plan.gates, systems, losslessness, parity, traffic),
-        times=tuple(median_times(name, traces[name]) for name in SYSTEMS),
-        tree=pick_tree(traces[RELAXED], lambda token: str(tokenizer.decode([token]))),
-        notes=notes(plan, len(prompts)),
+        gates=run_gates(plan.gates, systems, found.losslessness, found.parity, traffic),
+        times=tuple(median_times(name, found.traces[name]) for name in SYSTEMS),
+        tree=pick_tree(found.traces[RELAXED], text_of),
+        notes=notes(plan, found.prompts),
     )
+
+
+def wire_sampling(recipe: Recipe) -> Sampling:
+    """The recipe's sampling as it travels."""
+    return Sampling(recipe.sampling.temperature, recipe.sampling.top_k, recipe.sampling.top_p)
 
 
 def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -> list[Prompt]:

@@ -8,7 +8,7 @@ Legend: V vocabulary size, n kept tokens.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -104,28 +104,36 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
         out_dir / KEEPSET_FILE,
         metadata={"vocab_size": str(keepset.vocab_size)},
     )
-    kept = keepset.rows(np.arange(keepset.vocab_size)) != MISSING
-    unseen = int((kept & ~fixed.union & (counts.counted == 0)).sum())
-    if unseen:
+    coverage = describe(keepset, fixed, counts, count_answers(inputs["capture"], keepset.vocab_size))
+    if unseen := coverage["parts"]["of_them_unseen"]:
         progress.note(f"{unseen} kept tokens never occur in the conversations: the size is larger than the data needs")
-    coverage = {
+    (out_dir / COVERAGE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(coverage), indent=2))
+    return coverage
+
+
+def describe(
+    keepset: KeepSet, fixed: FixedPart, counts: "TokenCounts", answers: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """What the keep set consists of, and how much text it covers: held-out conversations, and answers [V] by split."""
+    kept = keepset.rows(np.arange(keepset.vocab_size)) != MISSING
+    frequent = kept & ~fixed.union
+    return {
         "size": len(keepset),
         "vocab_size": keepset.vocab_size,
         "digest": keepset.digest,
-        "parts": {**fixed.sizes, "frequent": len(keepset) - int(fixed.union.sum()), "of_them_unseen": unseen},
+        "parts": {
+            **fixed.sizes,
+            "frequent": int(frequent.sum()),
+            "of_them_unseen": int((frequent & (counts.counted == 0)).sum()),
+        },
         "conversations": {
             "counted": counts.counted_conversations,
             "held_out": counts.held_out_conversations,
             "excluded": counts.excluded_conversations,
         },
         "held_out": share_outside(counts.held_out, kept),
-        "answers": {
-            split: share_outside(total, kept)
-            for split, total in count_answers(inputs["capture"], keepset.vocab_size).items()
-        },
+        "answers": {split: share_outside(total, kept) for split, total in answers.items()},
     }
-    (out_dir / COVERAGE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(coverage), indent=2))
-    return coverage
 
 
 def find_fixed_part(tokenizer: "PreTrainedTokenizerFast", vocab_size: int, scripts: tuple[str, ...]) -> FixedPart:
