@@ -130,8 +130,9 @@ def slm_part(
 ) -> float:
     """Train, calibrate and store the SLM; returns its loss.
 
-    The activation scales stay 0: with others transformers would round every activation to 8 bits, which costs agreement
-    (the model card gives the number) and is finer on the phone, where activations have 16 bits.
+    The activation scales stay 0, "not calibrated": with others transformers would round every activation to 8 bits (the
+    model card says what that costs), while the phone's have 16, and rounding turns the last bits in which two
+    implementations differ into whole steps.
     """
     slm, loss = train_slm(load(out_dir / "verifier"), rows, steps=steps, seed=seed, report=report)
     scales = cache_scales(slm, rows[:CALIBRATION_ROWS])

@@ -41,6 +41,7 @@ def save_packed(
     tensors |= {name: torch.tensor(scale) for name, scale in cache_scales.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     config = type(slm.config).from_dict(slm.config.to_dict())
     config.architectures = ["Gemma4ForCausalLM"]
     config.dtype = "float32"

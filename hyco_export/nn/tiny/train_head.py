@@ -17,6 +17,10 @@ from hyco_export.nn.tiny.optimise import Optimiser, run_steps, scale_fresh_query
 from hyco_export.nn.tiny.sampling import truncated_distribution
 from hyco_export.nn.tiny.tokenizer import PAD_ID
 
+DEPTH_WEIGHTS = (1.0, 0.5, 0.3, 0.2)
+"""Weight of each step's loss. A chain gets deep only where the text is easy, so with equal weights the later steps are
+accepted far more often than the first one (.66 .77 .79 .81 was seen); the first one also decides most rounds."""
+
 
 def train_head(
     verifier: Gemma4ForCausalLM, rows: Sequence[Row], *, steps: int, seed: int, report: Callable[[float], None]
@@ -42,17 +46,18 @@ def train_head(
 
 
 def head_loss(head: Gemma4AssistantForCausalLM, verifier: Gemma4ForCausalLM, batch: Sequence[Row]) -> torch.Tensor:
-    """Mean cross-entropy over the K steps and all answer positions that they predict."""
+    """Cross-entropy over all answer positions, mean of the K steps weighted by DEPTH_WEIGHTS."""
     ids = padded_ids(batch)  # [B, T]
     seen = verifier_pass(verifier, ids)
     wanted_next = truncated_distribution(seen.logits())  # [B, T, C]
     starts = torch.tensor([row.answer_start for row in batch])[:, None]
-    losses = []
+    loss = torch.zeros(())
     for k, states in enumerate(taught_states(ChainContext(head, seen), ids)):
         # query t of step k predicts the token at t+2+k; the verifier's distribution for it stands at t+1+k
         predicted = ids[:, k + 2 :]
         roots = torch.arange(1, predicted.shape[1] + 1)[None]  # index of x[t+1], which the round has already committed
         wanted = (roots >= starts) & (predicted != PAD_ID)
         targets = Targets(wanted_next.ids[:, k + 1 : -1][wanted], wanted_next.probs[:, k + 1 : -1][wanted])
-        losses.append(output_loss(states[:, : predicted.shape[1]][wanted], head.lm_head.weight, targets))
-    return torch.stack(losses).mean()
+        step_loss = output_loss(states[:, : predicted.shape[1]][wanted], head.lm_head.weight, targets)
+        loss = loss + DEPTH_WEIGHTS[k] * step_loss
+    return loss / sum(DEPTH_WEIGHTS)
