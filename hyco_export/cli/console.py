@@ -81,15 +81,18 @@ def _is_list(value: Any) -> bool:
 
 
 def _row_table(title: str, rows: Mapping[str, Any]) -> Table:
-    """One line a row; columns are the rows' names, or 1, 2, ... (depths) for sequences."""
+    """Rows by columns, the longer side downwards; columns are the rows' names, or 1, 2, ... (depths) for sequences."""
     cells = {name: dict(enumerate(row, 1)) if _is_list(row) else row for name, row in rows.items()}
-    shown = [key for key, value in next(iter(cells.values())).items() if not isinstance(value, Mapping)]
+    columns = [key for key, value in next(iter(cells.values())).items() if not isinstance(value, Mapping)]
+    lines = [[name, *(format_value(row.get(key, "")) for key in columns)] for name, row in cells.items()]
+    grid = [["", *map(str, columns)], *lines]
+    if len(columns) > len(cells):
+        grid = [list(line) for line in zip(*grid, strict=True)]
     table = _grid(f"\n{title}", header=True)
-    table.add_column("")
-    for key in shown:
-        table.add_column(str(key), justify="right")
-    for name, row in cells.items():
-        table.add_row(name, *(format_value(row.get(key, "")) for key in shown))
+    for position, head in enumerate(grid[0]):
+        table.add_column(head, justify="right" if position else "left")
+    for line in grid[1:]:
+        table.add_row(*line)
     return table
 
 
