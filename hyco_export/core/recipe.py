@@ -54,9 +54,14 @@ class Data(Section, frozen=True):
 
 
 class Capture(Section, frozen=True):
-    """Greedy answers and teacher-forced hand-offs (Table 4)."""
+    """Greedy answers and teacher-forced hand-offs (Table 4).
+
+    `sampled_answers` > 0 adds that many sampled answers to each calibration prompt, for QAT alone: the model's own text
+    as training data, as in data-free QAT (Liu et al. 2024b, which the paper's loss follows). The paper has none.
+    """
 
     max_new_tokens: Count = 1024
+    sampled_answers: NonNegative = 0
     validation_max_new_tokens: Count = 512
     sequence_limit: Count = 2048
 
@@ -261,6 +266,10 @@ def check_recipe(recipe: Recipe) -> None:
         (
             recipe.qat.weight_bits in target.weight_bits,
             f"$.qat.weight_bits is {recipe.qat.weight_bits}, {target.name} computes {sorted(target.weight_bits)}",
+        ),
+        (
+            recipe.capture.sampled_answers == 0 or recipe.sampling.temperature > 0,
+            f"$.capture.sampled_answers is {recipe.capture.sampled_answers}, $.sampling.temperature 0 draws nothing",
         ),
         (
             recipe.data.calibration != recipe.data.validation,

@@ -17,9 +17,10 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from hyco_export.core.handoff import LAYER_TYPES, HiddenNorm
+from hyco_export.core.recipe import Sampling
 from hyco_export.errors import ArtifactError, CheckpointError
 from hyco_export.nn.verifier import ATTENTION_NAMES, first_line, stop_ids
 
@@ -89,6 +90,37 @@ def greedy_answer(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tok
         if answer[-1] in stops:
             break
     return answer
+
+
+@torch.no_grad()
+def sampled_answers(
+    model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, count: int, sampling: Sampling, seed: int
+) -> list[list[int]]:
+    """`count` answers drawn from the verifier's sampling distribution, stop token included; the same for one seed."""
+    stops = stop_ids(model)
+    rules = GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        num_return_sequences=count,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(stops) or None,
+        pad_token_id=stops[0] if stops else 0,  # behind an answer's end, cut off below
+    )
+    prompt = torch.tensor([list(prompt_ids)], device=model.device)
+    generator: Any = model  # generation is a mixin that PreTrainedModel does not declare
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        drawn = generator.generate(
+            prompt, generation_config=rules, attention_mask=torch.ones_like(prompt)
+        )  # [count, T]
+    return [_until_stop(row, stops) for row in drawn[:, len(prompt_ids) :].tolist()]
+
+
+def _until_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
+    end = next((index + 1 for index, token in enumerate(ids) if token in stops), len(ids))
+    return list(ids[:end])
 
 
 @torch.no_grad()

@@ -1,4 +1,6 @@
-"""Stage `capture`: the verifier's greedy answers to all prompts, and teacher-forced hand-offs of every sequence.
+"""Stage `capture`: the verifier's answers to all prompts, and teacher-forced hand-offs of every sequence.
+
+Greedy answers calibrate and validate; sampled ones (split `sampled`, if the recipe wants any) only train the head.
 
 Files:
     answers.jsonl                             one line a prompt: id, split, messages, prompt_ids, answer_ids, text
@@ -8,7 +10,7 @@ Files:
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -18,8 +20,12 @@ from hyco_export.core.handoff import HiddenNorm
 from hyco_export.errors import ArtifactError, RecipeError
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
-Split = Literal["calibration", "validation"]
-SPLITS: tuple[Split, ...] = ("calibration", "validation")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+Split = Literal["calibration", "sampled", "validation"]
+PROMPT_SPLITS: tuple[Split, ...] = ("calibration", "validation")
+SPLITS: tuple[Split, ...] = ("calibration", "sampled", "validation")
 ANSWERS_FILE = "answers.jsonl"
 SEQUENCES_FOLDER = "sequences"
 FINAL_NORM_FILE = "final_norm.safetensors"
@@ -42,11 +48,12 @@ class CaptureConfig(msgspec.Struct, frozen=True):
     capture: recipes.Capture
     hidden_norm: HiddenNorm
     dtype: recipes.Dtype
+    sampling: recipes.Sampling = recipes.Sampling()  # of the sampled answers
 
 
 def config(recipe: recipes.Recipe) -> CaptureConfig:
     """The recipe's fields that this stage reads."""
-    return CaptureConfig(recipe.capture, recipe.models.hidden_norm, recipe.models.verifier.dtype)
+    return CaptureConfig(recipe.capture, recipe.models.hidden_norm, recipe.models.verifier.dtype, recipe.sampling)
 
 
 def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
@@ -59,8 +66,7 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 
 
 def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
-    """Answer every prompt, then capture its sequence; see the module for the files."""
-    from hyco_export.nn import capture as capturing
+    """Answer every prompt, then capture its sequences; see the module for the files."""
     from hyco_export.nn.final_norm import final_norm, save_norm
     from hyco_export.nn.verifier import load_tokenizer, load_verifier
 
@@ -69,29 +75,60 @@ def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, prog
     tokenizer = load_tokenizer(inputs["verifier"])
     (out_dir / SEQUENCES_FOLDER).mkdir()
     save_norm(out_dir / FINAL_NORM_FILE, final_norm(model))
-    counts = dict.fromkeys(SPLITS, 0)
+    counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)
     answer_tokens = dict.fromkeys(SPLITS, 0)
     tokens = size_bytes = 0
     with (out_dir / ANSWERS_FILE).open("wb") as lines:
         for done, (split, conversation) in enumerate(prompts):
-            messages = prompt_messages(conversation)
-            prompt_ids = capturing.encode_prompt(tokenizer, [msgspec.to_builtins(m) for m in messages])
-            answer_ids = capturing.greedy_answer(model, prompt_ids, _answer_limit(config, split, len(prompt_ids)))
-            text = str(tokenizer.decode(answer_ids, skip_special_tokens=True))
-            answer = Answer(conversation.id, split, messages, prompt_ids, answer_ids, text)
-            lines.write(msgspec.json.encode(answer) + b"\n")
-            ids = (prompt_ids + answer_ids)[: config.capture.sequence_limit]
-            captured = capturing.teacher_forced(model, ids, len(prompt_ids), config.hidden_norm)
-            size_bytes += capturing.save_capture(sequence_path(out_dir, split, counts[split]), captured)
-            counts[split] += 1
-            answer_tokens[split] += len(answer_ids)
-            tokens += len(ids)
+            for answer in _answers(config, model, tokenizer, split, conversation, done):
+                lines.write(msgspec.json.encode(answer) + b"\n")
+                path = sequence_path(out_dir, answer.split, counts[answer.split])
+                size_bytes += _capture(config, model, answer, path)
+                counts[answer.split] += 1
+                answer_tokens[answer.split] += len(answer.answer_ids)
+                tokens += len(answer.prompt_ids) + len(answer.answer_ids)
             progress.step("prompts answered and captured", done + 1, len(prompts))
     return {"sequences": counts, "answer_tokens": answer_tokens, "tokens": tokens, "bytes": size_bytes}
 
 
+def _answers(
+    config: CaptureConfig,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    split: Split,
+    conversation: Conversation,
+    number: int,
+) -> Iterator[Answer]:
+    """The greedy answer to a prompt, then its sampled ones."""
+    from hyco_export.nn import capture as capturing
+
+    messages = prompt_messages(conversation)
+    prompt_ids = capturing.encode_prompt(tokenizer, [msgspec.to_builtins(m) for m in messages])
+    limit = _answer_limit(config, split, len(prompt_ids))
+
+    def answer(kind: Split, ids: list[int]) -> Answer:
+        return Answer(
+            conversation.id, kind, messages, prompt_ids, ids, str(tokenizer.decode(ids, skip_special_tokens=True))
+        )
+
+    yield answer(split, capturing.greedy_answer(model, prompt_ids, limit))
+    wanted = config.capture.sampled_answers
+    if split == "calibration" and wanted:
+        for ids in capturing.sampled_answers(model, prompt_ids, limit, wanted, config.sampling, number):
+            yield answer("sampled", ids)
+
+
+def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, path: Path) -> int:
+    """Capture one sequence; bytes written."""
+    from hyco_export.nn import capture as capturing
+
+    ids = (answer.prompt_ids + answer.answer_ids)[: config.capture.sequence_limit]
+    captured = capturing.teacher_forced(model, ids, len(answer.prompt_ids), config.hidden_norm)
+    return capturing.save_capture(path, captured)
+
+
 def _prompts(inputs: Mapping[str, Path]) -> Iterator[tuple[Split, Conversation]]:
-    for split in SPLITS:
+    for split in PROMPT_SPLITS:
         path = inputs[split]
         if not path.is_file():
             raise RecipeError(f"$.data.{split}: {path} does not exist", "correct the path")
@@ -135,6 +172,16 @@ def sequence_paths(folder: Path, split: Split) -> list[Path]:
     if not found:
         raise ArtifactError(f"{folder} holds no {split} captures", "build it again: hyco-export capture")
     return found
+
+
+def training_paths(folder: Path) -> list[Path]:
+    """Captures that train the head: of the greedy and of the sampled answers.
+
+    Raises:
+        ArtifactError: there are none.
+    """
+    sampled = sorted((folder / SEQUENCES_FOLDER).glob("sampled-*.safetensors"))
+    return [*sequence_paths(folder, "calibration"), *sampled]
 
 
 def read_answers(folder: Path, split: Split | None = None) -> list[Answer]:

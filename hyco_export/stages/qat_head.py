@@ -20,7 +20,7 @@ import numpy as np
 from hyco_export.core import recipe as recipes
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.network.head_file import HEAD_FILE, write_head
-from hyco_export.stages.capture import FINAL_NORM_FILE, Split, sequence_paths
+from hyco_export.stages.capture import FINAL_NORM_FILE, sequence_paths, training_paths
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
@@ -91,11 +91,13 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
         WIDE: fake_quant.nearest_matrices(weights, WIDE_BITS),
     }
     fake_quant.attach(student, searched, bits)
-    _train(config, student, teacher, _rows(config, inputs["capture"], "calibration", teacher), out_dir, progress)
+    learned = training_paths(inputs["capture"])
+    _train(config, student, teacher, _rows(config, inputs["capture"], learned, teacher), out_dir, progress)
     variants[TRAINED] = fake_quant.trained_matrices(student, bits)
 
     fake_quant.detach(student)
-    sequences = _rows(config, inputs["capture"], "validation", teacher)
+    held_out = sequence_paths(inputs["capture"], "validation")
+    sequences = _rows(config, inputs["capture"], held_out, teacher)
     found = _compare(teacher, student, variants, sequences, config.steps, progress)
     write_head(out_dir / HEAD_FILE, store(student, variants[TRAINED], bits))
     report = _report(found, match_verifier(teacher, sequences, config.steps))
@@ -103,15 +105,17 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     return {**report, "bytes": (out_dir / HEAD_FILE).stat().st_size}
 
 
-def _rows(config: QatConfig, capture: Path, split: Split, head: "Gemma4AssistantForCausalLM") -> list["RootRows"]:
-    """Response rows of every captured sequence of a split, in its stored precision."""
+def _rows(
+    config: QatConfig, capture: Path, paths: Sequence[Path], head: "Gemma4AssistantForCausalLM"
+) -> list["RootRows"]:
+    """Response rows of captured sequences, in their stored precision."""
     from hyco_export.nn.capture import load_capture
     from hyco_export.nn.final_norm import load_norm
     from hyco_export.nn.mtp_head import head_spans, response_rows
 
     norm = load_norm(capture / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
     limit = config.qat.sequence_limit
-    captures = [load_capture(path).cut(limit) for path in sequence_paths(capture, split)]
+    captures = [load_capture(path).cut(limit) for path in paths]
     long_enough = [capture for capture in captures if capture.roots]
     return [response_rows(capture, head_spans(head.config), config.window, norm) for capture in long_enough]
 

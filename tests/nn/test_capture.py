@@ -5,11 +5,13 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from hyco_export.core.recipe import Sampling
 from hyco_export.errors import ArtifactError
 from hyco_export.nn.capture import (
     encode_prompt,
     greedy_answer,
     load_capture,
+    sampled_answers,
     save_capture,
     teacher_forced,
 )
@@ -114,3 +116,22 @@ def test_the_norm_survives_the_disk(tmp_path):
     assert torch.equal(found.weight, norm.weight)
     with pytest.raises(ArtifactError, match="cannot be read"):
         load_norm(tmp_path / "none.safetensors")
+
+
+def test_sampled_answers_repeat_by_seed_and_end_at_a_stop():
+    model = builders.small_verifier(VOCAB)
+    model.generation_config = GenerationConfig(eos_token_id=[7, 9])
+    first = sampled_answers(model, IDS, 12, 3, Sampling(), seed=1)
+    assert first == sampled_answers(model, IDS, 12, 3, Sampling(), seed=1)
+    assert first != sampled_answers(model, IDS, 12, 3, Sampling(), seed=2)
+    assert len(first) == 3
+    for answer in first:
+        assert 1 <= len(answer) <= 12
+        assert not {7, 9} & set(answer[:-1])
+
+
+def test_sampled_answers_stay_in_the_sampling_support():
+    model = builders.small_verifier(VOCAB)
+    model.generation_config = GenerationConfig(eos_token_id=[])
+    only_best = Sampling(temperature=1.0, top_k=1)
+    assert sampled_answers(model, IDS, 5, 2, only_best, seed=0) == [greedy_answer(model, IDS, 5)] * 2

@@ -92,7 +92,7 @@ def test_every_prompt_is_answered_and_captured(run):
         *((f"c{i}", "calibration") for i in range(4)),
         *((f"v{i}", "validation") for i in range(3)),
     ]
-    assert metrics["capture"]["sequences"] == {"calibration": 4, "validation": 3}
+    assert metrics["capture"]["sequences"] == {"calibration": 4, "sampled": 0, "validation": 3}
     assert all(1 <= len(a.answer_ids) <= 14 for a in answers)
     assert [len(m.content) for m in answers[0].messages] == [len(builders.TEXTS[0])]  # the assistant's turn is dropped
     for split in PROMPTS:
@@ -113,6 +113,18 @@ def test_captures_are_teacher_forced(run):
     found = load_capture(path)
     wanted = teacher_forced(load_verifier(inputs["verifier"], "float32"), found.ids.tolist(), found.answer_start)
     torch.testing.assert_close(found.h, wanted.h)
+
+
+def test_sampled_answers_train_the_head_and_nothing_else(run, tmp_path):
+    _, inputs, _ = run
+    more = msgspec.structs.replace(CAPTURE, capture=Capture(max_new_tokens=6, sampled_answers=2))
+    metrics = capture.build(more, inputs, tmp_path, Silent())
+    assert metrics["sequences"] == {"calibration": 4, "sampled": 8, "validation": 3}
+    assert len(capture.training_paths(tmp_path)) == 12
+    assert len(capture.sequence_paths(tmp_path, "calibration")) == 4
+    sampled = capture.read_answers(tmp_path, "sampled")
+    assert [answer.id for answer in sampled] == [f"c{i}" for i in range(4) for _ in range(2)]
+    assert len({tuple(answer.answer_ids) for answer in sampled}) > 4  # not the greedy ones again
 
 
 def test_sequences_are_cut_at_the_limit(run, tmp_path):
