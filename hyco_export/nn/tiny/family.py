@@ -17,7 +17,14 @@ from hyco_export.errors import HycoError
 from hyco_export.nn.tiny.batches import Row, dialogue_rows, prompt_ids
 from hyco_export.nn.tiny.calibrate import cache_scales
 from hyco_export.nn.tiny.card import card_text, measure_family
-from hyco_export.nn.tiny.corpus import Dialogue, held_out_corpus, training_corpus
+from hyco_export.nn.tiny.corpus import (
+    Dialogue,
+    Message,
+    held_out_corpus,
+    invented_questions,
+    known_questions,
+    training_corpus,
+)
 from hyco_export.nn.tiny.pack import save_packed
 from hyco_export.nn.tiny.processes import Job, run_side_by_side
 from hyco_export.nn.tiny.sampling import sampled_rows
@@ -44,14 +51,22 @@ class Budget:
     """How long each part trains; together they decide the result, so a changed number is a changed family."""
 
     verifier_steps: int
-    sampled_prompts: int
+    known_questions: int
+    invented_questions: int
     head_steps: int
     slm_steps: int
     measured_prompts: int
 
 
-FULL = Budget(verifier_steps=1800, sampled_prompts=2400, head_steps=1000, slm_steps=1600, measured_prompts=120)
-QUICK = Budget(verifier_steps=8, sampled_prompts=12, head_steps=2, slm_steps=6, measured_prompts=4)
+FULL = Budget(
+    verifier_steps=1800,
+    known_questions=2000,
+    invented_questions=4000,
+    head_steps=1300,
+    slm_steps=1600,
+    measured_prompts=120,
+)
+QUICK = Budget(verifier_steps=8, known_questions=6, invented_questions=6, head_steps=2, slm_steps=6, measured_prompts=4)
 """Same shapes and formats, for tests: the models know nothing."""
 
 
@@ -73,7 +88,8 @@ def train_family(out_dir: Path, *, seed: int, quick: bool, on_progress: Progress
         on_progress("text", 1.0)
 
         losses = verifier_part(out_dir, corpus, tokenizer, budget, seed, on_progress)
-        rows = sampled_part(out_dir, spread(corpus, budget.sampled_prompts), tokenizer, seed, on_progress)
+        questions = known_questions(budget.known_questions) + invented_questions(budget.invented_questions)
+        rows = sampled_part(out_dir, questions, tokenizer, seed, lambda share: on_progress("samples", share))
         jobs: dict[str, Job] = {
             "head": (head_part, (out_dir, rows, budget.head_steps, seed)),
             "slm": (slm_part, (out_dir, tokenizer, rows, budget.slm_steps, seed)),
@@ -105,11 +121,14 @@ def verifier_part(
 
 
 def sampled_part(
-    out_dir: Path, dialogues: Sequence[Dialogue], tokenizer: PreTrainedTokenizerFast, seed: int, on_progress: Progress
+    out_dir: Path,
+    questions: Sequence[Message],
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    report: Callable[[float], None],
 ) -> list[Row]:
-    """The verifier's own answers to the dialogues' questions."""
-    prompts = [prompt_ids(dialogue.messages[:-1], tokenizer) for dialogue in dialogues]
-    report = lambda share: on_progress("samples", share)  # noqa: E731
+    """The verifier's own answers to the questions."""
+    prompts = [prompt_ids([question], tokenizer) for question in questions]
     return sampled_rows(load(out_dir / "verifier"), prompts, seed=seed, report=report)
 
 
@@ -145,8 +164,8 @@ def measured_part(
     out_dir: Path, tokenizer: PreTrainedTokenizerFast, budget: Budget, seed: int, on_progress: Progress
 ) -> dict[str, Any]:
     """Everything the card reports, on sampled answers to held-out questions."""
-    dialogues = held_out_corpus()[: budget.measured_prompts]
-    rows = sampled_part(out_dir, dialogues, tokenizer, seed + 1, lambda _name, share: on_progress("measuring", share))
+    questions = [dialogue.messages[0] for dialogue in held_out_corpus()[: budget.measured_prompts]]
+    rows = sampled_part(out_dir, questions, tokenizer, seed + 1, lambda share: on_progress("measuring", share))
     return measure_family(out_dir, rows)
 
 
@@ -166,11 +185,6 @@ def write_conversations(dialogues: Sequence[Dialogue], out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"id": item.id, "messages": list(item.messages)}, ensure_ascii=False) for item in dialogues]
     (out_dir / "conversations.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def spread(dialogues: Sequence[Dialogue], count: int) -> list[Dialogue]:
-    """`count` dialogues at even distances."""
-    return [dialogues[index * len(dialogues) // count] for index in range(count)]
 
 
 @contextmanager

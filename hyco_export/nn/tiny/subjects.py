@@ -35,6 +35,8 @@ PUBLIC_MODULE_NAMES = {
 }
 """Where users import from what the files below these modules define."""
 
+KINDS = ("class", "function", "method")
+
 MIN_DOC_CHARS = 24
 """Shorter docstrings say nothing that an answer could be made of."""
 

@@ -17,9 +17,9 @@ from hyco_export.nn.tiny.optimise import Optimiser, run_steps, scale_fresh_query
 from hyco_export.nn.tiny.sampling import truncated_distribution
 from hyco_export.nn.tiny.tokenizer import PAD_ID
 
-DEPTH_WEIGHTS = (1.0, 0.5, 0.3, 0.2)
-"""Weight of each step's loss. A chain gets deep only where the text is easy, so with equal weights the later steps are
-accepted far more often than the first one (.66 .77 .79 .81 was seen); the first one also decides most rounds."""
+DEPTH_WEIGHTS = (1.0, 0.25, 0.15, 0.1)
+"""Weight of each step's loss. The first token decides every round, the later ones only rounds that are going well.
+Equal weights were seen to lose 1 % of acceptance at depths 1 and 2 and nothing elsewhere."""
 
 
 def train_head(
