@@ -11,7 +11,7 @@ import torch
 from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.nn.mtp_head import RootRows, unroll
-from hyco_export.nn.qat import divergence
+from hyco_export.nn.qat import divergences
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ def compare_heads(
     steps: int,
 ) -> list[DepthAgreement]:
     """Depths 1 .. steps of the candidate against the reference."""
-    same, divergences, counts = [0] * steps, [0.0] * steps, [0] * steps
+    same, nats, counts = [0] * steps, [0.0] * steps, [0] * steps
     for rows in sequences:
         pairs = zip(unroll(reference, rows, steps), unroll(candidate, rows, steps), strict=True)
         for depth, (wanted, given) in enumerate(pairs):
             same[depth] += int((wanted.argmax(dim=-1) == given.argmax(dim=-1)).sum())
-            divergences[depth] += float(divergence(wanted, given)) * len(wanted)
+            nats[depth] += float(divergences(wanted, given).sum())
             counts[depth] += len(wanted)
-    return [DepthAgreement(s / n, d / n, n) for s, d, n in zip(same, divergences, counts, strict=True) if n]
+    return [DepthAgreement(s / n, d / n, n) for s, d, n in zip(same, nats, counts, strict=True) if n]
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ position; K/V of the positions before the root, all of the window in full layers
 Legend: T tokens of a sequence, R root positions, S key positions, H the verifier's hidden size, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class RootRows:
-    """Everything R root positions of one sequence read, ready for the module.
+    """Everything R root positions read, ready for the module: consecutive roots of one sequence, or of several.
 
     Attributes:
         positions: int64 [1, R].
@@ -53,6 +53,8 @@ class RootRows:
         embeddings: [R, H]; row i is e(token at root i), which at depth k is read by root i - k.
         states: [R, H]; h before each root.
         answers: int64 [R]; row i is the token after root i, which depth k predicts for root i - k + 1.
+        following: int64 [R]; roots of the same sequence after each.
+        sequences: int64 [R]; number of the sequence each root belongs to.
     """
 
     positions: torch.Tensor
@@ -61,20 +63,27 @@ class RootRows:
     embeddings: torch.Tensor
     states: torch.Tensor
     answers: torch.Tensor
+    following: torch.Tensor
+    sequences: torch.Tensor
 
     def __len__(self) -> int:
         return self.positions.shape[1]
 
-    def first(self, count: int) -> "RootRows":
-        """The first `count` rows."""
-        masks = {name: mask[:, :, :count] for name, mask in self.masks.items()}
+    def reaching(self, depth: int) -> torch.Tensor:
+        """int64: the rows whose sequence goes on for `depth` (from 0) more roots."""
+        return (self.following >= depth).nonzero()[:, 0]
+
+    def select(self, rows: torch.Tensor) -> "RootRows":
+        """The rows of these indices."""
         return replace(
             self,
-            positions=self.positions[:, :count],
-            masks=masks,
-            embeddings=self.embeddings[:count],
-            states=self.states[:count],
-            answers=self.answers[:count],
+            positions=self.positions[:, rows],
+            masks={name: mask[:, :, rows] for name, mask in self.masks.items()},
+            embeddings=self.embeddings[rows],
+            states=self.states[rows],
+            answers=self.answers[rows],
+            following=self.following[rows],
+            sequences=self.sequences[rows],
         )
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "RootRows":
@@ -87,7 +96,35 @@ class RootRows:
             embeddings=self.embeddings.to(device, dtype),
             states=self.states.to(device, dtype),
             answers=self.answers.to(device),
+            following=self.following.to(device),
+            sequences=self.sequences.to(device),
         )
+
+
+def pack(parts: Sequence[RootRows]) -> RootRows:
+    """Rows of several sequences side by side, each seeing the keys of its own sequence only."""
+    if len(parts) == 1:
+        return parts[0]
+    masks, keys_values = {}, {}
+    for name, first in parts[0].masks.items():
+        hidden = torch.finfo(first.dtype).min
+        # blocks on the diagonal; what lies outside them is 0 and must be hidden
+        seen = torch.block_diag(*(torch.ones_like(part.masks[name][0, 0]) for part in parts))
+        values = torch.block_diag(*(part.masks[name][0, 0] for part in parts))
+        masks[name] = torch.where(seen > 0, values, hidden)[None, None]
+        k, v = (torch.cat([part.keys_values[name][i] for part in parts], dim=2) for i in (0, 1))
+        keys_values[name] = (k, v)
+    numbers = [torch.full_like(part.sequences, number) for number, part in enumerate(parts)]
+    return RootRows(
+        positions=torch.cat([part.positions for part in parts], dim=1),
+        masks=masks,
+        keys_values=keys_values,
+        embeddings=torch.cat([part.embeddings for part in parts]),
+        states=torch.cat([part.states for part in parts]),
+        answers=torch.cat([part.answers for part in parts]),
+        following=torch.cat([part.following for part in parts]),
+        sequences=torch.cat(numbers),
+    )
 
 
 def response_rows(
@@ -119,6 +156,8 @@ def response_rows(
         embeddings=capture.e[first : last + 1],
         states=states if norm is None else norm(states),
         answers=capture.ids[first + 1 : last + 2],
+        following=torch.arange(last - first, -1, -1),
+        sequences=torch.zeros(last - first + 1, dtype=torch.int64),
     )
 
 
@@ -141,7 +180,7 @@ def head_step(head: Gemma4AssistantForCausalLM, e: torch.Tensor, state: torch.Te
 
 
 def unroll(head: Gemma4AssistantForCausalLM, rows: RootRows, steps: int) -> list[torch.Tensor]:
-    """Logits of depths 1 .. steps, teacher-forced tokens, own states; depth k + 1 has [R - k, V].
+    """Logits of depths 1 .. steps, teacher-forced tokens, own states; at depth k + 1 those of `rows.reaching(k)`.
 
     Step k of root p reads the embedding of the sequence's token at p + k and the head's own state of step k - 1, and
     predicts the token at p + k + 1. Roots whose prediction would leave the sequence are dropped from that depth on.
@@ -150,10 +189,14 @@ def unroll(head: Gemma4AssistantForCausalLM, rows: RootRows, steps: int) -> list
     norm = head.model.norm.weight  # never quantised
     rows = rows.to(norm.dtype, norm.device)
     logits = []
-    state = rows.states
-    for depth in range(min(steps, len(rows))):
-        count = len(rows) - depth
-        output = head_step(head, rows.embeddings[depth:], state[:count], rows.first(count))
+    going, state = rows, rows.states
+    for depth in range(steps):
+        kept = rows.reaching(depth)
+        if not len(kept):
+            break
+        state = state[going.reaching(depth)]
+        going = rows.select(kept)
+        output = head_step(head, rows.embeddings[kept + depth], state, going)
         logits.append(output.logits)
         state = output.state
     return logits

@@ -19,7 +19,9 @@ from torch.nn.utils import clip_grad_norm_, parametrize
 from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.errors import RecipeError
-from hyco_export.nn.mtp_head import RootRows, unroll
+from hyco_export.nn.mtp_head import RootRows, pack, unroll
+
+PACKED_ROWS = 512  # short sequences share a pass (2.4 times as fast at 55 rows each); a long one has it alone
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ def train(
         optimiser.param_groups[0]["lr"] = rate
         optimiser.zero_grad()
         total = 0.0
-        for _ in range(plan.accumulation):
-            loss = sequence_loss(student, teacher, sequences[next(order)], plan) / plan.accumulation
+        chosen = [sequences[next(order)] for _ in range(plan.accumulation)]
+        for rows in packs(chosen, PACKED_ROWS):
+            loss = packed_loss(student, teacher, rows, plan) / plan.accumulation
             loss.backward()
             total += float(loss.detach())
         norm = float(clip_grad_norm_(trained, plan.gradient_norm_clip))
@@ -92,24 +95,42 @@ def train(
     return curve
 
 
-def sequence_loss(
+def packed_loss(
     student: Gemma4AssistantForCausalLM, teacher: Gemma4AssistantForCausalLM, rows: RootRows, plan: TrainingPlan
 ) -> torch.Tensor:
-    """Mean over depths of the mean KL over the response tokens of one sequence."""
+    """Sum over the sequences of: mean over depths of the mean KL over its response tokens."""
     with torch.no_grad():
         wanted = unroll(teacher, rows, plan.unrolled_steps)
     device_type = student.device.type
     mixed = torch.autocast(device_type, dtype=plan.autocast, enabled=plan.autocast != torch.float32)
-    with mixed, parametrize.cached():  # one fake quantisation per sequence, not one per depth
+    with mixed, parametrize.cached():  # one fake quantisation, not one per depth
         given = unroll(student, rows, plan.unrolled_steps)
-    return torch.stack([divergence(w, g) for w, g in zip(wanted, given, strict=True)]).mean()
+    depths = torch.bincount(rows.sequences).clamp_max(plan.unrolled_steps)  # [sequences] that each can be unrolled
+    total = torch.zeros((), device=student.device)
+    for depth, (left, right) in enumerate(zip(wanted, given, strict=True)):
+        of = rows.sequences[rows.reaching(depth)]
+        weights = 1.0 / (torch.bincount(of, minlength=len(depths)) * depths)[of]
+        total = total + (divergences(left, right) * weights.to(left.device)).sum()
+    return total
 
 
-def divergence(wanted: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """KL(wanted || given) in nats, mean over rows; logits [R, V] each, computed in float32."""
+def divergences(wanted: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """KL(wanted || given) of each row in nats [R]; logits [R, V] each, computed in float32."""
     return functional.kl_div(
-        given.float().log_softmax(dim=-1), wanted.float().log_softmax(dim=-1), reduction="batchmean", log_target=True
-    )
+        given.float().log_softmax(dim=-1), wanted.float().log_softmax(dim=-1), reduction="none", log_target=True
+    ).sum(dim=-1)
+
+
+def packs(sequences: Sequence[RootRows], row_limit: int) -> Iterator[RootRows]:
+    """The sequences side by side, in order, as many at a time as stay within the limit (at least one)."""
+    waiting: list[RootRows] = []
+    for rows in sequences:
+        if waiting and sum(map(len, waiting)) + len(rows) > row_limit:
+            yield pack(waiting)
+            waiting = []
+        waiting.append(rows)
+    if waiting:
+        yield pack(waiting)
 
 
 def rate_factor(step: int, warmup_steps: int, steps: int) -> float:

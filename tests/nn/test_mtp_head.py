@@ -7,7 +7,7 @@ import torch
 
 from hyco_export.nn.capture import teacher_forced
 from hyco_export.nn.final_norm import final_norm
-from hyco_export.nn.mtp_head import head_spans, head_step, response_rows, unroll
+from hyco_export.nn.mtp_head import head_spans, head_step, pack, response_rows, unroll
 from hyco_export.nn.verifier import ATTENTION_NAMES
 
 VOCAB = 60
@@ -68,7 +68,7 @@ def test_rows_do_not_see_each_other(head, capture):
     rows = response_rows(capture, head_spans(head.config), WIDE)
     with torch.no_grad():
         together = head_step(head, rows.embeddings, rows.states, rows).logits
-        alone = head_step(head, rows.embeddings[:1], rows.states[:1], rows.first(1)).logits
+        alone = head_step(head, rows.embeddings[:1], rows.states[:1], rows.select(torch.tensor([0]))).logits
     torch.testing.assert_close(together[:1], alone, atol=1e-5, rtol=0)
 
 
@@ -118,3 +118,26 @@ def test_states_from_before_the_norm_are_normed_first(verifier, head):
 def test_answers_follow_their_roots(capture, head):
     rows = response_rows(capture, head_spans(head.config), WIDE)
     np.testing.assert_array_equal(rows.answers, capture.ids[ANSWER_START:])
+
+
+def test_packed_sequences_do_not_see_each_other(verifier, head):
+    """Rows of several sequences in one pass give what each sequence gives alone, at every depth."""
+    spans = head_spans(head.config)
+    lengths = (14, 30, 9)
+    parts = [
+        response_rows(teacher_forced(verifier, builders.random_ids(length, VOCAB, seed), 7), spans, 8)
+        for seed, length in enumerate(lengths)
+    ]
+    packed = pack(parts)
+    with torch.no_grad():
+        together = unroll(head, packed, STEPS)
+        alone = [unroll(head, part, STEPS) for part in parts]
+
+    assert len(packed) == sum(map(len, parts))
+    for depth in range(STEPS):
+        wanted = torch.cat([logits[depth] for logits in alone if depth < len(logits)])
+        torch.testing.assert_close(together[depth], wanted, atol=1e-5, rtol=0)
+        np.testing.assert_array_equal(
+            packed.sequences[packed.reaching(depth)],
+            np.repeat(range(3), [max(0, len(part) - depth) for part in parts]),
+        )

@@ -11,8 +11,8 @@ from hyco_export.errors import RecipeError
 from hyco_export.nn import fake_quant
 from hyco_export.nn.agreement import compare_heads, match_verifier, share_won_back
 from hyco_export.nn.capture import teacher_forced
-from hyco_export.nn.mtp_head import head_spans, response_rows, unroll
-from hyco_export.nn.qat import TrainingPlan, divergence, rate_factor, sequence_loss, shuffled_forever, train
+from hyco_export.nn.mtp_head import head_spans, pack, response_rows, unroll
+from hyco_export.nn.qat import TrainingPlan, divergences, packed_loss, packs, rate_factor, shuffled_forever, train
 
 VOCAB = 60
 PLAN = TrainingPlan(
@@ -93,15 +93,32 @@ def test_the_loss_is_the_mean_over_depths(teacher, sequences):
     rows = sequences[0]
     with torch.no_grad():
         pairs = zip(unroll(teacher, rows, 3), unroll(student, rows, 3), strict=True)
-        wanted = torch.stack([divergence(left, right) for left, right in pairs]).mean()
-    torch.testing.assert_close(sequence_loss(student, teacher, rows, PLAN), wanted)
+        wanted = torch.stack([divergences(left, right).mean() for left, right in pairs]).mean()
+    torch.testing.assert_close(packed_loss(student, teacher, rows, PLAN), wanted)
+
+
+def test_a_pack_has_the_loss_of_its_sequences(teacher, sequences):
+    student = fake_quantised()
+    short = sequences[2].select(torch.arange(len(sequences[2]) - 2, len(sequences[2])))  # fewer roots than depths
+    parts = [sequences[0], short, sequences[1]]
+    alone = [packed_loss(student, teacher, rows, PLAN) for rows in parts]
+    torch.testing.assert_close(packed_loss(student, teacher, pack(parts), PLAN), torch.stack(alone).sum())
+
+
+def test_packs_keep_order_and_stay_within_the_limit(sequences):
+    sizes = [len(rows) for rows in sequences]
+    assert len(set(sizes)) == 1
+    found = list(packs(sequences, 2 * sizes[0]))
+    assert [len(rows) for rows in found] == [2 * sizes[0]] * 2
+    assert [len(rows) for rows in packs(sequences, 1)] == sizes
+    assert torch.equal(found[1].answers[: sizes[0]], sequences[2].answers)
 
 
 def test_autocast_trains_in_lower_precision(teacher, sequences):
     student = fake_quantised()
     plan = TrainingPlan(**{**vars(PLAN), "autocast": torch.bfloat16})
-    low = sequence_loss(student, teacher, sequences[0], plan)
-    high = sequence_loss(student, teacher, sequences[0], PLAN)
+    low = packed_loss(student, teacher, sequences[0], plan)
+    high = packed_loss(student, teacher, sequences[0], PLAN)
     assert low != high
     torch.testing.assert_close(low, high, rtol=0.2, atol=0.01)
     low.backward()
@@ -111,7 +128,7 @@ def test_autocast_trains_in_lower_precision(teacher, sequences):
 def test_divergence_is_the_definition():
     wanted, given = torch.tensor([[1.0, 2.0, 0.5]]), torch.tensor([[0.5, 1.0, 1.5]])
     p, q = wanted.softmax(-1), given.softmax(-1)
-    torch.testing.assert_close(divergence(wanted, given), (p * (p / q).log()).sum())
+    torch.testing.assert_close(divergences(wanted, given), (p * (p / q).log()).sum(dim=-1))
 
 
 def test_the_rate_warms_up_and_falls_as_a_cosine():
