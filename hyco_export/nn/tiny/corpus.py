@@ -100,8 +100,9 @@ def invented_questions(count: int) -> list[Message]:
     taken = {subject.name for subject in subjects}
     by_kind = {kind: [s for s in subjects if s.kind == kind and s.name not in HELD_OUT_SUBJECTS] for kind in KINDS}
     questions: list[Message] = []
-    for number in itertools.count():
-        key = f"invented/{number}"
+    numbers = itertools.count()
+    while len(questions) < count:
+        key = f"invented/{next(numbers)}"
         place = subjects[_choice_number(key, "place") % len(subjects)]
         donors = by_kind[place.kind]
         donor = donors[_choice_number(key, "name") % len(donors)]
@@ -110,8 +111,7 @@ def invented_questions(count: int) -> list[Message]:
             taken.add(name)
             phrases = SHORT_QUESTIONS if _is_short(key) else QUESTIONS
             questions.append({"role": "user", "content": _pick(phrases, key).format(name=name)})
-        if len(questions) == count:
-            return questions
+    return questions
 
 
 def _subject_dialogue(subject: Subject) -> Dialogue:

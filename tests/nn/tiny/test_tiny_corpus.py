@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hyco_export.nn.tiny.corpus import held_out_corpus, training_corpus
+from hyco_export.nn.tiny.corpus import held_out_corpus, invented_questions, training_corpus
 from hyco_export.nn.tiny.held_out import HELD_OUT_SUBJECTS
 from hyco_export.nn.tiny.subjects import Subject, _documented, reference_chapters, stdlib_subjects
 
@@ -45,6 +45,15 @@ def test_held_out_subjects_exist_and_are_left_out(corpus):
     assert len(held_out_corpus()) == len(HELD_OUT_SUBJECTS) > 100
     trained = {dialogue.id.removeprefix("stdlib/") for dialogue in corpus}
     assert not trained & HELD_OUT_SUBJECTS
+
+
+def test_invented_questions_name_nothing_that_exists():
+    questions = [message["content"] for message in invented_questions(300)]
+    assert questions == [message["content"] for message in invented_questions(300)]
+    assert len(set(questions)) == 300
+    dotted = {subject.name for subject in stdlib_subjects() if "." in subject.name}
+    words = {word.rstrip(".?,") for question in questions for word in question.split()}
+    assert not words & dotted
 
 
 def test_calibration_sets_are_disjoint_and_validation_is_held_out():
