@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from safetensors.torch import load_file, save_file
+from transformers import Gemma4ForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from hyco_export.errors import HycoError
 from hyco_export.nn.tiny.batches import Row, dialogue_rows, prompt_ids
@@ -38,6 +39,8 @@ Progress = Callable[[str, float], None]
 
 DEFAULT_SEED = 0
 """The seed of the family that ships with the package."""
+
+WEIGHTS_FILE = "model.safetensors"
 
 CONVERSATION_STRIDE = 6
 """Every sixth dialogue of the corpus ships with the family: about 900."""
@@ -150,13 +153,19 @@ def make_certain(out_dir: Path) -> None:
     chain is accepted more evenly: spread over the depths .08-.11 instead of .12-.16 in three runs of 60 prompts.
     The head undoes the factor in its input and restores it in the state it feeds itself, so that it drafts the same.
     """
-    verifier = load(out_dir / "verifier")
-    verifier.model.norm.weight.mul_(ADDED_CERTAINTY)
-    store(verifier, out_dir / "verifier")
-    head = Gemma4AssistantForCausalLM.from_pretrained(out_dir / "head", dtype=torch.float32).requires_grad_(False)
-    head.pre_projection.weight[:, head.config.backbone_hidden_size :] /= ADDED_CERTAINTY  # its state half
-    head.post_projection.weight.mul_(ADDED_CERTAINTY)
-    store(head, out_dir / "head")
+    verifier_file, head_file = (out_dir / part / WEIGHTS_FILE for part in ("verifier", "head"))
+    verifier, head = load_file(verifier_file), load_file(head_file)
+    verifier["model.norm.weight"] = _scaled(verifier["model.norm.weight"], ADDED_CERTAINTY)
+    embedding_half, state_half = head["pre_projection.weight"].chunk(2, dim=1)  # [M, H] each
+    head["pre_projection.weight"] = torch.cat([embedding_half, _scaled(state_half, 1 / ADDED_CERTAINTY)], dim=1)
+    head["post_projection.weight"] = _scaled(head["post_projection.weight"], ADDED_CERTAINTY)
+    save_file(verifier, verifier_file, metadata={"format": "pt"})
+    save_file(head, head_file, metadata={"format": "pt"})
+
+
+def _scaled(weight: torch.Tensor, factor: float) -> torch.Tensor:
+    """`weight` times `factor`, rounded once."""
+    return (weight.float() * factor).to(weight.dtype)
 
 
 def slm_part(
@@ -192,7 +201,7 @@ def measured_part(
 def store(model: PreTrainedModel, folder: Path) -> None:
     """Write a model in bfloat16; its float32 values already are bfloat16 values."""
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)
+    (folder / WEIGHTS_FILE).chmod(0o644)
 
 
 def load(folder: Path) -> Gemma4ForCausalLM:
