@@ -67,7 +67,11 @@ class Capture(Section, frozen=True):
 
 
 class Qat(Section, frozen=True):
-    """QAT of the head's linear weights (Table 4). `unrolled_steps` > 1 also trains the steps fed by its own state."""
+    """QAT of the head's linear weights (Table 4).
+
+    Two options that the paper does not have: `unrolled_steps` > 1 also trains the steps fed by the head's own state;
+    `trained_grids` lets training move each channel's scale, which the clip search only starts (Esser et al. 2020, LSQ).
+    """
 
     weight_bits: Literal[4, 8] = 4
     clip_ratio_low: Share = 0.6
@@ -83,6 +87,7 @@ class Qat(Section, frozen=True):
     sequence_limit: Count = 2048
     autocast: Dtype = "bfloat16"
     unrolled_steps: Count = 1
+    trained_grids: bool = False
     seed: int = 20261011
 
 

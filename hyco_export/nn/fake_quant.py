@@ -78,7 +78,8 @@ def nearest_matrices(weights: Mapping[str, torch.Tensor], bits: int) -> dict[str
 def attach(head: nn.Module, scales: Mapping[str, torch.Tensor], bits: int) -> None:
     """Fake-quantise the linear layers named in `scales` [N] from now on; their weights become trainable.
 
-    The grids stay fixed: they are those of the clip search, and only the weights move between their points.
+    The grids stay fixed: they are those of the clip search, and only the weights move between their points. Unless
+    `free_grids` is called.
     """
     lowest, highest = symmetric_limits(bits)
     for name, layer in linear_layers(head):
@@ -88,6 +89,13 @@ def attach(head: nn.Module, scales: Mapping[str, torch.Tensor], bits: int) -> No
         quantiser.requires_grad_(False)
         layer.weight.requires_grad_(True)
         parametrize.register_parametrization(layer, "weight", quantiser)
+
+
+def free_grids(head: nn.Module) -> None:
+    """Let training move the grids too: each channel's scale gets the gradient of its rounding error (LSQ)."""
+    for _, layer in linear_layers(head):
+        parametrisations: Any = layer.parametrizations
+        parametrisations.weight[0].requires_grad_(True)
 
 
 def trained_matrices(head: nn.Module, bits: int) -> dict[str, IntegerMatrix]:

@@ -91,6 +91,8 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
         WIDE: fake_quant.nearest_matrices(weights, WIDE_BITS),
     }
     fake_quant.attach(student, searched, bits)
+    if config.qat.trained_grids:
+        fake_quant.free_grids(student)
     learned = training_paths(inputs["capture"])
     _train(config, student, teacher, _rows(config, inputs["capture"], learned, teacher), out_dir, progress)
     variants[TRAINED] = fake_quant.trained_matrices(student, bits)
@@ -195,4 +197,4 @@ def _report(found: Mapping[str, Sequence["DepthAgreement"]], match: Sequence[flo
     }
 
 
-STAGE = Stage("qat-head", revision=1, needs=("capture",), config=config, sources=sources, build=build, check=check)
+STAGE = Stage("qat-head", revision=2, needs=("capture",), config=config, sources=sources, build=build, check=check)

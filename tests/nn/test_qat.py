@@ -79,6 +79,19 @@ def test_the_same_seed_gives_the_same_integers(teacher, sequences):
         np.testing.assert_array_equal(matrix.integers, found[1][1][name].integers)
 
 
+def test_free_grids_move_and_what_is_stored_is_what_was_trained(teacher, sequences):
+    student = fake_quantised()
+    before = {name: matrix.scales for name, matrix in fake_quant.trained_matrices(student, 4).items()}
+    fake_quant.free_grids(student)
+    train(student, teacher, sequences, PLAN, lambda point: None)
+    x = torch.randn(3, student.pre_projection.in_features, generator=torch.Generator().manual_seed(0))
+    while_training = student.pre_projection(x).detach()
+    after = fake_quant.trained_matrices(student, 4)
+    assert all(not np.array_equal(matrix.scales, before[name]) for name, matrix in after.items())
+    stored = torch.from_numpy(after["pre_projection"].real()).float()
+    torch.testing.assert_close(torch.nn.functional.linear(x, stored), while_training, atol=1e-5, rtol=1e-5)
+
+
 def test_a_broken_loss_stops_the_training(teacher, sequences):
     student = fake_quantised()
     with torch.no_grad():
