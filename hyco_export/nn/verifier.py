@@ -18,12 +18,15 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    logging,
 )
 
 from hyco_export.core.handoff import LAYER_TYPES, KvShape, LayerType
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.checkpoint import require_checkpoint
+
+logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ATTENTION_NAMES: dict[LayerType, str] = {
