@@ -85,7 +85,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8411,
     device: Annotated[str, typer.Option(help="Where the verifier runs: cpu, cuda, cuda:1.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the verifier. Default: torch's.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of the verifier. Default: the recipe's.", min=1)
+    ] = None,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
     from hyco_export.cli.commands import serve_run

@@ -9,7 +9,7 @@ from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import check_recipe, embedded_recipe, load_recipe
 from hyco_export.errors import HycoError
-from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current
+from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current, use_threads
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import STAGES
 
@@ -74,14 +74,11 @@ def serve_run(
     recipe_path: Path | None, run_dir: Path | None, host: str, port: int, device: str, threads: int | None
 ) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
-    import torch
-
     from hyco_export.runtime.assembly import open_server_engine
     from hyco_export.runtime.server import create_app, serve
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     run = open_run(recipe_path, run_dir)
+    use_threads(threads or run.recipe.threads)
     engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder)
     serve(
         create_app(engine, info),
@@ -107,6 +104,7 @@ def _validate(run: RunFolder, url: str) -> int:
 
     HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
     require_current(run, STAGES)
+    use_threads(run.recipe.threads)
     subject = Subject(
         root=run.root,
         recipe=run.recipe,

@@ -20,12 +20,10 @@ URL_LINE = re.compile(r"serving on (http://\S+)")
 def server_process(recipe: Path | None, run_dir: Path) -> Iterator[str]:
     """Start `hyco-export serve` on a free port of this machine and yield its URL once it is ready.
 
-    One thread: then the server's clock is the thread's own CPU time (runtime.clocks), and the device keeps a core.
-
     Raises:
         ServerError: it ended before it was ready; the log holds the reason.
     """
-    command = [sys.executable, "-m", "hyco_export", "serve", "--port", "0", "--threads", "1", "--run", str(run_dir)]
+    command = [sys.executable, "-m", "hyco_export", "serve", "--port", "0", "--run", str(run_dir)]
     if recipe is not None:
         command += ["--recipe", str(recipe)]
     log = run_dir / "server.log"

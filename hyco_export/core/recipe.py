@@ -184,6 +184,7 @@ class Recipe(Section, frozen=True):
     data: Data
     keepset: KeepSetChoice
     target: str = "sm8850"
+    threads: Count | None = None  # of torch on the CPU: another number sums in another order; None = torch's choice
     capture: Capture = Capture()
     qat: Qat = Qat()
     head: HeadGraph = HeadGraph()

@@ -193,6 +193,7 @@ def _build_one(run: RunFolder, item: PlannedStage, progress: Progress) -> None:
     build_dir = run.root / BUILD_FOLDER / item.folder.name
     build_dir.mkdir(parents=True)
     config = item.stage.config(run.recipe)
+    use_threads(run.recipe.threads)
     began = time.monotonic()
     metrics = item.stage.build(config, _inputs(run, item.stage), build_dir, progress)
     publish(
@@ -211,6 +212,14 @@ def _build_one(run: RunFolder, item: PlannedStage, progress: Progress) -> None:
             wall_s=round(time.monotonic() - began, 3),
         ),
     )
+
+
+def use_threads(count: int | None) -> None:
+    """Let torch compute with `count` threads from now on; None leaves the choice to torch."""
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
 
 
 def _inputs(run: RunFolder, stage: Stage) -> Mapping[str, Path]:
