@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.network.head import logits_name
 from hyco_export.core.network.head_host import draft_feeds, on_grid, shared_positions
 from hyco_export.nn.capture import Capture, load_capture
 from hyco_export.nn.head_pass import FloatHead
 from hyco_export.nn.range_observer import RangeObserver
 
 ROOTS_PER_PASS = 16  # consecutive roots share one window; the observer wants passes of equal size
+EXTREMES = 100.0  # the percentile that cuts nothing off
 
 
 def recorded(capture: Capture) -> dict[str, np.ndarray]:
@@ -53,26 +53,21 @@ def activation_ranges(
     head: FloatHead,
     paths: Sequence[Path],
     grids: Mapping[str, Encoding],
-    percentile: float,
     mask_value: float,
     report: Callable[[int], None],
 ) -> dict[str, tuple[float, float]]:
-    """Range of every tensor of the network over the responses of the captures; `report` hears how many are done.
+    """All that every tensor of the network was over the responses of the captures; `report` hears how many are done.
 
-    Percentiles, except for logits: their greatest values are what the head drafts, so nothing is cut off there.
+    Extremes, not percentiles: 16 bits have range to spare, and what a percentile cuts off decides drafts. Seen on the
+    embedded family: ids equal to the float head's 98.3 % at the 99.99th percentile, 99.8 % at the 99.999th, 100 % here.
     """
     passes = sum(len(_groups(load_capture(path))) for path in paths)
-    percentiles, extremes = RangeObserver(percentile, passes), RangeObserver(100.0, passes)
-    logits = {logits_name(step) for step in range(1, head.network.steps + 1)}
-
-    def observe(name: str, values: torch.Tensor) -> None:
-        (extremes if name in logits else percentiles)(name, values)
-
+    observer = RangeObserver(EXTREMES, passes)
     for done, path in enumerate(paths, 1):
         for feeds in response_feeds(head, load_capture(path), grids, mask_value):
-            head.draft(feeds, observe)
+            head.draft(feeds, observer)
         report(done)
-    return {**percentiles.ranges(), **extremes.ranges()}
+    return observer.ranges()
 
 
 def response_feeds(

@@ -99,12 +99,12 @@ def _emit(
     from hyco_export.graph.qdq_ops import QdqOps
     from hyco_export.nn.head_calibration import activation_ranges
 
-    percentile, mask_value = calibration.activation_percentile, calibration.mask_value
+    mask_value = calibration.mask_value
 
     def report(done: int) -> None:
         progress.step("captures seen by calibration", done, len(paths))
 
-    ranges = activation_ranges(head, paths, grids, percentile, mask_value, report)
+    ranges = activation_ranges(head, paths, grids, mask_value, report)
     ops = QdqOps(HEAD_GRAPH, head.weights, head_encodings(head.network, ranges, grids, mask_value))
     network_head.build(ops, head.network)
     model = ops.model()
@@ -199,4 +199,4 @@ def _by_depth(drafts: "Drafts", positions: Sequence["ComparedPosition"], kept: n
 
 
 NEEDS = ("capture", "qat-head", "build-keepset")
-STAGE = Stage("convert-head", revision=1, needs=NEEDS, config=config, sources=sources, build=build)
+STAGE = Stage("convert-head", revision=2, needs=NEEDS, config=config, sources=sources, build=build)

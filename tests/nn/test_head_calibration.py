@@ -1,4 +1,4 @@
-"""Ranges come from the captures as stated: percentiles everywhere, extremes for logits."""
+"""Ranges come from the captures as stated: percentiles for the hand-off, extremes inside."""
 
 import builders
 import numpy as np
@@ -69,7 +69,7 @@ def test_clipping_is_counted_beyond_half_a_step(paths):
 def test_activations_are_calibrated_as_the_device_runs_them(paths, head):
     grids = handoff_encodings(captured_ranges(paths, 99.99))
     seen = []
-    ranges = activation_ranges(head, paths, grids, 95.0, -100.0, seen.append)
+    ranges = activation_ranges(head, paths, grids, -100.0, seen.append)
     assert seen == [1, 2]
 
     values: dict[str, list[torch.Tensor]] = {}
@@ -78,11 +78,9 @@ def test_activations_are_calibrated_as_the_device_runs_them(paths, head):
             assert len(feeds["e"]) == ROOTS_PER_PASS
             head.draft(feeds, lambda name, tensor: values.setdefault(name, []).append(tensor.flatten()))
     assert set(ranges) == set(values)
-    logits = torch.cat(values[logits_name(2)])
-    assert ranges[logits_name(2)] == (logits.min().item(), logits.max().item())
-    state = torch.cat(values["step1.state"])
-    low, high = ranges["step1.state"]
-    assert ((state < low) | (state > high)).float().mean().item() == pytest.approx(0.1, abs=0.01)
+    for name in (logits_name(2), "step1.state"):
+        seen_values = torch.cat(values[name])
+        assert ranges[name] == (seen_values.min().item(), seen_values.max().item())
 
     encodings = head_encodings(head.network, ranges, grids, -100.0)
     assert encodings[logits_name(1)].dequantize(np.array([65535]))[0] > ranges[logits_name(1)][1]

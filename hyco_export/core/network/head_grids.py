@@ -31,9 +31,7 @@ def handoff_encodings(ranges: Ranges) -> dict[str, Encoding]:
 def head_encodings(
     network: HeadNetwork, ranges: Ranges, handoff: Mapping[str, Encoding], mask_value: float
 ) -> dict[str, Encoding]:
-    """Encodings by tensor name. `ranges` are those of calibration, for logits all that was seen; inputs keep the
-    hand-off's grids.
-    """
+    """Encodings by tensor name. `ranges` are those of calibration; inputs keep the hand-off's grids."""
     encodings = {name: encoding_from_range(low, high, "uint16") for name, (low, high) in ranges.items()}
     for step in range(1, network.steps + 1):
         # one grid for embedding and state: they are joined before the first matrix
