@@ -22,6 +22,7 @@ app = typer.Typer(
 RecipeOption = Annotated[
     Path | None, typer.Option("--recipe", help="Recipe (YAML). Default: the embedded tiny family.")
 ]
+INTERRUPTED = 130  # typer's exit code after Ctrl-C
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
@@ -150,6 +151,7 @@ def main() -> None:
 
         show_error(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; finished stages are kept, run the command again to go on\n")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            sys.stderr.write("interrupted; finished stages are kept, run the command again to go on\n")
+        raise

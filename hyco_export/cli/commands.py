@@ -8,6 +8,7 @@ import msgspec
 from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_plan
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import check_recipe, embedded_recipe, load_recipe
+from hyco_export.core.targets import find_target
 from hyco_export.errors import HycoError
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current, use_threads
 from hyco_export.stages.stage import Stage
@@ -34,7 +35,7 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
         output.print("recipe: the embedded tiny family (give --recipe for another)", highlight=False)
     recipe = load_recipe(recipe_path or embedded_recipe())
     if target is not None:
-        recipe = msgspec.structs.replace(recipe, target=target)
+        recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
         check_recipe(recipe)
     folder = recipe_path.resolve().parent if recipe_path else None
     return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)

@@ -157,7 +157,7 @@ class Drafting(Section, frozen=True):
 class Gates(Section, frozen=True):
     """What `validate` demands of a run."""
 
-    min_mat: dict[str, float] = {}  # by system
+    min_mat: dict[Literal["cloud-mtp", "hyco-exact", "hyco"], float] = {}  # by system
     min_head_agreement: Share = 0.97  # K-step graph against the step-by-step W4 head
     min_slm_agreement: Share = 0.9  # best token of a row, integer graph against the float network
     max_bytes_up: Count = 300
@@ -206,7 +206,7 @@ def load_recipe(path: Path) -> Recipe:
         raise RecipeError(f"recipe {path} does not exist", "give a YAML file, or none for the embedded tiny family")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError(f"recipe {path} is not YAML: {' '.join(str(error).split())}", "correct the file") from error
     try:
         recipe = msgspec.convert(raw, Recipe, strict=True)
@@ -264,6 +264,10 @@ def check_recipe(recipe: Recipe) -> None:
         (
             recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,
             f"$.qat.clip_ratio_low {recipe.qat.clip_ratio_low} is above clip_ratio_high {recipe.qat.clip_ratio_high}",
+        ),
+        (
+            recipe.qat.warmup_steps <= recipe.qat.steps,
+            f"$.qat.warmup_steps is {recipe.qat.warmup_steps}, more than $.qat.steps = {recipe.qat.steps}",
         ),
         (
             recipe.qat.unrolled_steps <= recipe.head.steps,

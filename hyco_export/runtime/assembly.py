@@ -140,6 +140,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ServerError(f"{name!r} is not a torch device", "use cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+        raise ServerError(f"the verifier does not run on device {name}", "use cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ServerError(f"device {name} is not there: torch sees {torch.cuda.device_count()} GPUs", "use cpu")
     return device

@@ -19,6 +19,7 @@ from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.refusals import as_refusal, body_of
 
 FIRST_ERROR_STATUS = 400
+ANSWER_LIMIT_BYTES = 1 << 26  # ten times the largest hand-off of the paper
 GATEWAY_STATUSES = (502, 503, 504)  # a proxy whose server is away, when the body is not one of ours
 Sent = TypeVar("Sent", bound=msgspec.Struct)
 Reply = TypeVar("Reply", bound=msgspec.Struct)
@@ -28,6 +29,7 @@ class Patience(msgspec.Struct, frozen=True):
     """How long to wait and how often to try. Rounds may be tried again at will: the server stores their verdicts."""
 
     connect_s: float = 3.0
+    info_s: float = 10.0  # nothing is computed for it
     reply_s: float = 120.0  # a prompt of 32K tokens is prefilled before PRIME's reply
     pauses_s: tuple[float, ...] = (0.0, 0.2, 1.0)  # before each further try of a round
 
@@ -48,6 +50,7 @@ class HttpTransport:
         self._url = url
         self._parts = split_url(url)
         self._patience = patience or Patience()
+        self._reply_s = self._patience.reply_s
         self._pause = pause
         self._connection: _Connection | None = None
         self._sent_bytes = 0
@@ -55,7 +58,11 @@ class HttpTransport:
 
     def info(self) -> wire.ServerInfo:
         """GET /v1/info."""
-        return wire.decode(self._call("GET", "/v1/info", b"", once=True), wire.ServerInfo)
+        self._reply_s = min(self._patience.info_s, self._patience.reply_s)
+        try:
+            return wire.decode(self._call("GET", "/v1/info", b"", once=True), wire.ServerInfo)
+        finally:
+            self._reply_s = self._patience.reply_s
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
         """POST /v1/sessions. Sent again only when the connection broke; the session then left behind expires."""
@@ -106,11 +113,13 @@ class HttpTransport:
         connection = self._connection or self._connect()
         self._connection = connection
         connection.sent_bytes = 0
+        if connection.sock is not None:  # None: the server closed it after its last answer, the request will say so
+            connection.sock.settimeout(self._reply_s)
         headers = {"Content-Type": wire.MEDIA_TYPE} if body else {}
         try:
             connection.request(method, self._parts.path.rstrip("/") + path, body=body or None, headers=headers)
             response = connection.getresponse()
-            answer = response.read()
+            answer = response.read(ANSWER_LIMIT_BYTES)
         finally:
             self._sent_bytes += connection.sent_bytes
         self.traffic = Traffic(len(body), len(answer), self._sent_bytes, _head_bytes(response) + len(answer))
@@ -130,7 +139,7 @@ class HttpTransport:
         )
 
     def _connect(self) -> "_Connection":
-        """A new connection: a short limit to connect, a long one for replies."""
+        """A new connection, with the short limit to connect."""
         host, port = self._parts.hostname or "", self._parts.port
         patience = self._patience
         connection: _Connection
@@ -141,7 +150,6 @@ class HttpTransport:
             connection = _PlainConnection(host, port, timeout=patience.connect_s)
         connection.auto_open = 0  # it would reconnect by itself, with the short limit for replies
         connection.connect()
-        connection.sock.settimeout(patience.reply_s)
         return connection
 
     def _unreachable(self, error: Exception) -> ServerError:
@@ -158,10 +166,11 @@ def split_url(url: str) -> SplitResult:
     Raises:
         ServerError: it has no http or https scheme, no host, or an impossible port.
     """
-    hint = "write it like http://127.0.0.1:8000"
+    hint = "write it like http://127.0.0.1:8411"
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise ServerError(f"server URL {url!r} cannot be read: {error}", hint) from error
     if not usable:

@@ -82,7 +82,11 @@ class RunFolder:
         Raises:
             ArtifactError: another one does.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"run folder {self.root} cannot be made: {error.strerror}"
+            raise ArtifactError(message, "give another folder with --run") from error
         with (self.root / LOCK_NAME).open("w") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,10 +187,27 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
 
 
 def _check_all(run: RunFolder, planned: Sequence[PlannedStage]) -> None:
-    """Ask every stage that will be built what its sources forbid, before the first one works for minutes."""
-    for item in planned:
-        if not item.fresh:
-            item.stage.check(item.stage.config(run.recipe), _sources(run, item.stage))
+    """Ask what the checkpoints and every stage that will be built forbid, before the first one works for minutes."""
+    stale = [item for item in planned if not item.fresh]
+    if stale:
+        require_family(run)
+    for item in stale:
+        item.stage.check(item.stage.config(run.recipe), _sources(run, item.stage))
+
+
+def require_family(run: RunFolder) -> None:
+    """The recipe's three checkpoints must belong together; told by their configs alone.
+
+    Raises:
+        CheckpointError: they do not; all mismatches are named.
+    """
+    from hyco_export.nn.family import check_family
+    from hyco_export.nn.verifier import load_config
+
+    models = run.recipe.models
+    named = (("verifier", models.verifier), ("head", models.head), ("slm", models.slm))
+    verifier, head, slm = (load_config(run.source(name, checkpoint)) for name, checkpoint in named)
+    check_family(verifier, head, slm)
 
 
 def _build_one(run: RunFolder, item: PlannedStage, progress: Progress) -> None:

@@ -55,6 +55,8 @@ def edited(tmp_path: Path, field: str, value: object) -> Path:
         ("qat.clip_ratio_high", 0.5, r"\$.qat.clip_ratio_low 0.6 is above clip_ratio_high 0.5"),
         ("qat.unrolled_steps", 9, r"\$.qat.unrolled_steps is 9, more than"),
         ("data.validation", "calibration_data/train.jsonl", r"\$.data.validation is the same file"),
+        ("qat.warmup_steps", 100000, r"\$.qat.warmup_steps is 100000, more than"),
+        ("validation.gates.min_mat", {"foo": 1.0}, r"at `key in \$.validation.gates.min_mat`|min_mat"),
         ("sampling.temperature", 0.0, r"\$.sampling.temperature 0 draws nothing"),
         ("target", "sm8851", "sm8851"),
         ("calibration.mask_value", -1e4, r"at `\$.calibration.mask_value`"),

@@ -12,7 +12,15 @@ from hyco_export.nn import fake_quant
 from hyco_export.nn.agreement import compare_heads, match_verifier, share_won_back
 from hyco_export.nn.capture import teacher_forced
 from hyco_export.nn.mtp_head import head_spans, pack, response_rows, unroll
-from hyco_export.nn.qat import TrainingPlan, divergences, packed_loss, packs, rate_factor, shuffled_forever, train
+from hyco_export.nn.qat import (
+    TrainingPlan,
+    divergences,
+    packed_loss,
+    packs,
+    rate_factor,
+    shuffled_forever,
+    train,
+)
 
 VOCAB = 60
 PLAN = TrainingPlan(

@@ -181,7 +181,7 @@ def test_tls_to_a_plain_server_is_named() -> None:
     "url", ["127.0.0.1:8000", "ftp://host", "http://", "", "http://host:99999", "http://host:0", "http://[::1"]
 )
 def test_impossible_urls_are_refused_before_any_call(url: str) -> None:
-    with pytest.raises(ServerError, match=r"server URL .*write it like http://127\.0\.0\.1:8000"):
+    with pytest.raises(ServerError, match=r"server URL .*write it like http://127\.0\.0\.1:8411"):
         split_url(url)
 
 
