@@ -119,7 +119,9 @@ class HttpTransport:
         try:
             connection.request(method, self._parts.path.rstrip("/") + path, body=body or None, headers=headers)
             response = connection.getresponse()
-            answer = response.read(ANSWER_LIMIT_BYTES)
+            if (response.length or 0) > ANSWER_LIMIT_BYTES:
+                raise http.client.HTTPException(f"it announces an answer of {response.length:,} B")
+            answer = response.read()
         finally:
             self._sent_bytes += connection.sent_bytes
         self.traffic = Traffic(len(body), len(answer), self._sent_bytes, _head_bytes(response) + len(answer))
