@@ -18,6 +18,9 @@ from hyco_export.runtime.devices.rings import KvRing, held_positions
 from hyco_export.runtime.ports import HeadDraft
 
 
+NO_ROWS = np.zeros(0, np.int32)  # of a graph without runner-ups
+
+
 class GraphHead:
     """ports.HeadDevice over a graph.
 
@@ -52,7 +55,7 @@ class GraphHead:
     def draft(self, e: np.ndarray, h: np.ndarray, root_position: int) -> HeadDraft:
         """Chain and runner-ups in verifier ids, from e(root) and h uint8 [H]; the ring ends right before the root."""
         outputs = self._session.run(self._feeds(e, h, root_position))
-        chain, runner_up = self._keep_ids[outputs["chain"]], self._keep_ids[outputs["runner_up"]]
+        chain, runner_up = self._keep_ids[outputs["chain"]], self._keep_ids[outputs.get("runner_up", NO_ROWS)]
         return HeadDraft(tuple(map(int, chain)), tuple(map(int, runner_up)))
 
     def close(self) -> None:
