@@ -17,7 +17,6 @@ from hyco_export.core.rotary import rotary_tables
 from hyco_export.runtime.devices.rings import KvRing, held_positions
 from hyco_export.runtime.ports import HeadDraft
 
-
 NO_ROWS = np.zeros(0, np.int32)  # of a graph without runner-ups
 
 
