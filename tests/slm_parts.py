@@ -16,10 +16,10 @@ from hyco_export.core.network.slm_grids import slm_encodings
 from hyco_export.core.network.weights import Weights
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
 from hyco_export.graph.slm_graphs import prefill_graph, tree_graph
-from hyco_export.nn.gemma_quant import PackedCheckpoint
-from hyco_export.nn.slm import host_tables, slm_network, slm_weights
-from hyco_export.nn.slm_calibrate import calibrated_ranges
-from hyco_export.nn.slm_pass import FloatSlm
+from hyco_export.nn.slm.calibration import calibrated_ranges
+from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
+from hyco_export.nn.slm.static_pass import FloatSlm
+from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
 from hyco_export.nn.torch_ops import TorchWeights
 
 KEPT = np.arange(0, 96, 3)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 IntegerDtype = Literal["uint8", "int8", "uint16", "int16"]
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)  # below it float32 loses bits, and hardware flushes to 0
 
 
 class Encoding(msgspec.Struct, frozen=True):
@@ -40,7 +41,7 @@ def encoding_from_range(low: float, high: float, dtype: IntegerDtype) -> Encodin
         raise ValueError(f"range [{low}, {high}] is not finite")
     low, high = min(float(low), 0.0), max(float(high), 0.0)
     info = np.iinfo(dtype)
-    scale = float(np.float32((high - low) / (info.max - info.min))) or float(np.finfo(np.float32).tiny)
+    scale = _stored_scale((high - low) / (info.max - info.min))
     zero_point = int(np.clip(round(info.min - low / scale), info.min, info.max))
     return Encoding(dtype, scale, zero_point)
 
@@ -49,8 +50,13 @@ def symmetric_encoding(magnitude: float, dtype: IntegerDtype) -> Encoding:
     """The grid of `dtype` centred on 0 that covers [-magnitude, magnitude]."""
     info = np.iinfo(dtype)
     zero_point = (int(info.max) + int(info.min) + 1) // 2
-    scale = float(np.float32(magnitude / (info.max - zero_point))) or float(np.finfo(np.float32).tiny)
+    scale = _stored_scale(magnitude / (info.max - zero_point))
     return Encoding(dtype, scale, zero_point)
+
+
+def _stored_scale(exact: float) -> float:
+    """The scale as float32 holds it, never subnormal."""
+    return max(float(np.float32(exact)), SMALLEST_SCALE)
 
 
 def symmetric_limits(bits: int) -> tuple[int, int]:

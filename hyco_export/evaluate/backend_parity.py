@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from hyco_export.core.devicespec import HEAD_GRAPH, SLM_TREE_GRAPH
+from hyco_export.core.layout import HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE
 from hyco_export.core.samples import read_samples
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity, compare_ids, compare_logits
-from hyco_export.evaluate.run_artifacts import HEAD, SLM, RunArtifacts
+from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.trials import OnStep
 from hyco_export.runtime.devices.backends import BACKENDS, Backend
 
 COMPARISONS = ((FLOAT, INTEGER), (FLOAT, NPU), (INTEGER, NPU))  # reference, candidate
-HEAD_SAMPLES_FILE, SLM_SAMPLES_FILE = "head_samples.safetensors", "slm_samples.safetensors"
 EMULATOR_FEEDS = 24  # of each graph: the emulator takes about a second a feed, the others milliseconds
 CHAIN, RUNNER_UP, LOGITS = "chain", "runner_up", "logits"  # outputs, see core.devicespec
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from hyco_export.core.artifact import Manifest, verify
 from hyco_export.core.devicespec import HEAD_SPEC_FILE, SLM_SPEC_FILE, HeadSpec, SlmSpec, read_spec
 from hyco_export.core.keepset import KeepSet, read_keepset
+from hyco_export.core.layout import COMPILE, HEAD, KEEPSET, SLM, artifact_name
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.compatibility import Expected
 
-KEEPSET, HEAD, SLM, COMPILE = "build-keepset", "convert-head", "convert-slm", "compile"
 RULES = ("exact", "epsilon")
 
 
@@ -50,7 +50,7 @@ def open_artifacts(root: Path, target: str) -> RunArtifacts:
 
 def folders(target: str) -> dict[str, str]:
     """Folder of every device artifact in a run, by stage."""
-    return {KEEPSET: KEEPSET, HEAD: HEAD, SLM: SLM, COMPILE: f"{COMPILE}@{target}"}
+    return {KEEPSET: KEEPSET, HEAD: HEAD, SLM: SLM, COMPILE: artifact_name(COMPILE, target)}
 
 
 def expected_server(artifacts: RunArtifacts, tokenizer_digest: str, recipe: Recipe) -> Expected:

@@ -17,8 +17,8 @@ from hyco_export.core.graphspec import GraphSession, GraphSpec, TensorSpec
 from hyco_export.core.network.blocks import only_feeds_tanh
 from hyco_export.core.network.boundary import to_integers, to_real
 from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, SlmHost
-from hyco_export.nn.slm_calibrate import full_passes
-from hyco_export.nn.slm_pass import FloatSlm
+from hyco_export.nn.slm.calibration import full_passes
+from hyco_export.nn.slm.static_pass import FloatSlm
 
 
 class SlmQuality(msgspec.Struct, frozen=True):

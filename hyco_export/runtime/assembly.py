@@ -14,10 +14,10 @@ from hyco_export import __version__
 from hyco_export.core.artifact import MANIFEST_NAME, verify
 from hyco_export.core.devicespec import HEAD_SPEC_FILE, HeadSpec, read_spec
 from hyco_export.core.keepset import read_keepset
+from hyco_export.core.layout import HEAD, KEEPSET
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import ArtifactError, ServerError
 from hyco_export.nn.checkpoint import checkpoint_digest, checkpoint_folder, tokenizer_digest
-from hyco_export.nn.device_head import CONVERT, KEEPSET
 from hyco_export.nn.family import check_family
 from hyco_export.nn.verifier import load_head, load_verifier, stop_ids
 from hyco_export.runtime import wire
@@ -99,7 +99,7 @@ def read_head_artifact(run: Path, verifier_digest: str) -> HeadArtifact | None:
     Raises:
         ArtifactError: it is damaged, or was made for another verifier.
     """
-    folder = run / CONVERT
+    folder = run / HEAD
     if not (folder / MANIFEST_NAME).is_file():
         return None
     manifest = verify(folder)

@@ -15,6 +15,7 @@ import numpy as np
 
 from hyco_export.core.conversations import conversation_ids, read_conversations
 from hyco_export.core.keepset import KEEPSET_FILE, MISSING, KeepSet
+from hyco_export.core.layout import CAPTURE, KEEPSET
 from hyco_export.core.recipe import Dtype, Recipe
 from hyco_export.core.scripts import in_scripts
 from hyco_export.errors import RecipeError
@@ -104,7 +105,7 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
         out_dir / KEEPSET_FILE,
         metadata={"vocab_size": str(keepset.vocab_size)},
     )
-    coverage = describe(keepset, fixed, counts, count_answers(inputs["capture"], keepset.vocab_size))
+    coverage = describe(keepset, fixed, counts, count_answers(inputs[CAPTURE], keepset.vocab_size))
     if unseen := coverage["parts"]["of_them_unseen"]:
         progress.note(f"{unseen} kept tokens never occur in the conversations: the size is larger than the data needs")
     (out_dir / COVERAGE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(coverage), indent=2))
@@ -229,9 +230,9 @@ def _mask(ids: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 STAGE = Stage(
-    name="build-keepset",
+    name=KEEPSET,
     revision=1,
-    needs=("capture",),
+    needs=(CAPTURE,),
     config=keepset_config,
     sources=keepset_sources,
     build=build_keepset,

@@ -17,6 +17,7 @@ import msgspec
 from hyco_export.core import recipe as recipes
 from hyco_export.core.conversations import Conversation, Message, prompt_messages, read_conversations
 from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE
 from hyco_export.errors import ArtifactError, RecipeError
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
@@ -28,7 +29,6 @@ PROMPT_SPLITS: tuple[Split, ...] = ("calibration", "validation")
 SPLITS: tuple[Split, ...] = ("calibration", "sampled", "validation")
 ANSWERS_FILE = "answers.jsonl"
 SEQUENCES_FOLDER = "sequences"
-FINAL_NORM_FILE = "final_norm.safetensors"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -198,4 +198,4 @@ def read_answers(folder: Path, split: Split | None = None) -> list[Answer]:
     return [answer for answer in answers if split is None or answer.split == split]
 
 
-STAGE = Stage("capture", revision=1, needs=(), config=config, sources=sources, build=build)
+STAGE = Stage(CAPTURE, revision=1, needs=(), config=config, sources=sources, build=build)

@@ -31,6 +31,7 @@ from hyco_export.core.devicespec import (
     read_spec,
 )
 from hyco_export.core.graphspec import GraphSession, GraphSpec
+from hyco_export.core.layout import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE
 from hyco_export.core.samples import read_samples
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import GateError
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from hyco_export.graph.parity import OutputParity, ParityReport
     from hyco_export.graph.qnn import CompiledContext
 
-HEAD_STAGE, SLM_STAGE = "convert-head", "convert-slm"
-HEAD_SAMPLES_FILE, SLM_SAMPLES_FILE = "head_samples.safetensors", "slm_samples.safetensors"
 CONTEXTS_FILE, PARITY_FILE = "contexts.json", "parity.json"
 LOG_FILE = "compile.log"  # beside the artifact, not in it: it holds times
 COMPILER = "onnxruntime-qnn"
@@ -106,9 +105,9 @@ def _jobs(inputs: Mapping[str, Path]) -> list[Job]:
     Raises:
         ArtifactError: a file of the converted artifacts is missing or damaged.
     """
-    from hyco_export.nn.slm_session import open_torch_slm
+    from hyco_export.nn.slm.session import open_torch_slm
 
-    head_folder, slm_folder = inputs[HEAD_STAGE], inputs[SLM_STAGE]
+    head_folder, slm_folder = inputs[HEAD], inputs[SLM]
     head = read_spec(head_folder / HEAD_SPEC_FILE, HeadSpec)
     slm = read_spec(slm_folder / SLM_SPEC_FILE, SlmSpec)
     floats = open_torch_slm(slm_folder)
@@ -205,9 +204,9 @@ def _write_json(path: Path, value: object) -> None:
 
 
 STAGE = Stage(
-    "compile",
+    COMPILE,
     revision=1,
-    needs=(HEAD_STAGE, SLM_STAGE),
+    needs=(HEAD, SLM),
     config=config,
     sources=sources,
     build=build,

@@ -21,19 +21,20 @@ from hyco_export.core.devicespec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm, KvShape
 from hyco_export.core.keepset import KeepSet, read_keepset
+from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, HEAD, HEAD_SAMPLES_FILE, KEEPSET, QAT_HEAD
 from hyco_export.core.network import head as network_head
 from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.head_grids import handoff_encodings, head_encodings
 from hyco_export.core.samples import write_samples
-from hyco_export.stages.capture import FINAL_NORM_FILE, sequence_paths
+from hyco_export.stages.capture import sequence_paths
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
     from hyco_export.core.graphspec import GraphSpec
-    from hyco_export.nn.head_comparison import ComparedPosition, Drafts
-    from hyco_export.nn.head_pass import FloatHead
+    from hyco_export.nn.head.comparison import ComparedPosition, Drafts
+    from hyco_export.nn.head.static_pass import FloatHead
 
-GRAPH_FILE, SAMPLES_FILE = f"{HEAD_GRAPH}.onnx", "head_samples.safetensors"
+GRAPH_FILE = f"{HEAD_GRAPH}.onnx"
 ROOTS_PER_SEQUENCE = 8  # compared in each validation sequence: with 60 of them and 4 steps 1,920 ids
 SAVED_EVERY = 10  # of the compared positions, for the emulator, where a draft takes half a second
 
@@ -60,21 +61,21 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Calibrate, emit, compare; see the module for the files."""
     from hyco_export.nn.checkpoint import checkpoint_digest
-    from hyco_export.nn.device_head import float_head
-    from hyco_export.nn.head_calibration import captured_ranges, clipped_shares
+    from hyco_export.nn.head.calibration import captured_ranges, clipped_shares
+    from hyco_export.nn.head.device import float_head
 
     settings, calibration = config.head, config.calibration
     head = float_head(inputs, settings.steps, settings.runner_up_steps, settings.window, config.hidden_norm)
-    keepset = read_keepset(inputs["build-keepset"])
-    learned = sequence_paths(inputs["capture"], "calibration")
-    held_out = sequence_paths(inputs["capture"], "validation")
+    keepset = read_keepset(inputs[KEEPSET])
+    learned = sequence_paths(inputs[CAPTURE], "calibration")
+    held_out = sequence_paths(inputs[CAPTURE], "validation")
 
     grids = handoff_encodings(captured_ranges(learned, calibration.activation_percentile))
     graph = _emit(head, learned, grids, calibration, out_dir / GRAPH_FILE, progress)
     spec = _spec(head.network, graph, grids, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value)
     (out_dir / HEAD_SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
     positions = _positions(config, head.network, graph, inputs, held_out)
-    write_samples(out_dir / SAMPLES_FILE, {HEAD_GRAPH: [position.feeds for position in positions[::SAVED_EVERY]]})
+    write_samples(out_dir / HEAD_SAMPLES_FILE, {HEAD_GRAPH: [position.feeds for position in positions[::SAVED_EVERY]]})
     return {
         **_compare(head, graph, out_dir / GRAPH_FILE, positions, keepset, progress),
         "clipped_share": {name: round(share, 6) for name, share in clipped_shares(held_out, grids).items()},
@@ -97,7 +98,7 @@ def _emit(
 
     from hyco_export.graph.lint import require_clean
     from hyco_export.graph.qdq_ops import QdqOps
-    from hyco_export.nn.head_calibration import activation_ranges
+    from hyco_export.nn.head.calibration import activation_ranges
 
     mask_value = calibration.mask_value
 
@@ -145,10 +146,10 @@ def _positions(
     paths: Sequence[Path],
 ) -> list["ComparedPosition"]:
     from hyco_export.nn.final_norm import load_norm
-    from hyco_export.nn.head_comparison import compared_positions
+    from hyco_export.nn.head.comparison import compared_positions
     from hyco_export.nn.verifier import load_head
 
-    norm = load_norm(inputs["capture"] / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
+    norm = load_norm(inputs[CAPTURE] / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
     original = load_head(inputs["head"], config.dtype)
     mask_value = config.calibration.mask_value
     return compared_positions(network, graph, paths, original, norm, mask_value, ROOTS_PER_SEQUENCE)
@@ -164,8 +165,8 @@ def _compare(
 ) -> Metrics:
     """The graph on CPU against its weights in float, step by step, and against the original head."""
     from hyco_export.graph.reference import ReferenceSession
-    from hyco_export.nn.head_comparison import match_original, run_session
-    from hyco_export.nn.head_pass import TorchHeadSession
+    from hyco_export.nn.head.comparison import match_original, run_session
+    from hyco_export.nn.head.static_pass import TorchHeadSession
 
     progress.note(f"comparing drafts at {len(positions)} validation positions")
     integer = run_session(ReferenceSession(path), positions)
@@ -193,10 +194,10 @@ def _equal_shares(integer: "Drafts", floating: "Drafts") -> Metrics:
 
 
 def _by_depth(drafts: "Drafts", positions: Sequence["ComparedPosition"], kept: np.ndarray) -> list[float]:
-    from hyco_export.nn.head_comparison import match_original
+    from hyco_export.nn.head.comparison import match_original
 
     return [round(depth.share, 4) for depth in match_original(drafts, positions, kept)]
 
 
-NEEDS = ("capture", "qat-head", "build-keepset")
-STAGE = Stage("convert-head", revision=2, needs=NEEDS, config=config, sources=sources, build=build)
+NEEDS = (CAPTURE, QAT_HEAD, KEEPSET)
+STAGE = Stage(HEAD, revision=2, needs=NEEDS, config=config, sources=sources, build=build)

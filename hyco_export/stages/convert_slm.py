@@ -26,6 +26,7 @@ from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_SPEC_FILE, SLM_TR
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.core.keepset import KeepSet, read_keepset
+from hyco_export.core.layout import CAPTURE, KEEPSET, SLM, SLM_SAMPLES_FILE
 from hyco_export.core.network.boundary import to_integers
 from hyco_export.core.network.slm import SlmNetwork, layer_results
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, write_slm
@@ -43,10 +44,9 @@ if TYPE_CHECKING:
     import onnx
 
     from hyco_export.evaluate.slm_quality import SlmQuality
-    from hyco_export.nn.slm_pass import FloatSlm
+    from hyco_export.nn.slm.static_pass import FloatSlm
 
 TREE_FILE, PREFILL_FILE = f"{SLM_TREE_GRAPH}.onnx", f"{SLM_PREFILL_GRAPH}.onnx"
-SAMPLES_FILE = "slm_samples.safetensors"
 ENCODINGS_FILE = "encodings.json"
 SQNR_FILE = "sqnr.json"
 SAMPLE_SEED = 20261011  # of the forests among the samples
@@ -99,19 +99,19 @@ def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    from hyco_export.nn.gemma_quant import PackedCheckpoint
-    from hyco_export.nn.slm import slm_network
+    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
+    from hyco_export.nn.slm.surgery import slm_network
 
     slm_network(PackedCheckpoint(sources["slm"]), _rings(config))
 
 
 def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Surgery, float parity, calibration, emission, comparison; see the module for files and gates."""
-    from hyco_export.nn.gemma_quant import stock_model
+    from hyco_export.nn.slm.gemma_quant import stock_model
 
-    keepset = read_keepset(inputs["build-keepset"])
-    calibration = _sequences(inputs["capture"], "calibration", config)
-    validation = _sequences(inputs["capture"], "validation", config)
+    keepset = read_keepset(inputs[KEEPSET])
+    calibration = _sequences(inputs[CAPTURE], "calibration", config)
+    validation = _sequences(inputs[CAPTURE], "validation", config)
     surgery = _operate(config, inputs["slm"], keepset, out_dir)
     stock = stock_model(inputs["slm"])
 
@@ -169,9 +169,9 @@ def _operate(config: ConvertSlmConfig, folder: Path, keepset: KeepSet, out_dir: 
     Raises:
         CheckpointError: unreadable, not convertible, or of another vocabulary than the keep set.
     """
-    from hyco_export.nn.gemma_quant import PackedCheckpoint
-    from hyco_export.nn.slm import host_tables, slm_network, slm_weights
-    from hyco_export.nn.slm_pass import FloatSlm
+    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
+    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
     from hyco_export.nn.torch_ops import TorchWeights
 
     checkpoint = PackedCheckpoint(folder)
@@ -192,7 +192,7 @@ def _calibrate(
     config: ConvertSlmConfig, surgery: Surgery, sequences: Sequence[Sequence[int]], progress: Progress
 ) -> dict[str, Encoding]:
     """Encodings from the calibration sequences."""
-    from hyco_export.nn.slm_calibrate import calibrated_ranges
+    from hyco_export.nn.slm.calibration import calibrated_ranges
 
     wanted = config.calibration
     ranges = calibrated_ranges(
@@ -261,14 +261,14 @@ def _write_samples(
     config: ConvertSlmConfig, surgery: Surgery, graphs: Graphs, sequences: Sequence[Sequence[int]], out_dir: Path
 ) -> None:
     """Some feeds of both graphs, on validation text."""
-    from hyco_export.nn.slm_samples import prefill_samples, tree_samples
+    from hyco_export.nn.slm.samples import prefill_samples, tree_samples
 
     chosen, mask_value = sequences[:SAMPLES_PER_GRAPH], config.calibration.mask_value
     slm, tables = surgery.float_slm, surgery.tables
     trees = tree_samples(slm, tables, chosen, config.graph.rows, mask_value, SAMPLE_SEED)
     prefills = prefill_samples(slm, tables, chosen, config.graph.prefill_rows, mask_value)
     write_samples(
-        out_dir / SAMPLES_FILE,
+        out_dir / SLM_SAMPLES_FILE,
         {
             graphs.tree.name: [to_integers(graphs.tree.inputs, feeds) for feeds in trees],
             graphs.prefill.name: [to_integers(graphs.prefill.inputs, feeds) for feeds in prefills],
@@ -276,4 +276,4 @@ def _write_samples(
     )
 
 
-STAGE = Stage("convert-slm", 1, ("capture", "build-keepset"), config, sources, build, check=check)
+STAGE = Stage(SLM, 1, (CAPTURE, KEEPSET), config, sources, build, check=check)

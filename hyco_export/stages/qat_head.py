@@ -6,7 +6,7 @@ Files:
     curve.jsonl        one line a step: step, loss, learning rate, gradient norm
 
 What agreement means: on every response token of the validation sequences both heads read the same hand-off and the same
-tokens, and from depth 2 on each its own projected state (`nn.agreement`).
+tokens, and from depth 2 on each its own projected state (`nn.head.agreement`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,18 @@ import numpy as np
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, QAT_HEAD
 from hyco_export.core.network.head_file import HEAD_FILE, write_head
-from hyco_export.stages.capture import FINAL_NORM_FILE, sequence_paths, training_paths
+from hyco_export.stages.capture import sequence_paths, training_paths
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
     from transformers import Gemma4AssistantForCausalLM
 
     from hyco_export.core.network.weights import IntegerMatrix
-    from hyco_export.nn.agreement import DepthAgreement
-    from hyco_export.nn.mtp_head import RootRows
-    from hyco_export.nn.qat import TrainingPlan
+    from hyco_export.nn.head.agreement import DepthAgreement
+    from hyco_export.nn.head.qat import TrainingPlan
+    from hyco_export.nn.head.unroll import RootRows
 
 AGREEMENT_FILE = "agreement.json"
 CURVE_FILE = "curve.jsonl"
@@ -58,26 +59,13 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
     return {"head": recipe.models.head, "verifier": recipe.models.verifier}
 
 
-def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
-    """Head and verifier belong together.
-
-    Raises:
-        CheckpointError: they do not.
-    """
-    from hyco_export.nn.family import check_family
-    from hyco_export.nn.verifier import load_config
-
-    check_family(load_config(sources["verifier"]), load_config(sources["head"]))
-
-
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Search clips, train, compare with the original head; see the module for the files."""
-    from hyco_export.nn import fake_quant
-    from hyco_export.nn.agreement import match_verifier
-    from hyco_export.nn.stored_head import store
+    from hyco_export.nn.head import fake_quant
+    from hyco_export.nn.head.agreement import match_verifier
+    from hyco_export.nn.head.stored import store
     from hyco_export.nn.verifier import load_head
 
-    check(config, inputs)
     bits = config.qat.weight_bits
     teacher = load_head(inputs["head"], config.dtype)
     student = load_head(inputs["head"], "float32")
@@ -93,13 +81,13 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     fake_quant.attach(student, searched, bits)
     if config.qat.trained_grids:
         fake_quant.free_grids(student)
-    learned = training_paths(inputs["capture"])
-    _train(config, student, teacher, _rows(config, inputs["capture"], learned, teacher), out_dir, progress)
+    learned = training_paths(inputs[CAPTURE])
+    _train(config, student, teacher, _rows(config, inputs[CAPTURE], learned, teacher), out_dir, progress)
     variants[TRAINED] = fake_quant.trained_matrices(student, bits)
 
     fake_quant.detach(student)
-    held_out = sequence_paths(inputs["capture"], "validation")
-    sequences = _rows(config, inputs["capture"], held_out, teacher)
+    held_out = sequence_paths(inputs[CAPTURE], "validation")
+    sequences = _rows(config, inputs[CAPTURE], held_out, teacher)
     found = _compare(teacher, student, variants, sequences, config.steps, progress)
     write_head(out_dir / HEAD_FILE, store(student, variants[TRAINED], bits))
     report = _report(found, match_verifier(teacher, sequences, config.steps))
@@ -113,7 +101,7 @@ def _rows(
     """Response rows of captured sequences, in their stored precision."""
     from hyco_export.nn.capture import load_capture
     from hyco_export.nn.final_norm import load_norm
-    from hyco_export.nn.mtp_head import head_spans, response_rows
+    from hyco_export.nn.head.unroll import head_spans, response_rows
 
     norm = load_norm(capture / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
     limit = config.qat.sequence_limit
@@ -131,7 +119,7 @@ def _train(
     progress: Progress,
 ) -> None:
     """Train the student in place and write the loss curve as it grows."""
-    from hyco_export.nn.qat import TrainingPoint, train
+    from hyco_export.nn.head.qat import TrainingPoint, train
 
     plan = _plan(config.qat)
     with (out_dir / CURVE_FILE).open("wb") as curve:
@@ -144,7 +132,7 @@ def _train(
 
 
 def _plan(qat: recipes.Qat) -> "TrainingPlan":
-    from hyco_export.nn.qat import TrainingPlan
+    from hyco_export.nn.head.qat import TrainingPlan
     from hyco_export.nn.verifier import TORCH_DTYPES
 
     return TrainingPlan(
@@ -170,8 +158,8 @@ def _compare(
     progress: Progress,
 ) -> dict[str, list["DepthAgreement"]]:
     """Each variant's weights in turn in one float module, against the original head."""
-    from hyco_export.nn.agreement import compare_heads
-    from hyco_export.nn.fake_quant import load_matrices
+    from hyco_export.nn.head.agreement import compare_heads
+    from hyco_export.nn.head.fake_quant import load_matrices
 
     found = {}
     for done, (name, matrices) in enumerate(variants.items(), 1):
@@ -183,7 +171,7 @@ def _compare(
 
 def _report(found: Mapping[str, Sequence["DepthAgreement"]], match: Sequence[float]) -> Metrics:
     """The agreement table, lists by depth 1 .. K."""
-    from hyco_export.nn.agreement import share_won_back
+    from hyco_export.nn.head.agreement import share_won_back
 
     top1 = {name: [round(depth.top1, 4) for depth in depths] for name, depths in found.items()}
     won_back = share_won_back(top1[TRAINED], top1[NEAREST])
@@ -197,4 +185,4 @@ def _report(found: Mapping[str, Sequence["DepthAgreement"]], match: Sequence[flo
     }
 
 
-STAGE = Stage("qat-head", revision=2, needs=("capture",), config=config, sources=sources, build=build, check=check)
+STAGE = Stage(QAT_HEAD, revision=2, needs=(CAPTURE,), config=config, sources=sources, build=build)

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from hyco_export.core.artifact import Manifest, artifact_key, file_digest, publish, read_manifest, verify
+from hyco_export.core.layout import artifact_name
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.resources import locate
 from hyco_export.errors import ArtifactError, CheckpointError
@@ -58,7 +59,7 @@ class RunFolder:
 
     def folder(self, stage: Stage) -> Path:
         """The artifact folder of a stage."""
-        return self.root / (f"{stage.name}@{self.recipe.target}" if stage.per_target else stage.name)
+        return self.root / artifact_name(stage.name, self.recipe.target if stage.per_target else None)
 
     def source(self, name: str, source: Source) -> Path:
         """The local path of a data file, or of a checkpoint's folder (fetched from the Hub when it is not here).

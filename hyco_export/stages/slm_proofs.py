@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transformers import Gemma4ForCausalLM
 
     from hyco_export.core.network.slm_host import EmbeddingRows
-    from hyco_export.nn.slm_pass import FloatSlm
-    from hyco_export.nn.slm_truth import StoredPair
+    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.nn.slm.truth import StoredPair
 
 MAX_RELATIVE_DIFFERENCE = 1e-3  # of the logits' standard deviation: float32 sums in another order stay far below
 REPORT_HINT = "do not use this artifact; report it with the checkpoint's config.json"
@@ -46,7 +46,7 @@ def require_parity(
     Raises:
         GateError: one reaches MAX_RELATIVE_DIFFERENCE.
     """
-    from hyco_export.nn.slm_parity import relative_difference, scenarios
+    from hyco_export.nn.slm.parity import relative_difference, scenarios
 
     found: dict[str, float] = {}
     cases = scenarios(slm.network.rings, rows)
@@ -98,7 +98,7 @@ def weight_pairs(
     import onnx
 
     from hyco_export.graph.slm_graphs import stored_matrices
-    from hyco_export.nn.slm_truth import true_tables
+    from hyco_export.nn.slm.truth import true_tables
 
     linears = _kept_linears(stock, kept)
     whole, part = stored_matrices(onnx.load(whole_graph)), stored_matrices(onnx.load(part_graph))
@@ -113,8 +113,8 @@ def weight_pairs(
 
 def _kept_linears(stock: "Gemma4ForCausalLM", kept: np.ndarray) -> dict[str, "StoredPair"]:
     """Linears by the network's names, the output layer cut to the rows of `kept`."""
-    from hyco_export.nn.slm import MODEL_PREFIX, OUTPUT_LAYER
-    from hyco_export.nn.slm_truth import StoredPair, true_linears
+    from hyco_export.nn.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER
+    from hyco_export.nn.slm.truth import StoredPair, true_linears
 
     linears = {name.removeprefix(MODEL_PREFIX): pair for name, pair in true_linears(stock).items()}
     output = linears[OUTPUT_LAYER]
@@ -124,7 +124,7 @@ def _kept_linears(stock: "Gemma4ForCausalLM", kept: np.ndarray) -> dict[str, "St
 
 def _named_tables(tables: Mapping[str, "StoredPair"]) -> dict[str, "StoredPair"]:
     """Tables by the names the host uses."""
-    from hyco_export.nn.slm import PER_LAYER_TABLE, TOKEN_TABLE
+    from hyco_export.nn.slm.surgery import PER_LAYER_TABLE, TOKEN_TABLE
 
     names = {TOKEN_TABLE: TOKENS, PER_LAYER_TABLE: PER_LAYER}
     return {names[module]: pair for module, pair in tables.items()}

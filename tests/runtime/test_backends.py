@@ -18,10 +18,10 @@ from hyco_export.core.recipe import Calibration, Capture, HeadGraph, Qat, SlmGra
 from hyco_export.errors import CompileError
 from hyco_export.graph.reference import ReferenceSession
 from hyco_export.nn.capture import load_capture
-from hyco_export.nn.device_head import float_head
 from hyco_export.nn.embedding_table import find_embedding, quantized_embedding
-from hyco_export.nn.gemma_quant import stock_model
-from hyco_export.nn.head_calibration import recorded
+from hyco_export.nn.head.calibration import recorded
+from hyco_export.nn.head.device import float_head
+from hyco_export.nn.slm.gemma_quant import stock_model
 from hyco_export.runtime.devices.backends import open_head, open_slm
 from hyco_export.runtime.devices.slm import GraphSlm
 from hyco_export.runtime.tree import ROOT, path_to

@@ -69,12 +69,12 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     prefill = save(two_layer_mlp(seed=2), slm, "slm_prefill")
     write_spec(slm / "slm.json", slm_spec(tree, prefill))
     write_samples(slm / "slm_samples.safetensors", {"slm_tree": feeds(2, 1), "slm_prefill": feeds(2, 2)})
-    monkeypatch.setattr("hyco_export.nn.slm_session.open_torch_slm", float_twins)
+    monkeypatch.setattr("hyco_export.nn.slm.session.open_torch_slm", float_twins)
     return {"convert-head": head, "convert-slm": slm}
 
 
 def float_twins(folder: Path):
-    from hyco_export.nn.slm_session import SlmSessions
+    from hyco_export.nn.slm.session import SlmSessions
 
     return SlmSessions(ReferenceSession(folder / "slm_tree.onnx"), ReferenceSession(folder / "slm_prefill.onnx"))
 

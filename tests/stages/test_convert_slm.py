@@ -134,12 +134,12 @@ def test_check_reads_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_lost_parity_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hyco_export.nn import slm_pass
-    from hyco_export.nn.slm_pass import FloatSlm
+    from hyco_export.nn.slm import static_pass
+    from hyco_export.nn.slm.static_pass import FloatSlm
 
     tree = FloatSlm.tree
 
-    def shifted(self, feeds, observe=slm_pass.ignore):
+    def shifted(self, feeds, observe=static_pass.ignore):
         outputs = tree(self, feeds, observe)
         return {**outputs, "logits": outputs["logits"] + np.float32(0.01)}
 

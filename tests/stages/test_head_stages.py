@@ -18,8 +18,8 @@ from hyco_export.core.samples import read_samples
 from hyco_export.errors import ArtifactError, CheckpointError, RecipeError
 from hyco_export.graph.reference import ReferenceSession
 from hyco_export.nn.capture import load_capture, teacher_forced
-from hyco_export.nn.device_head import open_torch_head
 from hyco_export.nn.embedding_table import find_embedding, quantized_embedding
+from hyco_export.nn.head.device import open_torch_head
 from hyco_export.nn.verifier import load_verifier
 from hyco_export.stages import capture, convert_head, qat_head
 from hyco_export.stages.stage import Silent

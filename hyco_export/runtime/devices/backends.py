@@ -16,10 +16,12 @@ from hyco_export.core.devicespec import (
     SLM_TREE_GRAPH,
     HeadSpec,
     SlmSpec,
+    Spec,
     read_spec,
 )
 from hyco_export.core.graphspec import GraphSession
 from hyco_export.core.keepset import KeepSet, read_keepset
+from hyco_export.core.layout import COMPILE, HEAD, KEEPSET, SLM, artifact_name
 from hyco_export.core.tables import TABLES_FILE, HostTables
 from hyco_export.core.targets import DEFAULT_TARGET, find_target
 from hyco_export.errors import ArtifactError, HycoError
@@ -27,7 +29,6 @@ from hyco_export.runtime.devices.device import Device
 from hyco_export.runtime.devices.head import GraphHead
 from hyco_export.runtime.devices.slm import GraphSlm
 
-KEEPSET_STAGE, HEAD_STAGE, SLM_STAGE, COMPILE_STAGE = "build-keepset", "convert-head", "convert-slm", "compile"
 SlmSessions = tuple[GraphSession, GraphSession]  # tree, prefill
 
 
@@ -49,7 +50,7 @@ def open_device(run: Path, backend: str, target: str = DEFAULT_TARGET) -> Device
     """
     head = open_head(run, backend, target)
     try:
-        return Device(head, open_slm(run, backend, target), head.spec.handoff, read_keepset(run / KEEPSET_STAGE).ids)
+        return Device(head, open_slm(run, backend, target), head.spec.handoff, head.kept_ids)
     except BaseException:
         head.close()
         raise
@@ -64,9 +65,7 @@ def open_head(run: Path, backend: str, target: str = DEFAULT_TARGET) -> GraphHea
         CompileError: a graph or a binary cannot be opened.
     """
     chosen = find_backend(backend)
-    spec = read_spec(run / HEAD_STAGE / HEAD_SPEC_FILE, HeadSpec)
-    keepset = read_keepset(run / KEEPSET_STAGE)
-    require_keepset(HEAD_STAGE, spec.keepset_digest, keepset)
+    spec, keepset = _read_part(run, HEAD, HEAD_SPEC_FILE, HeadSpec)
     return GraphHead(spec, keepset.ids, chosen.head(run, target))
 
 
@@ -79,9 +78,8 @@ def open_slm(run: Path, backend: str, target: str = DEFAULT_TARGET) -> GraphSlm:
         CompileError: a graph or a binary cannot be opened.
     """
     chosen = find_backend(backend)
-    spec = read_spec(run / SLM_STAGE / SLM_SPEC_FILE, SlmSpec)
-    require_keepset(SLM_STAGE, spec.keepset_digest, read_keepset(run / KEEPSET_STAGE))
-    tables = HostTables(run / SLM_STAGE / TABLES_FILE)
+    spec, _ = _read_part(run, SLM, SLM_SPEC_FILE, SlmSpec)
+    tables = HostTables(run / SLM / TABLES_FILE)
     tree, prefill = chosen.slm(run, target)
     return GraphSlm(spec, tables, tree, prefill)
 
@@ -98,6 +96,13 @@ def find_backend(name: str) -> Backend:
     return BACKENDS[name]
 
 
+def _read_part(run: Path, stage: str, spec_file: str, kind: type[Spec]) -> tuple[Spec, KeepSet]:
+    """The spec of a converted graph, and the keep set that its rows count."""
+    spec, keepset = read_spec(run / stage / spec_file, kind), read_keepset(run / KEEPSET)
+    require_keepset(stage, spec.keepset_digest, keepset)
+    return spec, keepset
+
+
 def require_keepset(stage: str, digest: str, keepset: KeepSet) -> None:
     """Rows of an output layer mean nothing under another keep set.
 
@@ -112,28 +117,28 @@ def require_keepset(stage: str, digest: str, keepset: KeepSet) -> None:
 
 
 def _torch_head(run: Path, target: str) -> GraphSession:
-    from hyco_export.nn.device_head import open_torch_head
+    from hyco_export.nn.head.device import open_torch_head
 
     return open_torch_head(run)
 
 
 def _torch_slm(run: Path, target: str) -> SlmSessions:
-    from hyco_export.nn.slm_session import open_torch_slm
+    from hyco_export.nn.slm.session import open_torch_slm
 
-    sessions = open_torch_slm(run / SLM_STAGE)
+    sessions = open_torch_slm(run / SLM)
     return sessions.tree, sessions.prefill
 
 
 def _cpu_head(run: Path, target: str) -> GraphSession:
     from hyco_export.graph.reference import ReferenceSession
 
-    return ReferenceSession(run / HEAD_STAGE / f"{HEAD_GRAPH}.onnx")
+    return ReferenceSession(run / HEAD / f"{HEAD_GRAPH}.onnx")
 
 
 def _cpu_slm(run: Path, target: str) -> SlmSessions:
     from hyco_export.graph.reference import ReferenceSession
 
-    folder = run / SLM_STAGE
+    folder = run / SLM
     return (
         ReferenceSession(folder / f"{SLM_TREE_GRAPH}.onnx"),
         ReferenceSession(folder / f"{SLM_PREFILL_GRAPH}.onnx"),
@@ -144,7 +149,7 @@ def _qnn_session(run: Path, target: str, graph: str) -> GraphSession:
     from hyco_export.graph.qnn import open_context
 
     chosen = find_target(target)
-    return open_context(run / f"{COMPILE_STAGE}@{chosen.name}" / f"{graph}_ctx.onnx", chosen)
+    return open_context(run / artifact_name(COMPILE, chosen.name) / f"{graph}_ctx.onnx", chosen)
 
 
 def _qnn_head(run: Path, target: str) -> GraphSession:

@@ -25,13 +25,13 @@ class GraphHead:
 
     Args:
         spec: the head artifact.
-        keep_ids: [C] verifier ids of the kept rows.
+        kept_ids: [C] verifier ids of the kept rows.
         session: runs `spec.graph`.
     """
 
-    def __init__(self, spec: HeadSpec, keep_ids: np.ndarray, session: GraphSession) -> None:
+    def __init__(self, spec: HeadSpec, kept_ids: np.ndarray, session: GraphSession) -> None:
         self.spec = spec
-        self._keep_ids = keep_ids
+        self.kept_ids = kept_ids
         self._session = session
         self._rings = {layer_type: KvRing(spec.graph, layer_type) for layer_type in LAYER_TYPES}
         self._first: int | None = None  # position of the oldest row since the reset
@@ -54,7 +54,7 @@ class GraphHead:
     def draft(self, e: np.ndarray, h: np.ndarray, root_position: int) -> HeadDraft:
         """Chain and runner-ups in verifier ids, from e(root) and h uint8 [H]; the ring ends right before the root."""
         outputs = self._session.run(self._feeds(e, h, root_position))
-        chain, runner_up = self._keep_ids[outputs["chain"]], self._keep_ids[outputs.get("runner_up", NO_ROWS)]
+        chain, runner_up = self.kept_ids[outputs["chain"]], self.kept_ids[outputs.get("runner_up", NO_ROWS)]
         return HeadDraft(tuple(map(int, chain)), tuple(map(int, runner_up)))
 
     def close(self) -> None:

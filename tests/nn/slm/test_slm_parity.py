@@ -10,10 +10,10 @@ from packed_slm import RINGS, ROWS, plain_config, random_ids, save_packed_slm, s
 
 from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
-from hyco_export.nn.gemma_quant import PackedCheckpoint, stock_model
-from hyco_export.nn.slm import host_tables, slm_network, slm_weights
-from hyco_export.nn.slm_parity import Scenario, relative_difference, scenarios, visibility
-from hyco_export.nn.slm_pass import FloatSlm
+from hyco_export.nn.slm.gemma_quant import PackedCheckpoint, stock_model
+from hyco_export.nn.slm.parity import Scenario, relative_difference, scenarios, visibility
+from hyco_export.nn.slm.static_pass import FloatSlm
+from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
 from hyco_export.nn.torch_ops import TorchWeights
 
 KEPT = np.arange(1, 96, 2)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, SlmHost
-from hyco_export.nn.slm_pass import FloatSlm
+from hyco_export.nn.slm.static_pass import FloatSlm
 
 Ids = Sequence[int]
 

@@ -13,7 +13,7 @@ from hyco_export.core.network.slm import SlmLayer, SlmNetwork
 from hyco_export.core.network.weights import IntegerMatrix, Weights
 from hyco_export.core.tables import PER_LAYER, TOKENS, PackedRows
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.gemma_quant import PackedCheckpoint
+from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
 from hyco_export.nn.verifier import ATTENTION_NAMES
 
 LONG_NAMES: dict[str, str] = dict(ATTENTION_NAMES.items())  # our layer types -> transformers'

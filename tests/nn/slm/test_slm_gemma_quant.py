@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from hyco_export.core.tables import real_rows
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.gemma_quant import PackedCheckpoint, stock_model
-from hyco_export.nn.slm_truth import true_linears
+from hyco_export.nn.slm.gemma_quant import PackedCheckpoint, stock_model
+from hyco_export.nn.slm.truth import true_linears
 
 GATE = "model.layers.2.mlp.gate_proj"
 

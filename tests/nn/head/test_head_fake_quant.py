@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyco_export.nn import fake_quant
+from hyco_export.nn.head import fake_quant
 
 VOCAB = 60
 RATIOS = np.linspace(1.0, 0.6, 41)

@@ -7,7 +7,7 @@ import torch
 
 from hyco_export.nn.capture import teacher_forced
 from hyco_export.nn.final_norm import final_norm
-from hyco_export.nn.mtp_head import head_spans, head_step, pack, response_rows, unroll
+from hyco_export.nn.head.unroll import head_spans, head_step, pack, response_rows, unroll
 from hyco_export.nn.verifier import ATTENTION_NAMES
 
 VOCAB = 60

@@ -19,8 +19,8 @@ from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.head_host import draft_feeds, ring_positions
 from hyco_export.nn.capture import Capture
 from hyco_export.nn.final_norm import FinalNorm
-from hyco_export.nn.head_calibration import load_all, recorded, spread_roots
-from hyco_export.nn.mtp_head import response_rows, unroll
+from hyco_export.nn.head.calibration import load_all, recorded, spread_roots
+from hyco_export.nn.head.unroll import response_rows, unroll
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from hyco_export.core.network.weights import IntegerTable
 from hyco_export.graph.lint import lint
 from hyco_export.graph.qdq_ops import QdqOps
 from hyco_export.graph.reference import ReferenceSession
-from hyco_export.nn import fake_quant
 from hyco_export.nn.capture import teacher_forced
 from hyco_export.nn.embedding_table import quantize_rows
 from hyco_export.nn.final_norm import final_norm
-from hyco_export.nn.head_calibration import recorded
-from hyco_export.nn.head_pass import FloatHead, TorchHeadSession
-from hyco_export.nn.mtp_head import head_step, response_rows
+from hyco_export.nn.head import fake_quant
+from hyco_export.nn.head.calibration import recorded
+from hyco_export.nn.head.static_pass import FloatHead, TorchHeadSession
+from hyco_export.nn.head.stored import store
+from hyco_export.nn.head.unroll import head_step, response_rows
 from hyco_export.nn.range_observer import RangeObserver
-from hyco_export.nn.stored_head import store
 
 VOCAB, LENGTH, ANSWER_START = 60, 40, 12
 KEPT = np.arange(2, VOCAB, 2, dtype=np.int32)

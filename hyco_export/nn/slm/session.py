@@ -13,7 +13,7 @@ from hyco_export.core.devicespec import SLM_SPEC_FILE, SlmSpec, read_spec
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.network.boundary import to_integers, to_real
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm
-from hyco_export.nn.slm_pass import FloatSlm
+from hyco_export.nn.slm.static_pass import FloatSlm
 from hyco_export.nn.torch_ops import TorchWeights
 
 

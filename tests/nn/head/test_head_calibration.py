@@ -9,9 +9,9 @@ from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.network.head import HeadNetwork, logits_name
 from hyco_export.core.network.head_grids import handoff_encodings, head_encodings
 from hyco_export.core.network.weights import IntegerTable
-from hyco_export.nn import fake_quant
 from hyco_export.nn.capture import load_capture, save_capture, teacher_forced
-from hyco_export.nn.head_calibration import (
+from hyco_export.nn.head import fake_quant
+from hyco_export.nn.head.calibration import (
     ROOTS_PER_PASS,
     activation_ranges,
     captured_ranges,
@@ -20,8 +20,8 @@ from hyco_export.nn.head_calibration import (
     response_feeds,
     spread_roots,
 )
-from hyco_export.nn.head_pass import FloatHead
-from hyco_export.nn.stored_head import store
+from hyco_export.nn.head.static_pass import FloatHead
+from hyco_export.nn.head.stored import store
 
 VOCAB, WINDOW, STEPS = 60, 16, 2
 

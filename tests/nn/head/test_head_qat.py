@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from hyco_export.errors import RecipeError
-from hyco_export.nn import fake_quant
-from hyco_export.nn.agreement import compare_heads, match_verifier, share_won_back
 from hyco_export.nn.capture import teacher_forced
-from hyco_export.nn.mtp_head import head_spans, pack, response_rows, unroll
-from hyco_export.nn.qat import (
+from hyco_export.nn.head import fake_quant
+from hyco_export.nn.head.agreement import compare_heads, match_verifier, share_won_back
+from hyco_export.nn.head.qat import (
     TrainingPlan,
     divergences,
     packed_loss,
@@ -21,6 +20,7 @@ from hyco_export.nn.qat import (
     shuffled_forever,
     train,
 )
+from hyco_export.nn.head.unroll import head_spans, pack, response_rows, unroll
 
 VOCAB = 60
 PLAN = TrainingPlan(

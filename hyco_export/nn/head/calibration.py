@@ -13,7 +13,7 @@ import torch
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.network.head_host import draft_feeds, on_grid, shared_positions
 from hyco_export.nn.capture import Capture, load_capture
-from hyco_export.nn.head_pass import FloatHead
+from hyco_export.nn.head.static_pass import FloatHead
 from hyco_export.nn.range_observer import RangeObserver
 
 ROOTS_PER_PASS = 16  # consecutive roots share one window; the observer wants passes of equal size

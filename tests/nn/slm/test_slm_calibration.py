@@ -6,8 +6,8 @@ from packed_slm import RINGS, ROWS, random_ids
 from slm_parts import MASK_VALUE, slm_parts
 
 from hyco_export.core.network.slm_host import NO_PARENT
-from hyco_export.nn.slm_calibrate import calibrated_ranges, full_passes
-from hyco_export.nn.slm_samples import prefill_samples, random_forest, tree_samples
+from hyco_export.nn.slm.calibration import calibrated_ranges, full_passes
+from hyco_export.nn.slm.samples import prefill_samples, random_forest, tree_samples
 
 
 def ranges_over(sequences: list[list[int]], percentile: float = 100.0) -> dict[str, tuple[float, float]]:

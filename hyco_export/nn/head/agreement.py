@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from transformers import Gemma4AssistantForCausalLM
 
-from hyco_export.nn.mtp_head import RootRows, unroll
-from hyco_export.nn.qat import divergences
+from hyco_export.nn.head.qat import divergences
+from hyco_export.nn.head.unroll import RootRows, unroll
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Low-bit weights of a head's linear layers: how grids are chosen, attached for training, and read out as integers.
 
-Grids are symmetric with one scale per output channel (Table 4 of the paper). Knows weights only; `nn.qat` trains them.
-The fake quantiser is aimet-torch's `QuantizeDequantize`: forward rounds and clips, backward is a straight-through
+Grids are symmetric with one scale per output channel (Table 4 of the paper). Knows weights only; `nn.head.qat` trains
+them. The fake quantiser is aimet-torch's `QuantizeDequantize`: forward rounds and clips, backward is a straight-through
 estimator that passes gradients inside the grid and stops them outside.
 
 Legend: N output channels, K inputs of a linear layer.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hyco_export.core.network.slm_grids import kv_range_names
 from hyco_export.core.network.slm_host import EmbeddingRows, SlmHost
 from hyco_export.nn.range_observer import RangeObserver
-from hyco_export.nn.slm_pass import FloatSlm
+from hyco_export.nn.slm.static_pass import FloatSlm
 
 Ids = Sequence[int]
 

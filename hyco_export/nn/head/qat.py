@@ -5,7 +5,7 @@ mean over the K depths, each depth fed by the own state of the head that compute
 by the student's) and by the sequence's tokens: the device drafts that way, and one-step training leaves the errors
 that add up through the state untouched.
 
-Knows sequences as `nn.mtp_head.RootRows`, no files. Legend: R root positions, V vocabulary.
+Knows sequences as `nn.head.unroll.RootRows`, no files. Legend: R root positions, V vocabulary.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_, parametrize
 from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.errors import RecipeError
-from hyco_export.nn.mtp_head import RootRows, pack, unroll
+from hyco_export.nn.head.unroll import RootRows, pack, unroll
 
 PACKED_ROWS = 512  # short sequences share a pass (2.4 times as fast at 55 rows each); a long one has it alone
 

@@ -16,7 +16,7 @@ from hyco_export.core.network.slm_spec import slm_spec
 from hyco_export.errors import ArtifactError
 from hyco_export.graph.parity import sqnr_db
 from hyco_export.graph.reference import ReferenceSession
-from hyco_export.nn.slm_session import open_torch_slm
+from hyco_export.nn.slm.session import open_torch_slm
 
 
 @pytest.fixture(scope="module")

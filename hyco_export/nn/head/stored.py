@@ -10,7 +10,7 @@ from hyco_export.core.network.head import HeadArchitecture, HeadLayer
 from hyco_export.core.network.head_file import StoredHead
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.mtp_head import head_spans
+from hyco_export.nn.head.unroll import head_spans
 from hyco_export.nn.verifier import ATTENTION_NAMES, layer_kv_shape
 
 MODEL_PREFIX = "model."  # transformers' name of the decoder inside the head

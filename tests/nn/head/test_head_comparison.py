@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.head_comparison import ComparedPosition, DepthShare, Drafts, match_original, run_session
-from hyco_export.nn.stored_head import head_architecture, norm_vectors, stored_name
+from hyco_export.nn.head.comparison import ComparedPosition, DepthShare, Drafts, match_original, run_session
+from hyco_export.nn.head.stored import head_architecture, norm_vectors, stored_name
 
 KEPT = np.array([10, 20, 30, 40])
 

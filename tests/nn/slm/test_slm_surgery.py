@@ -8,8 +8,8 @@ from packed_slm import RINGS, VOCAB, plain_config, save_packed_slm, slm_config
 
 from hyco_export.core.tables import PER_LAYER, TOKENS, real_rows
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.gemma_quant import PackedCheckpoint
-from hyco_export.nn.slm import host_tables, slm_network, slm_weights
+from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
+from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,13 @@ from pathlib import Path
 from hyco_export.core.devicespec import HEAD_SPEC_FILE, HeadSpec, read_spec
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset import read_keepset
+from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, HEAD, KEEPSET, QAT_HEAD
 from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.head_file import read_head
 from hyco_export.core.network.kept_table import read_kept_table
 from hyco_export.errors import ArtifactError
 from hyco_export.nn.final_norm import load_norm
-from hyco_export.nn.head_pass import FloatHead, TorchHeadSession
-
-CAPTURE, QAT, KEEPSET, CONVERT = "capture", "qat-head", "build-keepset", "convert-head"
-NORM_FILE = "final_norm.safetensors"
+from hyco_export.nn.head.static_pass import FloatHead, TorchHeadSession
 
 
 def float_head(
@@ -29,14 +27,14 @@ def float_head(
     Raises:
         ArtifactError: an artifact is missing, damaged, or keeps tokens that the head does not have.
     """
-    stored = read_head(folders[QAT])
+    stored = read_head(folders[QAT_HEAD])
     keepset = read_keepset(folders[KEEPSET])
     if keepset.vocab_size != stored.architecture.vocab_size:
         raise ArtifactError(
             f"the keep set is of a vocabulary of {keepset.vocab_size}, the head's has {stored.architecture.vocab_size}",
             "build both again from one recipe: hyco-export run",
         )
-    norm = load_norm(folders[CAPTURE] / NORM_FILE)
+    norm = load_norm(folders[CAPTURE] / FINAL_NORM_FILE)
     network = HeadNetwork(stored.architecture, steps, runner_up_steps, window, hidden_norm, norm.epsilon)
     final_norm = norm.weight.numpy() if hidden_norm == "pre" else None
     return FloatHead(network, stored.device_weights(keepset.ids, read_kept_table(folders[KEEPSET]), final_norm))
@@ -48,8 +46,8 @@ def open_torch_head(run: Path) -> TorchHeadSession:
     Raises:
         ArtifactError: an artifact is missing or damaged.
     """
-    spec = read_spec(run / CONVERT / HEAD_SPEC_FILE, HeadSpec)
-    folders = {stage: run / stage for stage in (CAPTURE, QAT, KEEPSET)}
+    spec = read_spec(run / HEAD / HEAD_SPEC_FILE, HeadSpec)
+    folders = {stage: run / stage for stage in (CAPTURE, QAT_HEAD, KEEPSET)}
     handoff = spec.handoff
     head = float_head(folders, spec.steps, spec.runner_up_steps, handoff.window, handoff.hidden_norm)
     return TorchHeadSession(head, spec.graph)
