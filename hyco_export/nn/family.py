@@ -8,6 +8,7 @@ from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.verifier import ATTENTION_NAMES, kv_shapes, layer_kv_shape
 
+HEAD_MODEL_TYPE = "gemma4_assistant"
 SET_HINT = "use the head that was published for this verifier and an SLM with the same tokenizer ($.models)"
 
 
@@ -15,11 +16,25 @@ def check_family(verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTra
     """Refuse checkpoints that do not belong together; all mismatches are named at once.
 
     Raises:
-        CheckpointError: widths, K/V shapes or vocabularies differ, or the head has a part the static graph cannot hold.
+        CheckpointError: a checkpoint is not of its role's kind; widths, K/V shapes or vocabularies differ; or the head
+            has a part the static graph cannot hold.
     """
+    _require_roles(verifier, head, slm)
     problems = [*_head_mismatches(verifier, head), *_vocabulary_mismatches(verifier, head, slm)]
     if problems:
         raise CheckpointError("checkpoints do not belong together: " + "; ".join(problems), SET_HINT)
+
+
+def _require_roles(verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTrainedConfig | None) -> None:
+    """Only a head drafts steps, and only the others are language models of their own."""
+    for role, config in (("verifier", verifier), ("head", head), ("slm", slm)):
+        if config is None or (config.model_type == HEAD_MODEL_TYPE) == (role == "head"):
+            continue
+        wanted = f"a {HEAD_MODEL_TYPE}" if role == "head" else "a language model"
+        raise CheckpointError(
+            f"$.models.{role} is a {config.model_type!r} model, the {role} must be {wanted}",
+            f"correct $.models.{role}",
+        )
 
 
 def _head_mismatches(verifier: PreTrainedConfig, head: PreTrainedConfig) -> Iterator[str]:

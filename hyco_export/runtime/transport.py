@@ -18,7 +18,7 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.refusals import as_refusal, body_of
 
-FIRST_ERROR_STATUS = 400
+SUCCESS_STATUSES = range(200, 300)
 ANSWER_LIMIT_BYTES = 1 << 26  # ten times the largest hand-off of the paper
 GATEWAY_STATUSES = (502, 503, 504)  # a proxy whose server is away, when the body is not one of ours
 Sent = TypeVar("Sent", bound=msgspec.Struct)
@@ -129,7 +129,7 @@ class HttpTransport:
 
     def _checked(self, response: http.client.HTTPResponse, answer: bytes) -> bytes:
         ours = response.headers.get_content_type() == wire.MEDIA_TYPE
-        if response.status < FIRST_ERROR_STATUS and (ours or not answer):
+        if response.status in SUCCESS_STATUSES and (ours or not answer):
             return answer
         if ours:
             raise refused(answer)
@@ -166,9 +166,11 @@ def split_url(url: str) -> SplitResult:
     """The parts of a server's URL.
 
     Raises:
-        ServerError: it has no http or https scheme, no host, or an impossible port.
+        ServerError: it has no http or https scheme, no host, an impossible port, or credentials (not repeated).
     """
     hint = "write it like http://127.0.0.1:8411"
+    if "@" in url:
+        raise ServerError("the server URL holds a user name or password, which nothing here sends", hint)
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

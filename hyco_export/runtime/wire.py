@@ -146,10 +146,16 @@ def decode(payload: bytes, kind: type[Body]) -> Body:
     try:
         body = msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last: nested too deep
-        raise ProtocolError("malformed", f"body is not a {kind.__name__}: {error}") from error
+        raise ProtocolError(
+            "malformed", f"body is not a {kind.__name__}: {error}", "compare it with hyco_export/runtime/PROTOCOL.md"
+        ) from error
     version = getattr(body, "version", PROTOCOL_VERSION)
     if version != PROTOCOL_VERSION:
-        raise ProtocolError("version", f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
+        raise ProtocolError(
+            "version",
+            f"protocol version {version}, this side speaks {PROTOCOL_VERSION}",
+            "run the same release of hyco-export on both sides",
+        )
     return body
 
 

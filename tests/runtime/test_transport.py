@@ -151,6 +151,7 @@ def test_refusals_are_typed() -> None:
         http_answer(b"<html>hello</html>", "200 OK", "text/html"),
         http_answer(b"no such page", "404 Not Found", "text/plain"),
         http_answer(b"", "301 Moved Permanently", "text/html").replace(b"Length: 0", b"Length: 2") + b"up",
+        http_answer(b"", "302 Found", "text/html"),
     ],
 )
 def test_another_server_is_told_from_ours(answer: bytes) -> None:
@@ -158,6 +159,27 @@ def test_another_server_is_told_from_ours(answer: bytes) -> None:
         transport, _ = transport_to(server.url)
         with pytest.raises(ServerError, match=r"answered \d+ .*not a verifier server's answer \(give the URL"):
             transport.info()
+
+
+def test_a_silent_server_is_asked_for_its_facts_with_a_limit_of_their_own() -> None:
+    with RawServer([HANG]) as server:
+        patience = Patience(info_s=0.2, reply_s=60.0)
+        with pytest.raises(ServerError, match=r"no answer from the verifier server at .*timed out"):
+            HttpTransport(server.url, patience).info()
+
+
+def test_an_endless_answer_is_refused_by_its_announced_length() -> None:
+    announced = http_answer(b"").replace(b"Length: 0", b"Length: 999999999999")
+    with RawServer([announced]) as server:
+        transport, _ = transport_to(server.url)
+        with pytest.raises(ServerError, match="announces an answer of 999,999,999,999 B"):
+            transport.info()
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(ServerError, match="user name or password") as refusal:
+        split_url("http://me:secret@host:1")
+    assert "secret" not in str(refusal.value)
 
 
 def test_a_dead_url_fails_within_seconds() -> None:

@@ -51,6 +51,22 @@ def stages(source: Path, revision: int = 1) -> list[Stage]:
     ]
 
 
+def test_strangers_among_the_checkpoints_are_named_before_any_stage_works(source: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(embedded_recipe())
+    strangers = msgspec.structs.replace(recipe.models, head=recipe.models.slm)
+    run = RunFolder(tmp_path / "run", msgspec.structs.replace(recipe, models=strangers), None)
+    with pytest.raises(CheckpointError, match="head is a 'gemma4_text' model, the head must be a gemma4_assistant"):
+        build_all(run, stages(source), Silent())
+    assert not list(run.root.glob("*/manifest.json"))
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = RunFolder(tmp_path / "file" / "run", load_recipe(embedded_recipe()), None)
+    with pytest.raises(ArtifactError, match=r"run folder .*file/run cannot be made: Not a directory \(.*--run\)"):
+        build_all(run, stages(source), Silent())
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "source.txt"

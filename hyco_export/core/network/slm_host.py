@@ -19,7 +19,7 @@ Real = Mapping[str, np.ndarray]
 Run = Callable[[Real], Real]  # one pass: real inputs -> real outputs, by name
 Ids = Sequence[int] | np.ndarray
 NO_PARENT = -1  # the row is a child of the newest committed position
-PADDING_TOKEN = 0  # rows beyond the given tokens; they see only themselves and nobody sees them
+PADDING_TOKEN = 0  # rows beyond the given tokens: each sees the rings and itself, nobody sees them
 
 
 class EmbeddingRows(Protocol):
