@@ -36,6 +36,10 @@ class ArtifactError(HycoError):
     """An artifact folder that is missing, incomplete, altered or from another run."""
 
 
+class CrewError(HycoError):
+    """The processes of one launch cannot go on together: one of them ended."""
+
+
 class CompileError(HycoError):
     """The NPU compiler or the emulator refused a graph or gave something else than was asked for."""
 

@@ -16,6 +16,7 @@ import msgspec
 from hyco_export.errors import ArtifactError
 
 MANIFEST_NAME = "manifest.json"
+WORK_FOLDER = ".work"  # inside a build folder: what a stage keeps to go on after a kill; no part of the artifact
 CHUNK_BYTES = 1 << 20
 
 
@@ -38,7 +39,8 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, FileRecord]
     metrics: dict[str, Any]
     versions: dict[str, str]  # library -> version
-    wall_s: float
+    wall_s: float  # of the process that finished it
+    origins: dict[str, str] = {}  # checkpoint -> Hub id and commit, or the folder's reference in the recipe
 
 
 def file_digest(path: Path) -> str:
@@ -63,6 +65,8 @@ def publish(build_dir: Path, folder: Path, manifest: Manifest) -> None:
 
     A kill at any moment leaves the old artifact, no artifact, or the new one; never a half-written one.
     """
+    shutil.rmtree(build_dir / WORK_FOLDER, ignore_errors=True)
+    (build_dir / MANIFEST_NAME).unlink(missing_ok=True)  # of a publishing that was killed before the rename
     records = {}
     for path in sorted(p for p in build_dir.rglob("*") if p.is_file()):
         records[str(path.relative_to(build_dir))] = FileRecord(file_digest(path), path.stat().st_size)

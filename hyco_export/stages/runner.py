@@ -5,13 +5,13 @@ Knows the order, keys, locks and folders; not what a stage computes. One run fol
 """
 
 import fcntl
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,10 +20,13 @@ from hyco_export.core.layout import artifact_name
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.resources import locate
 from hyco_export.errors import ArtifactError, CheckpointError
-from hyco_export.stages.stage import Progress, Source, Stage
+from hyco_export.stages.build_folder import build_folder, sweep
+from hyco_export.stages.stage import Progress, Silent, Source, Stage
+
+if TYPE_CHECKING:
+    from hyco_export.nn.crew import Crew
 
 LIBRARIES = ("torch", "transformers", "aimet-torch", "onnx", "onnxruntime", "onnxruntime-qnn", "numpy")
-BUILD_FOLDER = ".build"
 LOCK_NAME = ".lock"
 
 
@@ -169,12 +172,22 @@ def chain_to(stages: Sequence[Stage], last: str) -> list[Stage]:
 def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> dict[str, Manifest]:
     """Build what is not fresh, one stage after the other; the manifests of all of them.
 
+    In a launch of several processes every one calls this: the main one leads, the others help where a stage is shared,
+    and get no manifests.
+
     Raises:
-        HycoError: a stage failed; the finished ones stay.
+        HycoError: a stage failed; the finished ones stay, and so do the finished units of a resumable one.
     """
+    from hyco_export.nn.crew import current_crew
+
+    crew = current_crew()
+    if not crew.main:
+        _follow(run, stages, crew)
+        return {}
     with run.lock():
-        shutil.rmtree(run.root / BUILD_FOLDER, ignore_errors=True)
         planned = plan(run, stages)
+        names = [item.folder.name for item in planned]
+        sweep(run.root, names, [_build_dir(run, item) for item in planned if item.stage.resumable and not item.fresh])
         _check_all(run, planned)
         for position, item in enumerate(planned, 1):
             label = f"[{position}/{len(stages)}] {item.stage.name}"
@@ -182,9 +195,19 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
                 progress.note(f"{label}: fresh")
                 continue
             progress.note(f"{label}: {item.reason}")
-            _build_one(run, item, progress)
-        shutil.rmtree(run.root / BUILD_FOLDER, ignore_errors=True)
+            _build_one(run, item, crew, progress)
+        crew.tell(None)
+        sweep(run.root, names)
     return {stage.name: verify(run.folder(stage)) for stage in stages}
+
+
+def _follow(run: RunFolder, stages: Sequence[Stage], crew: "Crew") -> None:
+    """Build the shared stages that the main process announces, until it has none left."""
+    by_name = {stage.name: stage for stage in stages}
+    while (task := crew.tell()) is not None:
+        name, inputs, build_dir = task
+        use_threads(run.recipe.threads)
+        by_name[name].build(by_name[name].config(run.recipe), inputs, build_dir, Silent())
 
 
 def _check_all(run: RunFolder, planned: Sequence[PlannedStage]) -> None:
@@ -211,13 +234,20 @@ def require_family(run: RunFolder) -> None:
     check_family(verifier, head, slm)
 
 
-def _build_one(run: RunFolder, item: PlannedStage, progress: Progress) -> None:
-    build_dir = run.root / BUILD_FOLDER / item.folder.name
-    build_dir.mkdir(parents=True)
+def _build_dir(run: RunFolder, item: PlannedStage) -> Path:
+    return build_folder(run.root, item.folder.name, item.key, library_versions(LIBRARIES))
+
+
+def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progress) -> None:
+    build_dir = _build_dir(run, item)
+    build_dir.mkdir(parents=True, exist_ok=item.stage.resumable)
     config = item.stage.config(run.recipe)
+    inputs = _inputs(run, item.stage)
     use_threads(run.recipe.threads)
     began = time.monotonic()
-    metrics = item.stage.build(config, _inputs(run, item.stage), build_dir, progress)
+    if item.stage.shared:
+        crew.tell((item.stage.name, inputs, build_dir))
+    metrics = item.stage.build(config, inputs, build_dir, progress)
     publish(
         build_dir,
         item.folder,

@@ -53,8 +53,12 @@ class Stage:
     the checkpoints and data files it reads (key -> the recipe's Checkpoint, or its reference to a data file); `needs`
     are earlier stages. `build(config, inputs, out_dir, progress)` gets one path per need and per source in `inputs`,
     writes its files into `out_dir` (existing and empty) and returns JSON-able metrics. Raise `revision` when the code
-    changes the bytes. `check(config, sources)` raises a RecipeError for what only the sources can tell; it takes about
-    a second and is asked before any stage of a chain is built.
+    changes the bytes.
+
+    A `resumable` stage may find in `out_dir` what a killed build of the same key left there: it verifies that
+    (`core.partial`) and goes on, to the same bytes. A `shared` stage is built by every process of a launch together
+    (`nn.crew`), the others by the main one. `check(config, sources)` raises a RecipeError for what only the sources can
+    tell; it takes about a second and is asked before any stage of a chain is built.
     """
 
     name: str
@@ -65,3 +69,5 @@ class Stage:
     build: Build
     per_target: bool = False  # one artifact folder per target
     check: Check = no_check
+    resumable: bool = False
+    shared: bool = False

@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from hyco_export.core.artifact import verify
+from hyco_export.core.partial import PartialBuild
 from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, CheckpointError
-from hyco_export.stages.runner import BUILD_FOLDER, RunFolder, build_all, chain_to, plan, require_current
+from hyco_export.stages.build_folder import BUILD_FOLDER
+from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current
 from hyco_export.stages.stage import Silent, Stage
 
 
@@ -179,8 +181,90 @@ def test_a_killed_run_loses_only_the_stage_in_flight(tmp_path: Path, source: Pat
     done = subprocess.run([sys.executable, "-c", script], env=os.environ, check=False)
     assert done.returncode == -signal.SIGKILL
     run = run_folder(tmp_path)
-    assert (run.root / BUILD_FOLDER / "b" / "half.txt").exists()
+    assert [path.name for path in (run.root / BUILD_FOLDER).glob("b-*/half.txt")] == ["half.txt"]
     assert not (run.root / "b").exists()
     assert built_now(run, stages(source)) == ["b", "c"]
     assert sorted(verify(run.root / "b").files) == ["next.txt"]
     assert not (run.root / BUILD_FOLDER).exists()
+
+
+class Interrupted(Exception):
+    pass
+
+
+def resumable(stop_after: int, work: list[int]) -> Stage:
+    """Three units of a line each; raises before unit `stop_after` and notes in `work` which units it does."""
+
+    def build(config, inputs, out_dir, progress):
+        partial = PartialBuild(out_dir)
+        for unit in range(3):
+            if partial.finished(str(unit)):
+                continue
+            if unit == stop_after:
+                raise Interrupted
+            work.append(unit)
+            with partial.place(f"unit-{unit}.txt") as draft:
+                draft.write_text(f"{config.steps} {unit}")
+            partial.finish(str(unit), [f"unit-{unit}.txt"])
+        return {}
+
+    return Stage("r", 1, (), steps, lambda recipe: {}, build, resumable=True)
+
+
+def stopped(run: RunFolder, stop_after: int) -> list[int]:
+    work: list[int] = []
+    with pytest.raises(Interrupted):
+        build_all(run, [resumable(stop_after, work)], Silent())
+    return work
+
+
+def test_a_resumable_stage_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    run, work = run_folder(tmp_path), []
+    assert stopped(run, 1) == [0]
+    assert stopped(run, 2) == [1]
+    build_all(run, [resumable(-1, work)], Silent())
+    assert work == [2]
+    assert sorted(verify(run.root / "r").files) == [f"unit-{unit}.txt" for unit in range(3)]
+    assert not (run.root / BUILD_FOLDER).exists()
+
+
+def test_units_of_another_key_are_not_continued(tmp_path: Path) -> None:
+    stopped(run_folder(tmp_path, steps=3), 2)
+    work: list[int] = []
+    build_all(run_folder(tmp_path, steps=5), [resumable(-1, work)], Silent())
+    assert work == [0, 1, 2]
+    assert not (tmp_path / "run" / BUILD_FOLDER).exists()
+
+
+def test_units_made_with_other_libraries_are_not_continued(tmp_path: Path, monkeypatch) -> None:
+    run, work = run_folder(tmp_path), []
+    stopped(run, 2)
+    monkeypatch.setattr("hyco_export.stages.runner.LIBRARIES", ("torch",))
+    build_all(run, [resumable(-1, work)], Silent())
+    assert work == [0, 1, 2]
+
+
+def test_a_damaged_unit_is_done_again(tmp_path: Path) -> None:
+    run, work = run_folder(tmp_path), []
+    stopped(run, 2)
+    (path,) = (run.root / BUILD_FOLDER).glob("r-*/unit-1.txt")
+    path.write_text("damaged")
+    build_all(run, [resumable(-1, work)], Silent())
+    assert work == [1, 2]
+
+
+def test_a_build_that_was_complete_but_not_renamed_is_published(tmp_path: Path) -> None:
+    run, work = run_folder(tmp_path), []
+    stopped(run, 2)
+    (folder,) = (run.root / BUILD_FOLDER).glob("r-*")
+    (folder / "manifest.json").write_text("{}")
+    build_all(run, [resumable(-1, work)], Silent())
+    assert sorted(verify(run.root / "r").files) == [f"unit-{unit}.txt" for unit in range(3)]
+
+
+def test_another_stage_leaves_what_a_resumable_one_has_done(tmp_path: Path, source: Path) -> None:
+    run, work = run_folder(tmp_path), []
+    stopped(run, 2)
+    build_all(run, stages(source), Silent())
+    build_all(run, [resumable(-1, work)], Silent())
+    assert work == [2]
