@@ -61,6 +61,7 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Search clips, train, compare with the original head; see the module for the files."""
+    from hyco_export.nn import weight_grids
     from hyco_export.nn.head import fake_quant
     from hyco_export.nn.head.agreement import match_verifier
     from hyco_export.nn.head.stored import store
@@ -72,11 +73,11 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     fake_quant.untie_output_layer(student)
     weights = {name: layer.weight.detach() for name, layer in fake_quant.linear_layers(student)}
     ratios = np.linspace(config.qat.clip_ratio_high, config.qat.clip_ratio_low, config.qat.clip_ratio_count)
-    searched = {name: fake_quant.searched_scales(weight, bits, ratios) for name, weight in weights.items()}
+    searched = {name: weight_grids.searched_scales(weight, bits, ratios) for name, weight in weights.items()}
     variants = {
-        NEAREST: fake_quant.nearest_matrices(weights, bits),
-        SEARCHED: {name: fake_quant.integer_matrix(weights[name], searched[name], bits) for name in weights},
-        WIDE: fake_quant.nearest_matrices(weights, WIDE_BITS),
+        NEAREST: weight_grids.nearest_matrices(weights, bits),
+        SEARCHED: {name: weight_grids.integer_matrix(weights[name], searched[name], bits) for name in weights},
+        WIDE: weight_grids.nearest_matrices(weights, WIDE_BITS),
     }
     fake_quant.attach(student, searched, bits)
     if config.qat.trained_grids:

@@ -1,8 +1,8 @@
-"""Low-bit weights of a head's linear layers: how grids are chosen, attached for training, and read out as integers.
+"""Low-bit weights of a head's linear layers: how grids are attached for training, and read out as integers.
 
-Grids are symmetric with one scale per output channel (Table 4 of the paper). Knows weights only; `nn.head.qat` trains
-them. The fake quantiser is aimet-torch's `QuantizeDequantize`: forward rounds and clips, backward is a straight-through
-estimator that passes gradients inside the grid and stops them outside.
+Grids are those of `nn.weight_grids` (Table 4 of the paper). Knows weights only; `nn.head.qat` trains them. The fake
+quantiser is aimet-torch's `QuantizeDequantize`: forward rounds and clips, backward is a straight-through estimator that
+passes gradients inside the grid and stops them outside.
 
 Legend: N output channels, K inputs of a linear layer.
 """
@@ -10,7 +10,6 @@ Legend: N output channels, K inputs of a linear layer.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from aimet_torch.quantization.affine import QuantizeDequantize
 from torch import nn
@@ -19,8 +18,7 @@ from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.encodings import symmetric_limits
 from hyco_export.core.network.weights import IntegerMatrix
-
-SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of a channel whose weights are all zero
+from hyco_export.nn.weight_grids import integer_matrix
 
 
 def linear_layers(head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -33,46 +31,6 @@ def linear_layers(head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 def untie_output_layer(head: Gemma4AssistantForCausalLM) -> None:
     """Give the output layer weights of its own; the tied table is never looked up by a head."""
     head.lm_head.weight = nn.Parameter(head.lm_head.weight.detach().clone(), requires_grad=False)
-
-
-def nearest_scales(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """Scales [N] of plain rounding to nearest: the largest magnitude of a channel lies on the highest integer."""
-    return clipped_scales(weight, bits, 1.0)
-
-
-def clipped_scales(weight: torch.Tensor, bits: int, ratio: float) -> torch.Tensor:
-    """Scales [N] when weight [N, K] is clipped at `ratio` times the largest magnitude of each channel."""
-    _, highest = symmetric_limits(bits)
-    return (weight.abs().amax(dim=1) * (ratio / highest)).clamp_min(SMALLEST_SCALE)
-
-
-def searched_scales(weight: torch.Tensor, bits: int, ratios: np.ndarray) -> torch.Tensor:
-    """Scales [N] with the least squared error of each channel of weight [N, K] among the clip ratios."""
-    best = nearest_scales(weight, bits)
-    least = torch.full_like(best, torch.inf)
-    for ratio in ratios:
-        scales = clipped_scales(weight, bits, float(ratio))
-        error = (quantise(weight, scales, bits) * scales[:, None] - weight).square().sum(dim=1)
-        better = error < least
-        best, least = torch.where(better, scales, best), torch.where(better, error, least)
-    return best
-
-
-def quantise(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    """Integers [N, K] (as floats) of weight [N, K] on the grid of scales [N]."""
-    lowest, highest = symmetric_limits(bits)
-    return torch.round(weight / scales[:, None]).clamp(lowest, highest)
-
-
-def integer_matrix(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> IntegerMatrix:
-    """A weight as it is stored."""
-    integers = quantise(weight, scales, bits).to(torch.int8)
-    return IntegerMatrix(integers.cpu().numpy(), scales.float().cpu().numpy(), bits)
-
-
-def nearest_matrices(weights: Mapping[str, torch.Tensor], bits: int) -> dict[str, IntegerMatrix]:
-    """Weights rounded to nearest, by name."""
-    return {name: integer_matrix(weight, nearest_scales(weight, bits), bits) for name, weight in weights.items()}
 
 
 def attach(head: nn.Module, scales: Mapping[str, torch.Tensor], bits: int) -> None:

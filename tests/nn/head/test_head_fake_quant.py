@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from hyco_export.nn import weight_grids
 from hyco_export.nn.head import fake_quant
 
 VOCAB = 60
@@ -23,7 +24,7 @@ def weights_of(head):
 
 
 def error(weight, scales, bits):
-    return (fake_quant.quantise(weight, scales, bits) * scales[:, None] - weight).square().sum(dim=1)
+    return (weight_grids.quantise(weight, scales, bits) * scales[:, None] - weight).square().sum(dim=1)
 
 
 def test_every_linear_layer_is_found(head):
@@ -39,9 +40,9 @@ def test_untying_keeps_the_values_and_cuts_the_tie(head):
 
 def test_rounding_to_nearest_puts_the_largest_weight_on_the_last_integer():
     weight = torch.tensor([[0.7, -0.35, 0.1], [-1.4, 0.2, 0.0], [0.0, 0.0, 0.0]])
-    scales = fake_quant.nearest_scales(weight, 4)
+    scales = weight_grids.nearest_scales(weight, 4)
     torch.testing.assert_close(scales[:2], torch.tensor([0.1, 0.2]))
-    integers = fake_quant.integer_matrix(weight, scales, 4).integers
+    integers = weight_grids.integer_matrix(weight, scales, 4).integers
     np.testing.assert_array_equal(integers, [[7, -4, 1], [-7, 1, 0], [0, 0, 0]])  # -3.5 rounds to even
 
 
@@ -49,15 +50,15 @@ def test_the_search_finds_the_best_ratio_of_each_channel():
     torch.manual_seed(0)
     weight = torch.randn(8, 200)
     weight[3, 0] = 12.0  # one outlier: clipping pays
-    found = fake_quant.searched_scales(weight, 4, RATIOS)
-    by_ratio = torch.stack([error(weight, fake_quant.clipped_scales(weight, 4, float(r)), 4) for r in RATIOS])
+    found = weight_grids.searched_scales(weight, 4, RATIOS)
+    by_ratio = torch.stack([error(weight, weight_grids.clipped_scales(weight, 4, float(r)), 4) for r in RATIOS])
     torch.testing.assert_close(error(weight, found, 4), by_ratio.min(dim=0).values)
-    assert found[3] < fake_quant.nearest_scales(weight, 4)[3]
+    assert found[3] < weight_grids.nearest_scales(weight, 4)[3]
 
 
 def test_the_fake_quantised_head_computes_with_the_stored_integers(head):
     weights = weights_of(head)
-    fake_quant.attach(head, {name: fake_quant.searched_scales(w, 4, RATIOS) for name, w in weights.items()}, 4)
+    fake_quant.attach(head, {name: weight_grids.searched_scales(w, 4, RATIOS) for name, w in weights.items()}, 4)
     x = torch.randn(5, 2 * builders.HIDDEN, generator=torch.Generator().manual_seed(2))
     while_training = head.pre_projection(x).detach()
 
@@ -75,7 +76,7 @@ def test_the_fake_quantised_head_computes_with_the_stored_integers(head):
 
 def test_only_weights_are_trainable_and_the_estimator_is_straight_through(head):
     weights = weights_of(head)
-    fake_quant.attach(head, {name: fake_quant.clipped_scales(w, 4, 0.6) for name, w in weights.items()}, 4)
+    fake_quant.attach(head, {name: weight_grids.clipped_scales(w, 4, 0.6) for name, w in weights.items()}, 4)
     trainable = {name for name, parameter in head.named_parameters() if parameter.requires_grad}
     assert trainable == {f"{name}.parametrizations.weight.original" for name in weights}
 

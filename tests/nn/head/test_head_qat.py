@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hyco_export.errors import RecipeError
+from hyco_export.nn import weight_grids
 from hyco_export.nn.capture import teacher_forced
 from hyco_export.nn.head import fake_quant
 from hyco_export.nn.head.agreement import compare_heads, match_verifier, share_won_back
@@ -54,7 +55,7 @@ def fake_quantised():
     fake_quant.untie_output_layer(student)
     ratios = np.linspace(1.0, 0.6, 9)
     scales = {
-        name: fake_quant.searched_scales(layer.weight, 4, ratios) for name, layer in fake_quant.linear_layers(student)
+        name: weight_grids.searched_scales(layer.weight, 4, ratios) for name, layer in fake_quant.linear_layers(student)
     }
     fake_quant.attach(student, scales, 4)
     return student
