@@ -3,6 +3,7 @@
 Flags say where things are; what changes an artifact's bytes stands in the recipe.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,9 +24,17 @@ RecipeOption = Annotated[
     Path | None, typer.Option("--recipe", help="Recipe (YAML). Default: the embedded tiny family.")
 ]
 INTERRUPTED = 130  # typer's exit code after Ctrl-C
+SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run")
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
+
+
+@app.callback()
+def launched(context: typer.Context) -> None:
+    # of the processes of an `accelerate launch` only the main one does what they cannot do together
+    if int(os.environ.get("RANK", "0")) > 0 and context.invoked_subcommand not in SHARED_COMMANDS:
+        raise typer.Exit()
 
 
 @app.command()
@@ -153,5 +162,5 @@ def main() -> None:
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            sys.stderr.write("interrupted; finished stages are kept, run the command again to go on\n")
+            sys.stderr.write("interrupted; what is finished is kept, run the command again to go on\n")
         raise

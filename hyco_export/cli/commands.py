@@ -56,6 +56,8 @@ def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, targe
 def _build(run: RunFolder, chain: Sequence[Stage]) -> None:
     with ConsoleProgress() as progress:
         manifests = build_all(run, chain, progress)
+    if not manifests:  # a helper of the main process
+        raise SystemExit(0)
     last = chain[-1]
     show_metrics(f"\n{last.name} -> {run.folder(last)}", manifests[last.name].metrics)
 

@@ -1,5 +1,6 @@
 """What the terminal shows: progress of stages, tables of metrics, errors. Knows rich; computes nothing."""
 
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ from rich.table import Table
 from hyco_export.errors import HycoError
 from hyco_export.stages.runner import PlannedStage
 
-output = Console()
+RANK = "RANK"  # of this process in a launch of several, set by the launcher
+output = Console(quiet=int(os.environ.get(RANK, "0")) > 0)  # the main process speaks for all
 problems = Console(stderr=True)
 DIGEST = re.compile("[0-9a-f]{64}")
 SHOWN_DIGEST = 16  # enough to compare by eye
@@ -30,7 +32,7 @@ class ConsoleProgress:
         self._last_line_s = 0.0
 
     def __enter__(self) -> "ConsoleProgress":
-        if output.is_terminal:
+        if output.is_terminal and not output.quiet:
             self._bars.start()
         return self
 
@@ -113,7 +115,12 @@ def format_value(value: Any) -> str:
 
 
 def show_error(error: HycoError) -> None:
-    """One line, and the next step."""
+    """One line, and the next step; in a launch of several processes from the first that fails."""
+    if RANK in os.environ:
+        from hyco_export.nn.crew import first_to_fail
+
+        if not first_to_fail():
+            return
     problems.print(f"[bold red]error:[/] {_escape(error.message)}", highlight=False, soft_wrap=True)
     if error.hint:
         problems.print(f"  [dim]next:[/] {_escape(error.hint)}", highlight=False, soft_wrap=True)

@@ -103,7 +103,11 @@ def _load(kind: type, folder: Path, dtype: Dtype, device: str, attention: Attent
     require_checkpoint(folder)
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]  # auto classes share no base with models
-            folder, dtype=TORCH_DTYPES[dtype], attn_implementation=attention, output_loading_info=True
+            folder,
+            dtype=TORCH_DTYPES[dtype],
+            attn_implementation=attention,
+            device_map=device,
+            output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", "fetch or save it again") from error
@@ -111,7 +115,7 @@ def _load(kind: type, folder: Path, dtype: Dtype, device: str, attention: Attent
     absent = sorted(report["missing_keys"])
     if absent:
         raise CheckpointError(f"{folder} lacks {len(absent)} tensors, first {absent[0]}", "fetch or save it again")
-    return model.to(device).eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)
 
 
 def handoff_layers(config: PreTrainedConfig) -> dict[LayerType, int]:

@@ -6,9 +6,13 @@ Files:
     answers.jsonl                             one line a prompt: id, split, messages, prompt_ids, answer_ids, text
     sequences/<split>-<index>.safetensors     `nn.capture.Capture` of prompt + answer, cut at the sequence limit
     final_norm.safetensors                    the verifier's final norm, for a head that is handed h from before it
+
+A prompt is a unit of work (`core.partial`): a killed build loses the prompts in flight, and the processes of a launch
+take every n-th prompt each.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +22,7 @@ from hyco_export.core import recipe as recipes
 from hyco_export.core.conversations import Conversation, Message, prompt_messages, read_conversations
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE
+from hyco_export.core.partial import PartialBuild
 from hyco_export.errors import ArtifactError, RecipeError
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
@@ -29,6 +34,7 @@ PROMPT_SPLITS: tuple[Split, ...] = ("calibration", "validation")
 SPLITS: tuple[Split, ...] = ("calibration", "sampled", "validation")
 ANSWERS_FILE = "answers.jsonl"
 SEQUENCES_FOLDER = "sequences"
+NORM_UNIT = "final-norm"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -65,78 +71,149 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
     }
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation to answer: the `index`-th of its split, the `number`-th of all."""
+
+    split: Split
+    index: int
+    number: int
+    conversation: Conversation
+
+    @property
+    def unit(self) -> str:
+        """Name of its unit of work."""
+        return f"{self.split}-{self.index:04d}"
+
+
 def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Answer every prompt, then capture its sequences; see the module for the files."""
+    from hyco_export.nn.crew import current_crew
+
+    crew = current_crew()
+    partial = PartialBuild(out_dir)
+    prompts = list(_prompts(inputs))
+    own = crew.share(prompts)
+    missing = [prompt for prompt in own if partial.finished(prompt.unit) is None]
+    if crew.main and len(missing) < len(own):
+        progress.note(f"  going on: {len(own) - len(missing)} of {len(own)} prompts are done")
+    _capture_prompts(config, inputs, partial, missing, progress)
+    crew.wait()
+    return _gather(partial, prompts) if crew.main else {}
+
+
+def _capture_prompts(
+    config: CaptureConfig,
+    inputs: Mapping[str, Path],
+    partial: PartialBuild,
+    prompts: Sequence[Prompt],
+    progress: Progress,
+) -> None:
+    """Do the units of these prompts, one after the other; the model is not loaded where nothing is left to do."""
+    from hyco_export.nn.crew import current_crew
     from hyco_export.nn.final_norm import final_norm, save_norm
     from hyco_export.nn.verifier import load_tokenizer, load_verifier
 
-    prompts = list(_prompts(inputs))
-    model = load_verifier(inputs["verifier"], config.dtype)
+    if not prompts and partial.finished(NORM_UNIT):
+        return
+    crew = current_crew()
+    model = load_verifier(inputs["verifier"], config.dtype, crew.model_device)
     tokenizer = load_tokenizer(inputs["verifier"])
-    (out_dir / SEQUENCES_FOLDER).mkdir()
-    save_norm(out_dir / FINAL_NORM_FILE, final_norm(model))
+    with partial.place(FINAL_NORM_FILE) as draft:  # a few KB: every process writes the same
+        save_norm(draft, final_norm(model))
+    partial.finish(NORM_UNIT, [FINAL_NORM_FILE])
+    for done, prompt in enumerate(prompts, 1):
+        _capture_prompt(config, model, tokenizer, partial, prompt)
+        progress.step("prompts answered and captured", done, len(prompts))
+
+
+def _capture_prompt(
+    config: CaptureConfig,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    partial: PartialBuild,
+    prompt: Prompt,
+) -> None:
+    """Write the captures of all answers to a prompt, then the receipt that makes them a finished unit."""
+    names, answers = [], []
+    for position, answer in enumerate(_answers(config, model, tokenizer, prompt)):
+        first = prompt.index * config.capture.sampled_answers  # of the sampled ones, which follow the greedy one
+        index = prompt.index if answer.split == prompt.split else first + position - 1
+        name = f"{SEQUENCES_FOLDER}/{sequence_name(answer.split, index)}"
+        with partial.place(name) as draft:
+            _capture(config, model, answer, draft)
+        names.append(name)
+        answers.append(answer)
+    partial.finish(prompt.unit, names, answers)
+
+
+def _gather(partial: PartialBuild, prompts: Sequence[Prompt]) -> Metrics:
+    """Write answers.jsonl from the finished units, in the order of the prompts; the metrics.
+
+    Raises:
+        ArtifactError: a unit is not finished: a process of the launch did not see the same folder.
+    """
     counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)
     answer_tokens = dict.fromkeys(SPLITS, 0)
     tokens = size_bytes = 0
-    with (out_dir / ANSWERS_FILE).open("wb") as lines:
-        for done, (split, conversation) in enumerate(prompts):
-            for answer in _answers(config, model, tokenizer, split, conversation, done):
+    with partial.place(ANSWERS_FILE) as draft, draft.open("wb") as lines:
+        for prompt in prompts:
+            receipt = partial.finished(prompt.unit)
+            if receipt is None:
+                raise ArtifactError(
+                    f"the capture of prompt {prompt.conversation.id!r} is missing or damaged in {partial.build_dir}",
+                    "all processes of a launch need the same run folder; run the command again to go on",
+                )
+            for answer in msgspec.convert(receipt.note, list[Answer]):
                 lines.write(msgspec.json.encode(answer) + b"\n")
-                path = sequence_path(out_dir, answer.split, counts[answer.split])
-                size_bytes += _capture(config, model, answer, path)
                 counts[answer.split] += 1
                 answer_tokens[answer.split] += len(answer.answer_ids)
                 tokens += len(answer.prompt_ids) + len(answer.answer_ids)
-            progress.step("prompts answered and captured", done + 1, len(prompts))
+            size_bytes += sum(record.size_bytes for record in receipt.files.values())
     return {"sequences": counts, "answer_tokens": answer_tokens, "tokens": tokens, "bytes": size_bytes}
 
 
 def _answers(
-    config: CaptureConfig,
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerFast",
-    split: Split,
-    conversation: Conversation,
-    number: int,
+    config: CaptureConfig, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", prompt: Prompt
 ) -> Iterator[Answer]:
     """The greedy answer to a prompt, then its sampled ones."""
     from hyco_export.nn import capture as capturing
 
-    messages = prompt_messages(conversation)
+    messages = prompt_messages(prompt.conversation)
     prompt_ids = capturing.encode_prompt(tokenizer, [msgspec.to_builtins(m) for m in messages])
-    limit = _answer_limit(config, split, len(prompt_ids))
+    limit = _answer_limit(config, prompt.split, len(prompt_ids))
 
     def answer(kind: Split, ids: list[int]) -> Answer:
-        return Answer(
-            conversation.id, kind, messages, prompt_ids, ids, str(tokenizer.decode(ids, skip_special_tokens=True))
-        )
+        text = str(tokenizer.decode(ids, skip_special_tokens=True))
+        return Answer(prompt.conversation.id, kind, messages, prompt_ids, ids, text)
 
-    yield answer(split, capturing.greedy_answer(model, prompt_ids, limit))
+    yield answer(prompt.split, capturing.greedy_answer(model, prompt_ids, limit))
     wanted = config.capture.sampled_answers
-    if split == "calibration" and wanted:
-        for ids in capturing.sampled_answers(model, prompt_ids, limit, wanted, config.sampling, number):
+    if prompt.split == "calibration" and wanted:
+        for ids in capturing.sampled_answers(model, prompt_ids, limit, wanted, config.sampling, prompt.number):
             yield answer("sampled", ids)
 
 
-def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, path: Path) -> int:
-    """Capture one sequence; bytes written."""
+def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, path: Path) -> None:
+    """Capture one sequence."""
     from hyco_export.nn import capture as capturing
 
     ids = (answer.prompt_ids + answer.answer_ids)[: config.capture.sequence_limit]
     captured = capturing.teacher_forced(model, ids, len(answer.prompt_ids), config.hidden_norm)
-    return capturing.save_capture(path, captured)
+    capturing.save_capture(path, captured)
 
 
-def _prompts(inputs: Mapping[str, Path]) -> Iterator[tuple[Split, Conversation]]:
+def _prompts(inputs: Mapping[str, Path]) -> Iterator[Prompt]:
+    number = 0
     for split in PROMPT_SPLITS:
         path = inputs[split]
         if not path.is_file():
             raise RecipeError(f"$.data.{split}: {path} does not exist", "correct the path")
-        found = False
-        for conversation in read_conversations(path):
-            found = True
-            yield split, conversation
-        if not found:
+        before = number
+        for index, conversation in enumerate(read_conversations(path)):
+            yield Prompt(split, index, number, conversation)
+            number += 1
+        if number == before:
             raise RecipeError(f"$.data.{split}: {path} holds no conversation", "give at least one prompt")
 
 
@@ -157,9 +234,9 @@ def _answer_limit(config: CaptureConfig, split: Split, prompt_tokens: int) -> in
     return min(wanted, room)
 
 
-def sequence_path(folder: Path, split: Split, index: int) -> Path:
-    """Where the capture of the index-th prompt of a split lies."""
-    return folder / SEQUENCES_FOLDER / f"{split}-{index:04d}.safetensors"
+def sequence_name(split: Split, index: int) -> str:
+    """File name of the index-th capture of a split."""
+    return f"{split}-{index:04d}.safetensors"
 
 
 def sequence_paths(folder: Path, split: Split) -> list[Path]:
@@ -198,4 +275,4 @@ def read_answers(folder: Path, split: Split | None = None) -> list[Answer]:
     return [answer for answer in answers if split is None or answer.split == split]
 
 
-STAGE = Stage(CAPTURE, revision=1, needs=(), config=config, sources=sources, build=build)
+STAGE = Stage(CAPTURE, revision=1, needs=(), config=config, sources=sources, build=build, resumable=True, shared=True)

@@ -5,12 +5,15 @@ Files:
     agreement.json     top-1 agreement and KL with the original head per depth: rounded, clip-searched, trained, 8-bit
     curve.jsonl        one line a step: step, loss, learning rate, gradient norm
 
+A killed build goes on from its last checkpoint (every CHECKPOINT_STEPS steps; the number changes no byte of the result,
+so it is no part of the recipe). The processes of a launch train together.
+
 What agreement means: on every response token of the validation sequences both heads read the same hand-off and the same
 tokens, and from depth 2 on each its own projected state (`nn.head.agreement`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +24,7 @@ from hyco_export.core import recipe as recipes
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, QAT_HEAD
 from hyco_export.core.network.head_file import HEAD_FILE, write_head
+from hyco_export.core.partial import PartialBuild
 from hyco_export.stages.capture import sequence_paths, training_paths
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
 AGREEMENT_FILE = "agreement.json"
 CURVE_FILE = "curve.jsonl"
+CHECKPOINT_STEPS = 20  # a fifth of the paper's 100; a state of its head is 5 GB, written in seconds
 WIDE_BITS = 8  # the reference width beside the trained one
 NEAREST, SEARCHED, TRAINED, WIDE = "nearest", "clip-searched", "trained", "nearest-8-bit"
 
@@ -62,14 +67,16 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Search clips, train, compare with the original head; see the module for the files."""
     from hyco_export.nn import weight_grids
+    from hyco_export.nn.crew import current_crew
     from hyco_export.nn.head import fake_quant
     from hyco_export.nn.head.agreement import match_verifier
     from hyco_export.nn.head.stored import store
     from hyco_export.nn.verifier import load_head
 
     bits = config.qat.weight_bits
-    teacher = load_head(inputs["head"], config.dtype)
-    student = load_head(inputs["head"], "float32")
+    crew = current_crew()
+    teacher = load_head(inputs["head"], config.dtype, str(crew.device))
+    student = load_head(inputs["head"], "float32", str(crew.device))
     fake_quant.untie_output_layer(student)
     weights = {name: layer.weight.detach() for name, layer in fake_quant.linear_layers(student)}
     ratios = np.linspace(config.qat.clip_ratio_high, config.qat.clip_ratio_low, config.qat.clip_ratio_count)
@@ -84,6 +91,8 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
         fake_quant.free_grids(student)
     learned = training_paths(inputs[CAPTURE])
     _train(config, student, teacher, _rows(config, inputs[CAPTURE], learned, teacher), out_dir, progress)
+    if not crew.main:
+        return {}
     variants[TRAINED] = fake_quant.trained_matrices(student, bits)
 
     fake_quant.detach(student)
@@ -119,17 +128,25 @@ def _train(
     out_dir: Path,
     progress: Progress,
 ) -> None:
-    """Train the student in place and write the loss curve as it grows."""
-    from hyco_export.nn.head.qat import TrainingPoint, train
+    """Train the student in place, with all processes of the launch; the main one writes the loss curve as it grows."""
+    from hyco_export.nn.crew import current_crew
+    from hyco_export.nn.head.qat import train
+    from hyco_export.nn.head.training_state import Checkpoints, TrainingPoint
 
     plan = _plan(config.qat)
-    with (out_dir / CURVE_FILE).open("wb") as curve:
+    crew = current_crew()
+    checkpoints = Checkpoints(PartialBuild(out_dir), CHECKPOINT_STEPS)
+    if crew.main and (done := checkpoints.newest()):
+        progress.note(f"  going on: {done} of {plan.steps} training steps are done")
+    with (out_dir / CURVE_FILE).open("wb") if crew.main else nullcontext() as curve:
 
         def record(point: TrainingPoint) -> None:
-            curve.write(msgspec.json.encode(asdict(point)) + b"\n")
-            progress.step(f"training steps (KL {point.loss:.4f} nats)", point.step + 1, plan.steps)
+            if curve is not None:
+                curve.write(msgspec.json.encode(point) + b"\n")
+                curve.flush()  # to be watched while it grows
+            progress.step("training steps", point.step + 1, plan.steps)
 
-        train(student, teacher, sequences, plan, record)
+        train(student, teacher, sequences, plan, record, crew, checkpoints)
 
 
 def _plan(qat: recipes.Qat) -> "TrainingPlan":
@@ -186,4 +203,6 @@ def _report(found: Mapping[str, Sequence["DepthAgreement"]], match: Sequence[flo
     }
 
 
-STAGE = Stage(QAT_HEAD, revision=2, needs=(CAPTURE,), config=config, sources=sources, build=build)
+STAGE = Stage(
+    QAT_HEAD, revision=2, needs=(CAPTURE,), config=config, sources=sources, build=build, resumable=True, shared=True
+)

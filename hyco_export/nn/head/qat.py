@@ -5,6 +5,9 @@ mean over the K depths, each depth fed by the own state of the head that compute
 by the student's) and by the sequence's tokens: the device drafts that way, and one-step training leaves the errors
 that add up through the state untouched.
 
+The processes of a launch share the sequences of every step and add up their gradients, so that all of them hold the
+same weights after it.
+
 Knows sequences as `nn.head.unroll.RootRows`, no files. Legend: R root positions, V vocabulary.
 """
 
@@ -12,6 +15,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch.nn import functional
@@ -19,6 +23,8 @@ from torch.nn.utils import clip_grad_norm_, parametrize
 from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.errors import RecipeError
+from hyco_export.nn.crew import ALONE, Crew
+from hyco_export.nn.head.training_state import Checkpoints, Parameters, TrainingPoint, restore, state_of
 from hyco_export.nn.head.unroll import RootRows, pack, unroll
 
 PACKED_ROWS = 512  # short sequences share a pass (2.4 times as fast at 55 rows each); a long one has it alone
@@ -48,51 +54,102 @@ class TrainingPlan:
     seed: int
 
 
-@dataclass(frozen=True)
-class TrainingPoint:
-    """One step of the loss curve. `loss` is the mean KL of its sequences in nats per token."""
-
-    step: int
-    loss: float
-    learning_rate: float
-    gradient_norm: float
-
-
 def train(
     student: Gemma4AssistantForCausalLM,
     teacher: Gemma4AssistantForCausalLM,
     sequences: Sequence[RootRows],
     plan: TrainingPlan,
     report: Callable[[TrainingPoint], None],
+    crew: Crew = ALONE,
+    checkpoints: Checkpoints | None = None,
 ) -> list[TrainingPoint]:
     """Train the student's weights in place; its fake quantisers must be attached and its masters in float32.
 
-    Deterministic for a seed and a thread count.
+    Goes on from the newest checkpoint, whose points are reported first. Deterministic for a seed, a thread count and a
+    number of processes, wherever it was interrupted.
+
+    Args:
+        report: hears of every step once, from the first one on.
+        checkpoints: where states are saved and found; None saves none.
 
     Raises:
         RecipeError: the loss is no longer finite.
+        CrewError: another process of the launch is gone.
     """
-    trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=plan.learning_rate, betas=plan.betas, weight_decay=plan.weight_decay)
-    order = shuffled_forever(len(sequences), plan.seed)
-    curve = []
-    for step in range(plan.steps):
-        rate = plan.learning_rate * rate_factor(step, plan.warmup_steps, plan.steps)
-        optimiser.param_groups[0]["lr"] = rate
-        optimiser.zero_grad()
+    trainer = Trainer(student, teacher, plan, crew)
+    curve = list(_go_on(trainer, checkpoints))
+    for point in curve:
+        report(point)
+    for step, chosen in islice(enumerate(draws(len(sequences), plan)), len(curve), None):
+        curve.append(trainer.step(step, [sequences[index] for index in crew.share(chosen)]))
+        report(curve[-1])
+        if checkpoints and crew.main and checkpoints.due(step + 1):
+            checkpoints.save(state_of(trainer.trained, trainer.optimiser, curve))
+    return curve
+
+
+class Trainer:
+    """A student on its way: its weights and the optimiser's moments change with every step."""
+
+    def __init__(
+        self,
+        student: Gemma4AssistantForCausalLM,
+        teacher: Gemma4AssistantForCausalLM,
+        plan: TrainingPlan,
+        crew: Crew,
+    ) -> None:
+        self.crew = crew
+        self.trained: Parameters = {name: each for name, each in student.named_parameters() if each.requires_grad}
+        self.optimiser = torch.optim.AdamW(
+            self.trained.values(), lr=plan.learning_rate, betas=plan.betas, weight_decay=plan.weight_decay
+        )
+        self._student = student
+        self._teacher = teacher
+        self._plan = plan
+
+    def step(self, number: int, own: Sequence[RootRows]) -> TrainingPoint:
+        """One optimiser step; `own` is this process's share of the step's sequences.
+
+        Raises:
+            RecipeError: the loss is no longer finite.
+            CrewError: another process of the launch is gone.
+        """
+        plan = self._plan
+        rate = plan.learning_rate * rate_factor(number, plan.warmup_steps, plan.steps)
+        self.optimiser.param_groups[0]["lr"] = rate
+        self.optimiser.zero_grad()
         total = 0.0
-        chosen = [sequences[next(order)] for _ in range(plan.accumulation)]
-        for rows in packs(chosen, PACKED_ROWS):
-            loss = packed_loss(student, teacher, rows, plan) / plan.accumulation
+        for rows in packs(own, PACKED_ROWS):
+            loss = packed_loss(self._student, self._teacher, rows, plan) / plan.accumulation
             loss.backward()
             total += float(loss.detach())
-        norm = float(clip_grad_norm_(trained, plan.gradient_norm_clip))
+        total = self._add_up(total)
+        norm = float(clip_grad_norm_(self.trained.values(), plan.gradient_norm_clip))
         if not math.isfinite(total):
-            raise RecipeError(f"the training loss is {total} at step {step}", "lower $.qat.learning_rate")
-        optimiser.step()
-        curve.append(TrainingPoint(step, total, rate, norm))
-        report(curve[-1])
-    return curve
+            raise RecipeError(f"the training loss is {total} at step {number}", "lower $.qat.learning_rate")
+        self.optimiser.step()
+        return TrainingPoint(number, total, rate, norm)
+
+    def _add_up(self, loss: float) -> float:
+        """Sum gradients and loss over the crew."""
+        if self.crew.size == 1:
+            return loss
+        for parameter in self.trained.values():
+            if parameter.grad is None:  # this process had no sequence
+                parameter.grad = torch.zeros_like(parameter)
+        total = torch.tensor([loss], dtype=torch.float64, device=self._student.device)
+        self.crew.add_up([*(each.grad for each in self.trained.values() if each.grad is not None), total])
+        return float(total)
+
+
+def _go_on(trainer: Trainer, checkpoints: Checkpoints | None) -> Sequence[TrainingPoint]:
+    """Restore the newest checkpoint, the same one in every process; the curve up to it."""
+    step = trainer.crew.tell(checkpoints.newest() if checkpoints and trainer.crew.main else 0)
+    if not step or checkpoints is None:
+        return ()
+    state = checkpoints.load()
+    restore(state, trainer.trained, trainer.optimiser)
+    return state.curve
 
 
 def packed_loss(
@@ -139,6 +196,13 @@ def rate_factor(step: int, warmup_steps: int, steps: int) -> float:
         return (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def draws(count: int, plan: TrainingPlan) -> Iterator[list[int]]:
+    """For every step the indices of its sequences."""
+    order = shuffled_forever(count, plan.seed)
+    for _ in range(plan.steps):
+        yield list(islice(order, plan.accumulation))
 
 
 def shuffled_forever(count: int, seed: int) -> Iterator[int]:

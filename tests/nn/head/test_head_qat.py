@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from hyco_export.core.partial import PartialBuild
 from hyco_export.errors import RecipeError
 from hyco_export.nn import weight_grids
 from hyco_export.nn.capture import teacher_forced
@@ -21,6 +22,7 @@ from hyco_export.nn.head.qat import (
     shuffled_forever,
     train,
 )
+from hyco_export.nn.head.training_state import Checkpoints
 from hyco_export.nn.head.unroll import head_spans, pack, response_rows, unroll
 
 VOCAB = 60
@@ -99,6 +101,45 @@ def test_free_grids_move_and_what_is_stored_is_what_was_trained(teacher, sequenc
     assert all(not np.array_equal(matrix.scales, before[name]) for name, matrix in after.items())
     stored = torch.from_numpy(after["pre_projection"].real()).float()
     torch.testing.assert_close(torch.nn.functional.linear(x, stored), while_training, atol=1e-5, rtol=1e-5)
+
+
+# before the first checkpoint, between two, and right after one
+@pytest.mark.parametrize(("stop", "free"), [(3, False), (9, True), (12, False)])
+def test_an_interrupted_training_ends_with_the_same_bytes(teacher, sequences, tmp_path, stop, free):
+    def run(report, checkpoints):
+        student = fake_quantised()
+        if free:
+            fake_quant.free_grids(student)
+        curve = train(student, teacher, sequences, PLAN, report, checkpoints=checkpoints)
+        return curve, fake_quant.trained_matrices(student, 4)
+
+    def interrupt(point):
+        if point.step == stop:
+            raise KeyboardInterrupt
+
+    wanted_curve, wanted = run(lambda point: None, None)
+    checkpoints = Checkpoints(PartialBuild(tmp_path), 4)
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupt, checkpoints)
+    assert checkpoints.newest() == stop // 4 * 4
+    seen = []
+    curve, found = run(seen.append, checkpoints)
+
+    assert curve == wanted_curve == seen
+    for name, matrix in wanted.items():
+        np.testing.assert_array_equal(found[name].integers, matrix.integers)
+        np.testing.assert_array_equal(found[name].scales, matrix.scales)
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+
+
+def test_a_damaged_checkpoint_is_not_gone_on_from(teacher, sequences, tmp_path):
+    checkpoints = Checkpoints(PartialBuild(tmp_path), 4)
+    student = fake_quantised()
+    curve = train(student, teacher, sequences, PLAN, lambda point: None, checkpoints=checkpoints)
+    (path,) = tmp_path.rglob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert checkpoints.newest() == 0
+    assert train(fake_quantised(), teacher, sequences, PLAN, lambda point: None, checkpoints=checkpoints) == curve
 
 
 def test_a_broken_loss_stops_the_training(teacher, sequences):
