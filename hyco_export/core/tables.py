@@ -12,15 +12,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from hyco_export.core.packing import unpack_rows
+from hyco_export.core.tensor_writer import Declared, TensorWriter
 from hyco_export.errors import ArtifactError
 
 TABLES_FILE = "slm_tables.safetensors"
 TOKENS = "tokens"
 PER_LAYER = "per_layer"
 LAYOUT_KEY = "layout"
+SCALE = ".scale"
 
 
 class TableLayout(msgspec.Struct, frozen=True):
@@ -49,12 +50,15 @@ def real_rows(packed: np.ndarray, scales: np.ndarray, layout: TableLayout) -> np
 
 def save_tables(path: Path, tables: dict[str, PackedRows]) -> None:
     """Write tables by name (`tokens`, and `per_layer` where the model has one)."""
-    tensors = {}
+    declared = {}
     for name, table in tables.items():
-        tensors[name] = np.ascontiguousarray(table.packed)
-        tensors[f"{name}.scale"] = np.ascontiguousarray(table.scales, dtype=np.float32)
+        declared[name] = Declared(table.packed.dtype.name, table.packed.shape)
+        declared[name + SCALE] = Declared("float32", table.scales.shape)
     layouts = {name: table.layout for name, table in tables.items()}
-    save_file(tensors, path, metadata={LAYOUT_KEY: msgspec.json.encode(layouts).decode()})
+    with TensorWriter(path, declared, {LAYOUT_KEY: msgspec.json.encode(layouts).decode()}) as writer:
+        for name, table in tables.items():
+            writer.put(name, table.packed)
+            writer.put(name + SCALE, table.scales.astype(np.float32, copy=False))
 
 
 def read_packed(path: Path) -> dict[str, PackedRows]:
@@ -85,7 +89,7 @@ class HostTables:
             raise ArtifactError(f"embedding tables {path} say nothing of their layout", hint)
         self.layouts = msgspec.json.decode(raw, type=dict[str, TableLayout])
         self._rows = {name: self._file.get_slice(name) for name in self.layouts}
-        self._scales = {name: self._file.get_tensor(f"{name}.scale") for name in self.layouts}
+        self._scales = {name: self._file.get_tensor(name + SCALE) for name in self.layouts}
 
     def tokens(self, ids: np.ndarray) -> np.ndarray:
         """Token embeddings float32 [n, H] of ids [n]."""

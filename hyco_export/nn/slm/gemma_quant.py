@@ -17,7 +17,7 @@ import torch
 from transformers import Gemma4ForCausalLM, GemmaQuantizationConfig
 from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, replace_with_quant_layers
 
-from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.core.network.weights import MatrixShape, PackedMatrix
 from hyco_export.core.packing import WIDTHS, unpack_rows
 from hyco_export.core.tables import PackedRows, TableLayout
 from hyco_export.errors import CheckpointError
@@ -89,9 +89,19 @@ class PackedCheckpoint:
             )
         return scales
 
-    def matrix(self, name: str) -> IntegerMatrix:
-        """A linear layer."""
-        return IntegerMatrix(self.integers(name), self.scales(name)[:, 0], self.modules[name].bits)
+    def matrix(self, name: str) -> PackedMatrix:
+        """A linear layer, still packed."""
+        module = self.modules[name]
+        return PackedMatrix(self._get(module.tensor), self.scales(name)[:, 0], module.bits, module.columns)
+
+    @property
+    def linears(self) -> dict[str, MatrixShape]:
+        """Shape of every linear layer by module name."""
+        return {
+            name: MatrixShape(module.rows, module.columns, module.bits)
+            for name, module in self.modules.items()
+            if module.factor is None
+        }
 
     def table(self, name: str, extra_factor: float = 1.0) -> PackedRows:
         """An embedding, still packed; its factor is the model's own times `extra_factor`."""

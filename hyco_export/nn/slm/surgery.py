@@ -1,19 +1,21 @@
 """From a Gemma 4 checkpoint to the static SLM: its shape, and its weights under the names the network uses.
 
 Surgery (HyCo, Appendix A): integers and scales stay as they are; the output layer keeps the rows of the keep set; two
-constant factors move into norm weights (see `core.network.slm`). Knows the packed checkpoint; no graph.
+constant factors move into norm weights (see `core.network.slm`). Knows what a checkpoint must give (`SlmCheckpoint`);
+no file layout, no graph.
 """
 
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from hyco_export.core.network.slm import SlmLayer, SlmNetwork
-from hyco_export.core.network.weights import IntegerMatrix, Weights
+from hyco_export.core.network.weights import MatrixShape, PackedMatrices, PackedMatrix, Weights
 from hyco_export.core.tables import PER_LAYER, TOKENS, PackedRows
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
 from hyco_export.nn.verifier import ATTENTION_NAMES
 
 LONG_NAMES: dict[str, str] = dict(ATTENTION_NAMES.items())  # our layer types -> transformers'
@@ -27,7 +29,38 @@ PER_LAYER_SHARE = 2.0**-0.5  # `Gemma4TextModel.per_layer_input_scale`: keeps th
 ACTIVATION = "gelu_pytorch_tanh"
 
 
-def slm_network(checkpoint: PackedCheckpoint, rings: dict[str, int]) -> SlmNetwork:
+class SlmCheckpoint(Protocol):
+    """Where an SLM's parts come from, by the module and tensor names of transformers' model."""
+
+    @property
+    def config(self) -> Any:
+        """The text model's."""
+        ...
+
+    @property
+    def vectors(self) -> Collection[str]:
+        """Names of norm weights and stored buffers."""
+        ...
+
+    @property
+    def linears(self) -> Mapping[str, MatrixShape]:
+        """Every linear layer, the output layer among them."""
+        ...
+
+    def matrix(self, name: str) -> PackedMatrix:
+        """One linear layer; read, or quantised, at every call."""
+        ...
+
+    def vector(self, name: str) -> np.ndarray:
+        """float32."""
+        ...
+
+    def table(self, name: str, extra_factor: float = 1.0) -> PackedRows:
+        """One embedding with its own factor times `extra_factor`, for the host."""
+        ...
+
+
+def slm_network(checkpoint: SlmCheckpoint, rings: dict[str, int]) -> SlmNetwork:
     """The static network of a checkpoint over rings of these capacities (by `sliding` and `full`).
 
     Raises:
@@ -63,13 +96,19 @@ def slm_network(checkpoint: PackedCheckpoint, rings: dict[str, int]) -> SlmNetwo
     )
 
 
-def slm_weights(checkpoint: PackedCheckpoint, kept: np.ndarray) -> Weights:
-    """Weights by the network's names; the output layer has the rows of the token ids `kept` [V] only."""
-    matrices: dict[str, IntegerMatrix | np.ndarray] = {}
-    for name, module in checkpoint.modules.items():
-        if module.factor is None:
-            matrices[name.removeprefix(MODEL_PREFIX)] = checkpoint.matrix(name)
-    matrices[OUTPUT_LAYER] = keep_rows(checkpoint.matrix(OUTPUT_LAYER), kept)
+def slm_weights(checkpoint: SlmCheckpoint, kept: np.ndarray) -> Weights:
+    """Weights by the network's names; the output layer has the rows of the token ids `kept` [V] only.
+
+    Linear layers are read from the checkpoint when they are asked for.
+    """
+    modules = {name.removeprefix(MODEL_PREFIX): name for name in checkpoint.linears}
+    shapes = {name: checkpoint.linears[module] for name, module in modules.items()}
+    shapes[OUTPUT_LAYER] = replace(shapes[OUTPUT_LAYER], rows=len(kept))
+
+    def read(name: str) -> PackedMatrix:
+        matrix = checkpoint.matrix(modules[name])
+        return keep_rows(matrix, kept) if name == OUTPUT_LAYER else matrix
+
     vectors = {
         name.removeprefix(MODEL_PREFIX).removesuffix(".weight"): checkpoint.vector(name)
         for name in checkpoint.vectors
@@ -77,18 +116,18 @@ def slm_weights(checkpoint: PackedCheckpoint, kept: np.ndarray) -> Weights:
     }
     if PER_LAYER_NORM in vectors:
         vectors[PER_LAYER_NORM] = vectors[PER_LAYER_NORM] * np.float32(PER_LAYER_SHARE)
-    return Weights(matrices, vectors, {})
+    return Weights(PackedMatrices(shapes, read), vectors, {})
 
 
-def keep_rows(matrix: IntegerMatrix, rows: np.ndarray) -> IntegerMatrix:
+def keep_rows(matrix: PackedMatrix, rows: np.ndarray) -> PackedMatrix:
     """The output channels `rows` of a matrix, integers and scales unchanged."""
-    return IntegerMatrix(matrix.integers[rows], matrix.scales[rows], matrix.bits)
+    return replace(matrix, integers=matrix.integers[rows], scales=matrix.scales[rows])
 
 
-def host_tables(checkpoint: PackedCheckpoint) -> dict[str, PackedRows]:
+def host_tables(checkpoint: SlmCheckpoint) -> dict[str, PackedRows]:
     """The embedding tables that stay on the host, still packed."""
     tables = {TOKENS: checkpoint.table(TOKEN_TABLE)}
-    if PER_LAYER_TABLE in checkpoint.modules:
+    if checkpoint.config.hidden_size_per_layer_input:
         tables[PER_LAYER] = checkpoint.table(PER_LAYER_TABLE, PER_LAYER_SHARE)
     return tables
 

@@ -29,7 +29,7 @@ def test_every_linear_has_transformers_integers_and_scales(folder: Path) -> None
     assert set(linears) == set(truth)
     assert {checkpoint.modules[name].bits for name in linears} == {2, 4, 8}
     for name in linears:
-        matrix = checkpoint.matrix(name)
+        matrix = checkpoint.matrix(name).unpacked()
         assert matrix.integers.dtype == np.int8
         assert np.array_equal(matrix.integers, truth[name].integers), name
         assert np.array_equal(matrix.scales, truth[name].scales), name
@@ -140,5 +140,5 @@ def test_odd_widths_are_read(tmp_path: Path) -> None:
     folder = save_packed_slm(tmp_path / "odd", slm_config(intermediate_size=37))
     checkpoint, truth = PackedCheckpoint(folder), true_linears(stock_model(folder))
     for name, columns in (("model.layers.0.mlp.down_proj", 37), ("model.layers.3.mlp.down_proj", 74)):
-        assert checkpoint.matrix(name).integers.shape[1] == columns  # 4 and 2 bits: the last byte is partly used
-        assert np.array_equal(checkpoint.matrix(name).integers, truth[name].integers)
+        assert checkpoint.integers(name).shape[1] == columns  # 4 and 2 bits: the last byte is partly used
+        assert np.array_equal(checkpoint.integers(name), truth[name].integers)
