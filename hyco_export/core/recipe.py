@@ -127,6 +127,8 @@ class Calibration(Section, frozen=True):
     kv_margin: Positive = 1.2
     slm_percentile: Annotated[float, Meta(gt=50.0, le=100.0)] = 100.0
     slm_margin: Annotated[float, Meta(ge=1.0)] = 1.2
+    slm_passes: Count | None = None  # of `slm.rows` tokens that the ranges are read from; None = all of the captures
+    slm_quality_passes: Count = 96  # compared after; 3,000 positions: top-1 agreement to within half a percent
     mask_value: Annotated[float, Meta(ge=-255.0, le=-50.0)] = -100.0
 
 

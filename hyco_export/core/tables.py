@@ -8,6 +8,7 @@ Legend: V vocabulary, D width of a row, B its packed bytes, S scales of a row (u
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -61,14 +62,17 @@ def save_tables(path: Path, tables: dict[str, PackedRows]) -> None:
             writer.put(name + SCALE, table.scales.astype(np.float32, copy=False))
 
 
-def read_packed(path: Path) -> dict[str, PackedRows]:
-    """Whole tables by name, as `save_tables` got them.
+class StoredRows:
+    """One table's packed rows in their file, read by slices."""
 
-    Raises:
-        ArtifactError: see `HostTables`.
-    """
-    tables = HostTables(path)
-    return {name: tables.packed(name) for name in tables.layouts}
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+        self.shape = tuple(rows.get_shape())
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.shape[0])
+        found: np.ndarray = self._rows[start:stop]
+        return found
 
 
 class HostTables:
@@ -99,9 +103,13 @@ class HostTables:
         """Per-layer embeddings float32 [n, L * P] of ids [n]."""
         return self._gather(PER_LAYER, ids)
 
-    def packed(self, name: str) -> PackedRows:
-        """A whole table."""
-        return PackedRows(self._file.get_tensor(name), self._scales[name], self.layouts[name])
+    def stored(self, name: str) -> StoredRows:
+        """A whole table, packed, to be read in blocks."""
+        return StoredRows(self._rows[name])
+
+    def scales(self, name: str) -> np.ndarray:
+        """float32 [V, S]."""
+        return self._scales[name]
 
     def _gather(self, name: str, ids: np.ndarray) -> np.ndarray:
         rows = self._rows[name]

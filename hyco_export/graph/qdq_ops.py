@@ -15,7 +15,8 @@ from onnx import TensorProto
 from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.network.ops import ARGMAX_LIMIT
-from hyco_export.core.network.weights import IntegerMatrix, Weights
+from hyco_export.core.network.weights import Weights
+from hyco_export.graph.external_data import ExternalData
 from hyco_export.graph.initializers import carried_matrix, integer_tensor, matrix_parameters
 from hyco_export.graph.writer import GraphTensor, GraphWriter
 
@@ -30,12 +31,16 @@ class QdqOps:
         name: of the graph.
         weights: integer matrices, float vectors (stored as uint16) and integer tables.
         encodings: by tensor name, for every tensor that `core.network.ops` says needs a calibrated range.
+        data: where the values of large matrices go; None keeps them in the graph.
     """
 
-    def __init__(self, name: str, weights: Weights, encodings: Mapping[str, Encoding]) -> None:
+    def __init__(
+        self, name: str, weights: Weights, encodings: Mapping[str, Encoding], data: ExternalData | None = None
+    ) -> None:
         self._name = name
         self._weights = weights
         self._encodings = encodings
+        self._data = data
         self._graph = GraphWriter()
         self._inputs: list[GraphTensor] = []
         self._outputs: list[GraphTensor] = []
@@ -67,12 +72,10 @@ class QdqOps:
     # ---- arithmetic
 
     def linear(self, name: str, x: GraphTensor, weight: str) -> GraphTensor:
-        matrix = self._weights.matrices[weight]
-        if isinstance(matrix, np.ndarray):
-            raise ValueError(f"weight {weight} is in float; an integer graph needs integers")
         view = self._graph.view(weight)
-        self._graph.node("DequantizeLinear", self._stored(weight, matrix), view, axis=0)  # [N, K]: output channel
-        shape = (x.shape[0], matrix.integers.shape[0])
+        parameters, channels = self._stored(weight)
+        self._graph.node("DequantizeLinear", parameters, view, axis=0)  # [N, K]: output channel
+        shape = (x.shape[0], channels)
         return self._graph.emit("Gemm", name, [x, view], shape, self._encoding(name), transB=1)
 
     def rms_norm(self, name: str, x: GraphTensor, weight: str | None, epsilon: float) -> GraphTensor:
@@ -190,13 +193,20 @@ class QdqOps:
             raise ValueError(f"graph {self._name}: tensor {name} has no calibrated range")
         return self._encodings[name]
 
-    def _stored(self, weight: str, matrix: IntegerMatrix) -> list[str]:
-        """Names of a linear layer's initializers, packed at its first use."""
+    def _stored(self, weight: str) -> tuple[list[str], int]:
+        """Names of a linear layer's initializers, packed at its first use, and its output channels."""
         parameters = [weight, *matrix_parameters(weight)]
         if not self._graph.has(weight):
-            for tensor in carried_matrix(weight, matrix):
+            tensors = self._data.place(weight, lambda: self._carried(weight)) if self._data else self._carried(weight)
+            for tensor in tensors:
                 self._graph.initialize(tensor)
-        return parameters
+        return parameters, self._graph.length(weight)
+
+    def _carried(self, weight: str) -> list[onnx.TensorProto]:
+        matrix = self._weights.matrices[weight]
+        if isinstance(matrix, np.ndarray):
+            raise ValueError(f"weight {weight} is in float; an integer graph needs integers")
+        return carried_matrix(weight, matrix)
 
     def _moved(
         self,

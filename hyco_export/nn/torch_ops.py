@@ -42,6 +42,12 @@ class TorchWeights:
             for name, table in weights.tables.items()
         }
 
+    @property
+    def value_count(self) -> int:
+        """Weights of all linear layers."""
+        held = sum(matrix.numel() for matrix in self.matrices.values())
+        return held + (self._packed.value_count if self._packed is not None else 0)
+
     def product(self, x: torch.Tensor, weight: str) -> torch.Tensor:
         """x [R, K] times the transposed matrix [N, K]: [R, N]."""
         if self._packed is None:

@@ -2,6 +2,7 @@
 
 Files:
     slm_tree.onnx, slm_prefill.onnx   QDQ graphs: integers and scales of the weights as in the checkpoint
+    slm_graphs.data                   the weights of both, where they are large
     slm.json                          `SlmSpec`: what the host needs
     slm_tables.safetensors            embedding tables for the host, packed
     slm_weights.safetensors           the same weights for the float back end
@@ -13,7 +14,8 @@ have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales
 model that parity is measured against.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,10 +31,10 @@ from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.layout import CAPTURE, KEEPSET, SLM, SLM_SAMPLES_FILE
 from hyco_export.core.network.boundary import to_integers
 from hyco_export.core.network.slm import SlmNetwork, layer_results
-from hyco_export.core.network.slm_file import WEIGHTS_FILE, write_slm
+from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm, write_slm
 from hyco_export.core.network.slm_grids import slm_encodings
 from hyco_export.core.network.slm_spec import slm_spec
-from hyco_export.core.network.weights import Weights
+from hyco_export.core.network.weights import PackedMatrices, Weights
 from hyco_export.core.samples import write_samples
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
 from hyco_export.errors import ArtifactError, CheckpointError
@@ -44,13 +46,15 @@ if TYPE_CHECKING:
     import onnx
 
     from hyco_export.evaluate.slm_quality import SlmQuality
+    from hyco_export.graph.external_data import ExternalData
     from hyco_export.nn.slm.static_pass import FloatSlm
 
 TREE_FILE, PREFILL_FILE = f"{SLM_TREE_GRAPH}.onnx", f"{SLM_PREFILL_GRAPH}.onnx"
 ENCODINGS_FILE = "encodings.json"
 SQNR_FILE = "sqnr.json"
 SAMPLE_SEED = 20261011  # of the forests among the samples
-QUALITY_PASSES = 96  # about 3,000 positions: top-1 agreement to within half a percent
+GRAPH_DATA_FILE = "slm_graphs.data"
+INLINE_VALUES = 50_000_000  # 25 MB in INT4: smaller models keep their weights inside the graphs
 SAMPLES_PER_GRAPH = 4  # the emulator takes seconds to minutes for one
 
 
@@ -126,6 +130,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     )
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, progress), out_dir)
     equal = require_equal(weight_pairs(stock, surgery.kept, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
+    del stock
     quality = _measure(config, surgery, graphs, validation, out_dir)
     spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill)
     write_spec(out_dir / SLM_SPEC_FILE, spec)
@@ -181,9 +186,9 @@ def _operate(config: ConvertSlmConfig, folder: Path, keepset: KeepSet, out_dir: 
             "give an SLM with the verifier's tokenizer ($.models.slm)",
         )
     network = slm_network(checkpoint, _rings(config))
-    weights = slm_weights(checkpoint, keepset.ids)
-    write_slm(out_dir / WEIGHTS_FILE, network, weights)
+    write_slm(out_dir / WEIGHTS_FILE, network, slm_weights(checkpoint, keepset.ids))
     save_tables(out_dir / TABLES_FILE, host_tables(checkpoint))
+    _, weights = read_slm(out_dir / WEIGHTS_FILE)  # from here on the checkpoint is not needed
     tables = HostTables(out_dir / TABLES_FILE)
     return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)
 
@@ -204,6 +209,7 @@ def _calibrate(
         wanted.slm_percentile,
         wanted.kv_percentile,
         lambda done, total: progress.step("SLM calibration passes", done, total),
+        wanted.slm_passes,
     )
     return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value)
 
@@ -219,13 +225,33 @@ def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, En
     from hyco_export.graph.lint import require_clean
     from hyco_export.graph.slm_graphs import prefill_graph, tree_graph
 
-    tree_model, tree = tree_graph(surgery.network, surgery.weights, encodings, config.graph.rows)
-    prefill_model, prefill = prefill_graph(surgery.network, surgery.weights, encodings, config.graph.prefill_rows)
+    network, weights, rows, prefill_rows = (
+        surgery.network,
+        surgery.weights,
+        config.graph.rows,
+        config.graph.prefill_rows,
+    )
+    with _data_file(weights, out_dir) as data:
+        tree_model, tree = tree_graph(network, weights, encodings, rows, data)
+        prefill_model, prefill = prefill_graph(network, weights, encodings, prefill_rows, data)
     for model, file in ((tree_model, TREE_FILE), (prefill_model, PREFILL_FILE)):
-        require_clean(model, file)
+        require_clean(model, file, out_dir)
         onnx.save(model, out_dir / file)
     (out_dir / ENCODINGS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(dict(encodings)), indent=2))
     return Graphs(tree_model, tree, prefill, encodings)
+
+
+@contextmanager
+def _data_file(weights: Weights, out_dir: Path) -> "Iterator[ExternalData | None]":
+    """Where both graphs put their large weights: in a file of their own when they would make a protobuf unwieldy."""
+    from hyco_export.graph.external_data import ExternalData
+
+    assert isinstance(weights.matrices, PackedMatrices)
+    if weights.matrices.value_count <= INLINE_VALUES:
+        yield None
+    else:
+        with ExternalData(out_dir / GRAPH_DATA_FILE) as data:
+            yield data
 
 
 def _measure(
@@ -241,7 +267,7 @@ def _measure(
         TensorSpec(name, shape, graphs.encodings[name].dtype, graphs.encodings[name])
         for name in layer_results(surgery.network)
     ]
-    session = ReferenceSession(with_outputs(graphs.tree_model, inner).SerializeToString())
+    session = ReferenceSession(with_outputs(graphs.tree_model, inner).SerializeToString(), data_folder=out_dir)
     quality = measure_slm(
         surgery.float_slm,
         session,
@@ -251,7 +277,7 @@ def _measure(
         surgery.tables,
         config.calibration.mask_value,
         sequences,
-        QUALITY_PASSES,
+        config.calibration.slm_quality_passes,
     )
     (out_dir / SQNR_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(quality), indent=2))
     return quality

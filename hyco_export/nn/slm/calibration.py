@@ -2,6 +2,7 @@
 `core.network.slm_grids`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from hyco_export.core.network.slm_grids import kv_range_names
@@ -17,6 +18,16 @@ def full_passes(ids: Ids, rows: int) -> list[Ids]:
     return [ids[start : start + rows] for start in range(0, len(ids) - rows + 1, rows)]
 
 
+def first_passes(passes: list[list[Ids]], limit: int | None) -> list[list[Ids]]:
+    """At most `limit` passes: the first of every sequence, then the second of those that have one, and so on."""
+    if limit is None:
+        return passes
+    depth = max((len(parts) for parts in passes), default=0)
+    order = [(number, at) for at in range(depth) for number, parts in enumerate(passes) if at < len(parts)]
+    taken = Counter(number for number, _ in order[:limit])
+    return [parts[: taken[number]] for number, parts in enumerate(passes)]
+
+
 def calibrated_ranges(
     slm: FloatSlm,
     embeddings: EmbeddingRows,
@@ -26,6 +37,7 @@ def calibrated_ranges(
     percentile: float,
     kv_percentile: float,
     tell: Callable[[int, int], None],
+    max_passes: int | None = None,
 ) -> dict[str, tuple[float, float]]:
     """(low, high) of every tensor of a tree pass that needs a range, K/V rows as (-m, m).
 
@@ -34,11 +46,12 @@ def calibrated_ranges(
         rows: R of the passes.
         percentile, kv_percentile: of the values, and of the magnitudes of K and V.
         tell: done and total passes.
+        max_passes: leave out what lies beyond, as many passes of every sequence as of the others.
 
     Raises:
         ValueError: no sequence fills a pass.
     """
-    passes = [full_passes(ids, rows) for ids in sequences]
+    passes = first_passes([full_passes(ids, rows) for ids in sequences], max_passes)
     total = sum(len(parts) for parts in passes)
     if not total:
         raise ValueError(f"no calibration sequence has {rows} tokens")

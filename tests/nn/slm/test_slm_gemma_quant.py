@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from hyco_export.core.tables import real_rows
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.slm.gemma_quant import PackedCheckpoint, stock_model
-from hyco_export.nn.slm.truth import true_linears
+from hyco_export.nn.slm.truth import TrueLinears
 
 GATE = "model.layers.2.mlp.gate_proj"
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_linear_has_transformers_integers_and_scales(folder: Path) -> None:
-    checkpoint, truth = PackedCheckpoint(folder), true_linears(stock_model(folder))
+    checkpoint, truth = PackedCheckpoint(folder), TrueLinears(stock_model(folder), {})
     linears = [name for name, module in checkpoint.modules.items() if module.factor is None]
     assert set(linears) == set(truth)
     assert {checkpoint.modules[name].bits for name in linears} == {2, 4, 8}
@@ -138,7 +138,7 @@ def test_other_formats_are_refused(folder: Path, settings: dict[str, str] | None
 
 def test_odd_widths_are_read(tmp_path: Path) -> None:
     folder = save_packed_slm(tmp_path / "odd", slm_config(intermediate_size=37))
-    checkpoint, truth = PackedCheckpoint(folder), true_linears(stock_model(folder))
+    checkpoint, truth = PackedCheckpoint(folder), TrueLinears(stock_model(folder), {})
     for name, columns in (("model.layers.0.mlp.down_proj", 37), ("model.layers.3.mlp.down_proj", 74)):
         assert checkpoint.integers(name).shape[1] == columns  # 4 and 2 bits: the last byte is partly used
         assert np.array_equal(checkpoint.integers(name), truth[name].integers)

@@ -33,7 +33,8 @@ class Pairing:
 
     def difference(self, case: Scenario, network: SlmNetwork | None = None) -> float:
         slm = FloatSlm(network or self.network, self.weights)
-        return relative_difference(self.stock, slm, self.tables, KEPT, random_ids(60), ROWS, case)
+        window = self.stock.config.sliding_window
+        return relative_difference(self.stock, slm, self.tables, KEPT, random_ids(60), ROWS, case, window)
 
 
 PAIRINGS = {
