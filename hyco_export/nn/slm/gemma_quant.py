@@ -89,10 +89,13 @@ class PackedCheckpoint:
             )
         return scales
 
-    def matrix(self, name: str) -> PackedMatrix:
-        """A linear layer, still packed."""
+    def matrix(self, name: str, rows: np.ndarray | None = None) -> PackedMatrix:
+        """A linear layer, still packed: all its output channels or `rows`."""
         module = self.modules[name]
-        return PackedMatrix(self._get(module.tensor), self.scales(name)[:, 0], module.bits, module.columns)
+        integers, scales = self._get(module.tensor), self.scales(name)[:, 0]
+        if rows is not None:
+            integers, scales = integers[rows], scales[rows]
+        return PackedMatrix(integers, scales, module.bits, module.columns)
 
     @property
     def linears(self) -> dict[str, MatrixShape]:

@@ -18,9 +18,9 @@ import torch
 
 from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, SlmHost
+from hyco_export.nn.slm.layer_types import LONG_NAMES
 from hyco_export.nn.slm.samples import random_forest
 from hyco_export.nn.slm.static_pass import FloatSlm
-from hyco_export.nn.slm.surgery import LONG_NAMES
 
 MASK_VALUE = -100.0  # exp(-100) is 0 in float32 beside any visible score
 TREE_SEED = 20261011

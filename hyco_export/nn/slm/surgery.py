@@ -1,8 +1,8 @@
-"""From a Gemma 4 checkpoint to the static SLM: its shape, and its weights under the names the network uses.
+"""From a checkpoint to the static SLM: its shape, and its weights under the names the network uses.
 
-Surgery (HyCo, Appendix A): integers and scales stay as they are; the output layer keeps the rows of the keep set; two
-constant factors move into norm weights (see `core.network.slm`). Knows what a checkpoint must give (`SlmCheckpoint`);
-no file layout, no graph.
+Surgery (HyCo, Appendix A): integers and scales stay as they are; the output layer keeps the rows of the keep set;
+constant factors move into norm weights (see `core.network.slm`). Knows what Gemma 4 models are made of (Gemma 3:
+`nn.slm.gemma3`) and what a checkpoint must give (`SlmCheckpoint`); no file layout, no graph.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,17 +16,15 @@ from hyco_export.core.network.slm import SlmLayer, SlmNetwork
 from hyco_export.core.network.weights import MatrixShape, PackedMatrices, PackedMatrix, Weights
 from hyco_export.core.tables import PER_LAYER, TOKENS, PackedRows
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.verifier import ATTENTION_NAMES
+from hyco_export.nn.slm.gemma3 import GEMMA3, gemma3_network, gemma3_vectors
+from hyco_export.nn.slm.layer_types import ACTIVATION, SHORT_NAMES, rotary_frequencies
 
-LONG_NAMES: dict[str, str] = dict(ATTENTION_NAMES.items())  # our layer types -> transformers'
-SHORT_NAMES = {name: short for short, name in LONG_NAMES.items()}
 MODEL_PREFIX = "model."
 OUTPUT_LAYER = "lm_head"
 TOKEN_TABLE = "model.embed_tokens"
 PER_LAYER_TABLE = "model.embed_tokens_per_layer"
 PER_LAYER_NORM = "per_layer_projection_norm"
 PER_LAYER_SHARE = 2.0**-0.5  # `Gemma4TextModel.per_layer_input_scale`: keeps the variance of a sum of two
-ACTIVATION = "gelu_pytorch_tanh"
 
 
 class SlmCheckpoint(Protocol):
@@ -47,8 +45,8 @@ class SlmCheckpoint(Protocol):
         """Every linear layer, the output layer among them."""
         ...
 
-    def matrix(self, name: str) -> PackedMatrix:
-        """One linear layer; read, or quantised, at every call."""
+    def matrix(self, name: str, rows: np.ndarray | None = None) -> PackedMatrix:
+        """One linear layer, all its output channels or `rows` (ascending); read, or quantised, at every call."""
         ...
 
     def vector(self, name: str) -> np.ndarray:
@@ -67,6 +65,8 @@ def slm_network(checkpoint: SlmCheckpoint, rings: dict[str, int]) -> SlmNetwork:
         CheckpointError: the model has a part that the static network does not.
     """
     text: Any = checkpoint.config
+    if text.model_type == GEMMA3:
+        return gemma3_network(text, rings)
     _require_supported(text)
     sources = _kv_sources(text)
     types = [SHORT_NAMES[layer_type] for layer_type in text.layer_types]
@@ -91,7 +91,7 @@ def slm_network(checkpoint: SlmCheckpoint, rings: dict[str, int]) -> SlmNetwork:
         soft_cap=text.final_logit_softcapping,
         rings={layer_type: rings[layer_type] for layer_type in sorted(set(types))},
         spans={layer_type: spans[layer_type] for layer_type in sorted(set(types))},
-        inv_freq=_rotary_frequencies(text),
+        inv_freq=rotary_frequencies(Gemma4TextRotaryEmbedding(text)),
         layers=layers,
     )
 
@@ -106,28 +106,29 @@ def slm_weights(checkpoint: SlmCheckpoint, kept: np.ndarray) -> Weights:
     shapes[OUTPUT_LAYER] = replace(shapes[OUTPUT_LAYER], rows=len(kept))
 
     def read(name: str) -> PackedMatrix:
-        matrix = checkpoint.matrix(modules[name])
-        return keep_rows(matrix, kept) if name == OUTPUT_LAYER else matrix
+        return checkpoint.matrix(modules[name], kept if name == OUTPUT_LAYER else None)
 
+    return Weights(PackedMatrices(shapes, read), network_vectors(checkpoint), {})
+
+
+def network_vectors(checkpoint: SlmCheckpoint) -> dict[str, np.ndarray]:
+    """Norm weights by the network's names, constant factors inside."""
     vectors = {
         name.removeprefix(MODEL_PREFIX).removesuffix(".weight"): checkpoint.vector(name)
         for name in checkpoint.vectors
         if name.endswith(".weight")
     }
+    if checkpoint.config.model_type == GEMMA3:
+        vectors = gemma3_vectors(checkpoint.config, vectors)
     if PER_LAYER_NORM in vectors:
         vectors[PER_LAYER_NORM] = vectors[PER_LAYER_NORM] * np.float32(PER_LAYER_SHARE)
-    return Weights(PackedMatrices(shapes, read), vectors, {})
-
-
-def keep_rows(matrix: PackedMatrix, rows: np.ndarray) -> PackedMatrix:
-    """The output channels `rows` of a matrix, integers and scales unchanged."""
-    return replace(matrix, integers=matrix.integers[rows], scales=matrix.scales[rows])
+    return vectors
 
 
 def host_tables(checkpoint: SlmCheckpoint) -> dict[str, PackedRows]:
     """The embedding tables that stay on the host, still packed."""
     tables = {TOKENS: checkpoint.table(TOKEN_TABLE)}
-    if checkpoint.config.hidden_size_per_layer_input:
+    if getattr(checkpoint.config, "hidden_size_per_layer_input", None):
         tables[PER_LAYER] = checkpoint.table(PER_LAYER_TABLE, PER_LAYER_SHARE)
     return tables
 
@@ -155,16 +156,3 @@ def _kv_sources(text: Any) -> list[int]:
             newest[layer_type] = index
         sources.append(newest[layer_type])
     return sources
-
-
-def _rotary_frequencies(text: Any) -> dict[str, tuple[float, ...]]:
-    """[d/2] by layer type, from transformers' own rotary embedding (default and proportional kinds)."""
-    rotary = Gemma4TextRotaryEmbedding(text)
-    frequencies = {}
-    for layer_type in rotary.layer_types:
-        if getattr(rotary, f"{layer_type}_attention_scaling") != 1.0:
-            raise CheckpointError(
-                f"rotary tables of {layer_type} are scaled", "use a model with unscaled rotary tables"
-            )
-        frequencies[SHORT_NAMES[layer_type]] = tuple(getattr(rotary, f"{layer_type}_inv_freq").double().tolist())
-    return frequencies
