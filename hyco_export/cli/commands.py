@@ -12,7 +12,7 @@ from hyco_export.core.targets import find_target
 from hyco_export.errors import HycoError
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current, use_threads
 from hyco_export.stages.stage import Stage
-from hyco_export.stages.table import STAGES
+from hyco_export.stages.table import require_stage, stages_of
 
 PERCENT = 100
 NEXT_COMMAND = {
@@ -22,6 +22,11 @@ NEXT_COMMAND = {
     "convert-head": "hyco-export convert-slm",
     "convert-slm": "hyco-export compile",
     "compile": "hyco-export serve, then hyco-export validate --server URL",
+}
+NEXT_SLM_COMMAND = {
+    "capture": "hyco-export build-keepset",
+    "build-keepset": "hyco-export convert-slm",
+    "convert-slm": "hyco-export compile",
 }
 
 
@@ -44,13 +49,17 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
 def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> None:
     """Build one stage and whatever it needs that is not fresh; print its metrics and the next command."""
     run = open_run(recipe_path, run_dir, target)
-    chain = chain_to(STAGES, name)
+    require_stage(run.recipe, name)
+    chain = chain_to(stages_of(run.recipe), name)
     if dry_run:
         show_plan(plan(run, chain))
         return
     _build(run, chain)
+    follow = NEXT_SLM_COMMAND if run.recipe.models.head is None else NEXT_COMMAND
+    if name not in follow:
+        return
     flags = "".join(f" {flag} {value}" for flag, value in (("--recipe", recipe_path), ("--run", run_dir)) if value)
-    output.print(f"\nnext: {NEXT_COMMAND[name]}{flags}", highlight=False, soft_wrap=True)
+    output.print(f"\nnext: {follow[name]}{flags}", highlight=False, soft_wrap=True)
 
 
 def _build(run: RunFolder, chain: Sequence[Stage]) -> None:
@@ -66,9 +75,12 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
     """The whole chain, then serve and validate; the exit code of the validation."""
     run = open_run(recipe_path, run_dir, target)
     if dry_run:
-        show_plan(plan(run, STAGES))
+        show_plan(plan(run, stages_of(run.recipe)))
         return 0
-    _build(run, STAGES)
+    _build(run, stages_of(run.recipe))
+    if run.recipe.models.head is None:
+        output.print("\nno head in the recipe: nothing to serve or to validate", highlight=False)
+        return 0
     with server_process(recipe_path, run.root) as url:
         return _validate(run, url)
 
@@ -105,8 +117,9 @@ def _validate(run: RunFolder, url: str) -> int:
     from hyco_export.evaluate.validate import REPORT_FOLDER, Subject, validate
     from hyco_export.runtime.transport import HttpTransport
 
+    run.recipe.models.require_head()
     HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
-    require_current(run, STAGES)
+    require_current(run, stages_of(run.recipe))
     use_threads(run.recipe.threads)
     subject = Subject(
         root=run.root,

@@ -29,20 +29,38 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Checkpoint(Section, frozen=True):
-    """Where a model comes from: a folder, a Hub id, or `embedded:NAME` of the tiny family."""
+    """Where a model comes from: a folder, a Hub id, or `embedded:NAME` of the tiny family.
+
+    `gguf_file` names the GGUF file in it that holds model and tokenizer; it is dequantised to `dtype`.
+    """
 
     model: str
     revision: str | None = None
     dtype: Dtype = "bfloat16"
+    gguf_file: str | None = None
 
 
 class Models(Section, frozen=True):
-    """The three checkpoints that belong together."""
+    """The three checkpoints that belong together.
+
+    A recipe without a head makes an SLM's artifacts alone; the SLM may then stand as its own verifier, which gives the
+    keep set its tokens and the calibration its text.
+    """
 
     verifier: Checkpoint
-    head: Checkpoint
     slm: Checkpoint
+    head: Checkpoint | None = None
     hidden_norm: HiddenNorm = "post"  # side of the verifier's final norm from which h travels
+
+    def require_head(self) -> Checkpoint:
+        """The head.
+
+        Raises:
+            RecipeError: the recipe has none.
+        """
+        if self.head is None:
+            raise RecipeError("$.models.head is missing: this recipe makes an SLM alone", "name the verifier's head")
+        return self.head
 
 
 class Data(Section, frozen=True):
@@ -107,13 +125,27 @@ class HeadGraph(Section, frozen=True):
     window: Count = 1024
 
 
+class SlmWeights(Section, frozen=True):
+    """How an unquantised SLM is rounded: widths of its linear layers; grids by the head's clip search (Table 4)."""
+
+    bits: Literal[4, 8]
+    output_bits: Literal[4, 8] = 8
+    clip_ratio_low: Share = 0.6
+    clip_ratio_high: Share = 1.0
+    clip_ratio_count: Count = 41
+
+
 class SlmGraph(Section, frozen=True):
-    """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities."""
+    """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities.
+
+    `weights` is for an unquantised checkpoint; a packed one is used as it is, and its artifacts know of no such field.
+    """
 
     rows: Count = 32
     prefill_rows: Count = 128
     ring: Count = 1024
     sliding_ring: Count = 512
+    weights: SlmWeights | msgspec.UnsetType = msgspec.UNSET
 
 
 class Calibration(Section, frozen=True):
@@ -266,6 +298,15 @@ def check_recipe(recipe: Recipe) -> None:
         (
             recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,
             f"$.qat.clip_ratio_low {recipe.qat.clip_ratio_low} is above clip_ratio_high {recipe.qat.clip_ratio_high}",
+        ),
+        (
+            not recipe.slm.weights or recipe.slm.weights.clip_ratio_low <= recipe.slm.weights.clip_ratio_high,
+            "$.slm.weights.clip_ratio_low is above clip_ratio_high",
+        ),
+        (
+            not recipe.slm.weights
+            or {recipe.slm.weights.bits, recipe.slm.weights.output_bits} <= set(target.weight_bits),
+            f"$.slm.weights has widths that {target.name} does not compute: it has {sorted(target.weight_bits)}",
         ),
         (
             recipe.qat.warmup_steps <= recipe.qat.steps,

@@ -27,8 +27,11 @@ def resource_path(relative: str) -> Path:
 def locate(reference: str, recipe_folder: Path | None) -> Path | None:
     """The local path a recipe's reference means, or None when it names nothing local (a Hub id).
 
-    `embedded:NAME` is inside the package; else an absolute path, a path beside the recipe, or a shipped file.
+    `embedded:NAME` is inside the package; else an absolute path or one from `~`, a path beside the recipe, or a shipped
+    file.
     """
+    if reference.startswith("~"):
+        return Path(reference).expanduser()
     if reference.startswith(EMBEDDED_PREFIX):
         return CHECKPOINTS / reference.removeprefix(EMBEDDED_PREFIX)
     roots = [Path()] if recipe_folder is None else [recipe_folder, Path()]

@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.core.resources import EMBEDDED_PREFIX, locate
 from hyco_export.errors import CheckpointError
+from hyco_export.nn.gguf_import import imported_gguf
 
 HASHED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model")  # weights, configs, templates, vocabularies
 FETCHED_PATTERNS = [*HASHED_PATTERNS, "*.txt"]
@@ -27,14 +28,17 @@ CONFIG_FILE = "config.json"
 
 
 def checkpoint_folder(checkpoint: Checkpoint, recipe_folder: Path | None = None) -> Path:
-    """The folder with the checkpoint's files; a Hub id is fetched into the Hub's cache first.
+    """The folder with the checkpoint's files; a Hub id is fetched into the Hub's cache first, a GGUF file imported.
 
     Raises:
         CheckpointError: no such folder, or the Hub refuses it; the hint is the one command that helps.
     """
     found = locate(checkpoint.model, recipe_folder)
+    if checkpoint.gguf_file is not None:
+        folder = found or fetch(checkpoint.model, checkpoint.revision, [checkpoint.gguf_file])
+        return imported_gguf(folder / checkpoint.gguf_file, checkpoint.dtype)
     if found is None:
-        return fetch(checkpoint.model, checkpoint.revision)
+        return fetch(checkpoint.model, checkpoint.revision, FETCHED_PATTERNS)
     return require_checkpoint(found)
 
 
@@ -51,8 +55,8 @@ def require_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def fetch(hub_id: str, revision: str | None) -> Path:
-    """Download a Hub repository (or find it in the cache) and return its snapshot folder.
+def fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
+    """Download a Hub repository's files of these patterns (or find them in the cache); its snapshot folder.
 
     Raises:
         CheckpointError: gated, unknown, or the Hub cannot be reached.
@@ -61,7 +65,7 @@ def fetch(hub_id: str, revision: str | None) -> Path:
         raise CheckpointError(f"checkpoint {hub_id!r} does not exist", "correct $.models in the recipe")
     download = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
     try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=FETCHED_PATTERNS))
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
         raise CheckpointError(
             f"{hub_id} is gated and this machine has no access",

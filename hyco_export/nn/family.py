@@ -12,20 +12,23 @@ HEAD_MODEL_TYPE = "gemma4_assistant"
 SET_HINT = "use the head that was published for this verifier and an SLM with the same tokenizer ($.models)"
 
 
-def check_family(verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTrainedConfig | None = None) -> None:
-    """Refuse checkpoints that do not belong together; all mismatches are named at once.
+def check_family(
+    verifier: PreTrainedConfig, head: PreTrainedConfig | None, slm: PreTrainedConfig | None = None
+) -> None:
+    """Refuse checkpoints that do not belong together; all mismatches are named at once. Either drafter may be missing.
 
     Raises:
         CheckpointError: a checkpoint is not of its role's kind; widths, K/V shapes or vocabularies differ; or the head
             has a part the static graph cannot hold.
     """
     _require_roles(verifier, head, slm)
-    problems = [*_head_mismatches(verifier, head), *_vocabulary_mismatches(verifier, head, slm)]
+    from_head = _head_mismatches(verifier, head) if head is not None else ()
+    problems = [*from_head, *_vocabulary_mismatches(verifier, head, slm)]
     if problems:
         raise CheckpointError("checkpoints do not belong together: " + "; ".join(problems), SET_HINT)
 
 
-def _require_roles(verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTrainedConfig | None) -> None:
+def _require_roles(verifier: PreTrainedConfig, head: PreTrainedConfig | None, slm: PreTrainedConfig | None) -> None:
     """Only a head drafts steps, and only the others are language models of their own."""
     for role, config in (("verifier", verifier), ("head", head), ("slm", slm)):
         if config is None or (config.model_type == HEAD_MODEL_TYPE) == (role == "head"):
@@ -58,7 +61,7 @@ def _head_mismatches(verifier: PreTrainedConfig, head: PreTrainedConfig) -> Iter
 
 
 def _vocabulary_mismatches(
-    verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTrainedConfig | None
+    verifier: PreTrainedConfig, head: PreTrainedConfig | None, slm: PreTrainedConfig | None
 ) -> Iterator[str]:
     size = verifier.get_text_config().vocab_size
     others = {"head": head, "SLM": slm}

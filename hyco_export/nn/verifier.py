@@ -60,9 +60,20 @@ def load_verifier(
     Raises:
         CheckpointError: unreadable, a tensor missing or misshaped, or a model that shares no K/V with a head.
     """
-    model = _load(AutoModelForCausalLM, folder, dtype, device, attention)
+    model = load_language_model(folder, dtype, device, attention)
     handoff_layers(model.config)
     return model
+
+
+def load_language_model(
+    folder: Path, dtype: Dtype = "bfloat16", device: str = "cpu", attention: Attention = "sdpa"
+) -> PreTrainedModel:
+    """Any causal language model in evaluation mode, without gradients.
+
+    Raises:
+        CheckpointError: unreadable, a tensor missing or misshaped.
+    """
+    return _load(AutoModelForCausalLM, folder, dtype, device, attention)
 
 
 def load_head(
@@ -87,6 +98,18 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     Raises:
         CheckpointError: missing or unreadable, or without a chat template.
     """
+    tokenizer = read_tokenizer(folder)
+    if tokenizer.chat_template is None:
+        raise CheckpointError(f"tokenizer of {folder} has no chat template", "use an instruction-tuned checkpoint")
+    return tokenizer
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer, with a chat template or, of a base model, without.
+
+    Raises:
+        CheckpointError: missing or unreadable.
+    """
     require_checkpoint(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -94,8 +117,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise CheckpointError(
             f"tokenizer of {folder} cannot be read: {first_line(error)}", "save the tokenizer into the same folder"
         ) from error
-    if tokenizer.chat_template is None:
-        raise CheckpointError(f"tokenizer of {folder} has no chat template", "use an instruction-tuned checkpoint")
     return cast(PreTrainedTokenizerFast, tokenizer)
 
 

@@ -79,10 +79,10 @@ def check_keepset(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
         RecipeError: unknown script; a size below the fixed part or above the vocabulary.
     """
     from hyco_export.nn.embedding_table import find_embedding
-    from hyco_export.nn.verifier import load_tokenizer
+    from hyco_export.nn.verifier import read_tokenizer
 
     vocab_size = find_embedding(inputs["verifier"]).vocab_size
-    fixed = find_fixed_part(load_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
+    fixed = find_fixed_part(read_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
     require_room(config.size, fixed, vocab_size)
 
 
@@ -91,9 +91,9 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
     from safetensors.numpy import save_file
 
     from hyco_export.nn.embedding_table import find_embedding, quantized_embedding
-    from hyco_export.nn.verifier import load_tokenizer
+    from hyco_export.nn.verifier import read_tokenizer
 
-    tokenizer = load_tokenizer(inputs["verifier"])
+    tokenizer = read_tokenizer(inputs["verifier"])
     embedding = find_embedding(inputs["verifier"])
     fixed = find_fixed_part(tokenizer, embedding.vocab_size, config.scripts)
     require_room(config.size, fixed, embedding.vocab_size)

@@ -1,4 +1,4 @@
-"""Stage `compile`: Hexagon context binaries of the head and of the SLM's two graphs, for the recipe's target.
+"""Stage `compile`: Hexagon context binaries of the head (if the recipe has one) and of the SLM's two graphs.
 
 Files (ONNX Runtime EPContext pairs, not Genie bundles):
     head_ctx.onnx, slm_tree_ctx.onnx, slm_prefill_ctx.onnx   one EPContext node each, naming its binary
@@ -100,20 +100,27 @@ def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, prog
 
 
 def _jobs(inputs: Mapping[str, Path]) -> list[Job]:
-    """The three graphs, the head first.
+    """The graphs of the converted artifacts, the head first.
 
     Raises:
         ArtifactError: a file of the converted artifacts is missing or damaged.
     """
+    heads = [_head_job(inputs[HEAD])] if HEAD in inputs else []
+    return [*heads, *_slm_jobs(inputs[SLM])]
+
+
+def _head_job(folder: Path) -> Job:
+    head = read_spec(folder / HEAD_SPEC_FILE, HeadSpec)
+    return Job(folder / f"{HEAD_GRAPH}.onnx", folder / HEAD_SAMPLES_FILE, head.graph, None)
+
+
+def _slm_jobs(slm_folder: Path) -> list[Job]:
     from hyco_export.nn.slm.session import open_torch_slm
 
-    head_folder, slm_folder = inputs[HEAD], inputs[SLM]
-    head = read_spec(head_folder / HEAD_SPEC_FILE, HeadSpec)
     slm = read_spec(slm_folder / SLM_SPEC_FILE, SlmSpec)
     floats = open_torch_slm(slm_folder)
     slm_samples = slm_folder / SLM_SAMPLES_FILE
     return [
-        Job(head_folder / f"{HEAD_GRAPH}.onnx", head_folder / HEAD_SAMPLES_FILE, head.graph, None),
         Job(slm_folder / f"{SLM_TREE_GRAPH}.onnx", slm_samples, slm.tree, floats.tree),
         Job(slm_folder / f"{SLM_PREFILL_GRAPH}.onnx", slm_samples, slm.prefill, floats.prefill),
     ]

@@ -50,12 +50,13 @@ class ConvertHeadConfig(msgspec.Struct, frozen=True):
 
 def config(recipe: recipes.Recipe) -> ConvertHeadConfig:
     """The recipe's fields that this stage reads."""
-    return ConvertHeadConfig(recipe.head, recipe.calibration, recipe.models.hidden_norm, recipe.models.head.dtype)
+    dtype = recipe.models.require_head().dtype
+    return ConvertHeadConfig(recipe.head, recipe.calibration, recipe.models.hidden_norm, dtype)
 
 
 def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
     """The original head, and the verifier whose digest the artifact carries."""
-    return {"head": recipe.models.head, "verifier": recipe.models.verifier}
+    return {"head": recipe.models.require_head(), "verifier": recipe.models.verifier}
 
 
 def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:

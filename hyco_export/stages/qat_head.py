@@ -56,12 +56,12 @@ class QatConfig(msgspec.Struct, frozen=True):
 def config(recipe: recipes.Recipe) -> QatConfig:
     """The recipe's fields that this stage reads."""
     models, head = recipe.models, recipe.head
-    return QatConfig(recipe.qat, models.head.dtype, models.hidden_norm, head.steps, head.window)
+    return QatConfig(recipe.qat, models.require_head().dtype, models.hidden_norm, head.steps, head.window)
 
 
 def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
     """The head, and the verifier it must belong to."""
-    return {"head": recipe.models.head, "verifier": recipe.models.verifier}
+    return {"head": recipe.models.require_head(), "verifier": recipe.models.verifier}
 
 
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:

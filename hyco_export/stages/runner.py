@@ -220,7 +220,7 @@ def _check_all(run: RunFolder, planned: Sequence[PlannedStage]) -> None:
 
 
 def require_family(run: RunFolder) -> None:
-    """The recipe's three checkpoints must belong together; told by their configs alone.
+    """The recipe's checkpoints must belong together; told by their configs alone.
 
     Raises:
         CheckpointError: they do not; all mismatches are named.
@@ -230,8 +230,8 @@ def require_family(run: RunFolder) -> None:
 
     models = run.recipe.models
     named = (("verifier", models.verifier), ("head", models.head), ("slm", models.slm))
-    verifier, head, slm = (load_config(run.source(name, checkpoint)) for name, checkpoint in named)
-    check_family(verifier, head, slm)
+    configs = {name: load_config(run.source(name, checkpoint)) for name, checkpoint in named if checkpoint is not None}
+    check_family(configs["verifier"], configs.get("head"), configs["slm"])
 
 
 def _build_dir(run: RunFolder, item: PlannedStage) -> Path:
