@@ -21,13 +21,17 @@ from hyco_export.nn.slm.calibration import full_passes
 from hyco_export.nn.slm.static_pass import FloatSlm
 
 
-class SlmQuality(msgspec.Struct, frozen=True):
-    """Figures over `positions` tokens; by tensor, `layers` is the SQNR in dB, `clipped` the share outside its range."""
+class SlmQuality(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Figures over `positions` tokens; by tensor, `layers` is the SQNR in dB, `clipped` the share outside its range.
+
+    `original_agreement`: with the network before its weights were rounded, where that is known.
+    """
 
     positions: int
     top1_agreement: float
     layers: dict[str, float]
     clipped: dict[str, float]
+    original_agreement: float | None = None
 
     @property
     def median_db(self) -> float:
@@ -47,6 +51,7 @@ class _Tally:
     outside: dict[str, int] = field(default_factory=dict)
     values: dict[str, int] = field(default_factory=dict)
     agreeing: int = 0
+    agreeing_original: int | None = None
     positions: int = 0
 
     def compare(self, name: str, wanted: np.ndarray, found: np.ndarray) -> None:
@@ -65,6 +70,7 @@ class _Tally:
             top1_agreement=self.agreeing / self.positions,
             layers={name: _decibel(self.signal[name], self.noise[name]) for name in self.signal},
             clipped={name: count / self.values[name] for name, count in self.outside.items() if count},
+            original_agreement=None if self.agreeing_original is None else self.agreeing_original / self.positions,
         )
 
 
@@ -78,6 +84,7 @@ def measure_slm(
     mask_value: float,
     sequences: Sequence[Sequence[int]],
     max_passes: int,
+    original_best: np.ndarray | None = None,
 ) -> SlmQuality:
     """Compare on the first `max_passes` full passes of the sequences.
 
@@ -85,12 +92,13 @@ def measure_slm(
         session: the tree graph, also giving out the `inner` tensors.
         graph: its declared inputs and outputs.
         inner: tensors to judge beside the outputs, under their names in the float network.
+        original_best: what `best_rows` gave for the network before rounding, over the same passes.
 
     Raises:
         ValueError: no sequence fills a pass.
     """
     rows = graph.input("embeds").shape[0]
-    tally = _Tally()
+    tally = _Tally(agreeing_original=None if original_best is None else 0)
     outputs = (*graph.outputs, *inner)
     for first, tokens in islice(_passes(sequences, rows), max_passes):
         if first:
@@ -104,11 +112,31 @@ def measure_slm(
             tally.compare(spec.name, wanted[spec.name], found[spec.name])
         graph_side.commit(found, range(rows))
         float_logits = own.append(slm.tree, tokens)["logits"]
-        tally.agreeing += int(np.sum(float_logits.argmax(1) == found["logits"].argmax(1)))
+        best = found["logits"].argmax(1)
+        tally.agreeing += int(np.sum(float_logits.argmax(1) == best))
+        if original_best is not None and tally.agreeing_original is not None:
+            tally.agreeing_original += int(np.sum(original_best[tally.positions : tally.positions + rows] == best))
         tally.positions += rows
     if not tally.positions:
         raise ValueError(f"no sequence has {rows} tokens")
     return tally.result()
+
+
+def best_rows(
+    slm: FloatSlm,
+    embeddings: EmbeddingRows,
+    mask_value: float,
+    sequences: Sequence[Sequence[int]],
+    rows: int,
+    max_passes: int,
+) -> np.ndarray:
+    """Kept row of the best token at each position [n] of the first `max_passes` full passes, with its own K/V."""
+    found = []
+    for first, tokens in islice(_passes(sequences, rows), max_passes):
+        if first:
+            host = SlmHost(slm.network, embeddings, rows, mask_value)
+        found.append(host.append(slm.tree, tokens)["logits"].argmax(1))
+    return np.concatenate(found)
 
 
 def _passes(sequences: Sequence[Sequence[int]], rows: int) -> Iterator[tuple[bool, Sequence[int]]]:

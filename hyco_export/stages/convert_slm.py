@@ -39,7 +39,8 @@ from hyco_export.core.samples import write_samples
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
 from hyco_export.errors import ArtifactError, CheckpointError
 from hyco_export.stages.capture import Split, read_answers
-from hyco_export.stages.slm_proofs import require_equal, require_parity, weight_pairs
+from hyco_export.stages.slm_proofs import require_equal, weight_pairs
+from hyco_export.stages.slm_reference import Reference, Trial, float_reference, packed_reference, rounding_of
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
     from hyco_export.evaluate.slm_quality import SlmQuality
     from hyco_export.graph.external_data import ExternalData
+    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint
+    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
     from hyco_export.nn.slm.static_pass import FloatSlm
 
 TREE_FILE, PREFILL_FILE = f"{SLM_TREE_GRAPH}.onnx", f"{SLM_PREFILL_GRAPH}.onnx"
@@ -64,6 +67,11 @@ class ConvertSlmConfig(msgspec.Struct, frozen=True):
     graph: recipes.SlmGraph
     calibration: recipes.Calibration
     sequence_limit: int
+
+    @property
+    def weights(self) -> recipes.SlmWeights | None:
+        """How an unquantised checkpoint is rounded."""
+        return self.graph.weights or None
 
 
 @dataclass(frozen=True)
@@ -103,35 +111,25 @@ def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
+    from hyco_export.nn.slm.source import open_checkpoint
     from hyco_export.nn.slm.surgery import slm_network
 
-    slm_network(PackedCheckpoint(sources["slm"]), _rings(config))
+    slm_network(open_checkpoint(sources["slm"], rounding_of(config.weights)), _rings(config))
 
 
 def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Surgery, float parity, calibration, emission, comparison; see the module for files and gates."""
-    from hyco_export.nn.slm.gemma_quant import stock_model
-
     keepset = read_keepset(inputs[KEEPSET])
     calibration = _sequences(inputs[CAPTURE], "calibration", config)
     validation = _sequences(inputs[CAPTURE], "validation", config)
-    surgery = _operate(config, inputs["slm"], keepset, out_dir)
-    stock = stock_model(inputs["slm"])
-
-    parity = require_parity(
-        stock,
-        surgery.float_slm,
-        surgery.tables,
-        surgery.kept,
-        [token for ids in validation for token in ids],
-        config.graph.rows,
-        lambda done, total: progress.step("parity with transformers", done, total),
-    )
+    checkpoint = _open(config, inputs["slm"], keepset)
+    surgery = _operate(config, checkpoint, keepset, out_dir)
+    reference = _refer(config, inputs["slm"], checkpoint, surgery, validation, out_dir, progress)
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, progress), out_dir)
-    equal = require_equal(weight_pairs(stock, surgery.kept, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
-    del stock
-    quality = _measure(config, surgery, graphs, validation, out_dir)
+    equal = require_equal(weight_pairs(reference.truth, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
+    parity, original_best = reference.parity, reference.original_best
+    del reference  # and transformers' model with it
+    quality = _measure(config, surgery, graphs, validation, original_best, out_dir)
     spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill)
     write_spec(out_dir / SLM_SPEC_FILE, spec)
     _write_samples(config, surgery, graphs, validation, out_dir)
@@ -142,9 +140,15 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         "sqnr_median_db": round(quality.median_db, 2),
         "sqnr_logits_db": round(quality.layers["logits"], 2),
         "top1_agreement": round(quality.top1_agreement, 4),
+        **_original_agreement(quality),
         "positions": quality.positions,
         "bytes": {path.name: path.stat().st_size for path in sorted(out_dir.iterdir())},
     }
+
+
+def _original_agreement(quality: "SlmQuality") -> Metrics:
+    found = quality.original_agreement
+    return {} if found is None else {"top1_agreement_unrounded": round(found, 4)}
 
 
 def _rings(config: ConvertSlmConfig) -> dict[str, int]:
@@ -168,29 +172,68 @@ def _sequences(capture: Path, split: Split, config: ConvertSlmConfig) -> list[li
     return long_enough
 
 
-def _operate(config: ConvertSlmConfig, folder: Path, keepset: KeepSet, out_dir: Path) -> Surgery:
-    """Read the checkpoint, write tables and float weights.
+def _open(config: ConvertSlmConfig, folder: Path, keepset: KeepSet) -> "PackedCheckpoint | FloatCheckpoint":
+    """The checkpoint.
 
     Raises:
-        CheckpointError: unreadable, not convertible, or of another vocabulary than the keep set.
+        CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set.
     """
-    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
-    from hyco_export.nn.slm.static_pass import FloatSlm
-    from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
-    from hyco_export.nn.torch_ops import TorchWeights
+    from hyco_export.nn.slm.source import open_checkpoint
 
-    checkpoint = PackedCheckpoint(folder)
+    checkpoint = open_checkpoint(folder, rounding_of(config.weights))
     if checkpoint.config.vocab_size != keepset.vocab_size:
         raise CheckpointError(
             f"the SLM's vocabulary has {checkpoint.config.vocab_size} tokens, the keep set's {keepset.vocab_size}",
             "give an SLM with the verifier's tokenizer ($.models.slm)",
         )
+    return checkpoint
+
+
+def _operate(
+    config: ConvertSlmConfig, checkpoint: "PackedCheckpoint | FloatCheckpoint", keepset: KeepSet, out_dir: Path
+) -> Surgery:
+    """Write tables and float weights.
+
+    Raises:
+        CheckpointError: the model has a part that the static network does not.
+    """
+    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
+    from hyco_export.nn.torch_ops import TorchWeights
+
     network = slm_network(checkpoint, _rings(config))
     write_slm(out_dir / WEIGHTS_FILE, network, slm_weights(checkpoint, keepset.ids))
     save_tables(out_dir / TABLES_FILE, host_tables(checkpoint))
     _, weights = read_slm(out_dir / WEIGHTS_FILE)  # from here on the checkpoint is not needed
     tables = HostTables(out_dir / TABLES_FILE)
     return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)
+
+
+def _refer(
+    config: ConvertSlmConfig,
+    folder: Path,
+    checkpoint: "PackedCheckpoint | FloatCheckpoint",
+    surgery: Surgery,
+    sequences: Sequence[Sequence[int]],
+    out_dir: Path,
+    progress: Progress,
+) -> Reference:
+    """Parity with transformers' model, and what it says of the weights.
+
+    Raises:
+        GateError: the static network is not transformers' model.
+    """
+    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint
+
+    def tell(done: int, total: int) -> None:
+        progress.step("parity with transformers", done, total)
+
+    passes = config.calibration.slm_quality_passes
+    trial = Trial(sequences, config.graph.rows, config.calibration.mask_value, passes)
+    if config.weights is not None and isinstance(checkpoint, FloatCheckpoint):
+        ratios = (config.weights.clip_ratio_low, config.weights.clip_ratio_high)
+        return float_reference(folder, checkpoint, surgery.network, surgery.kept, out_dir, trial, ratios, tell)
+    return packed_reference(folder, surgery.float_slm, surgery.tables, surgery.kept, trial, tell)
 
 
 def _calibrate(
@@ -255,7 +298,12 @@ def _data_file(weights: Weights, out_dir: Path) -> "Iterator[ExternalData | None
 
 
 def _measure(
-    config: ConvertSlmConfig, surgery: Surgery, graphs: Graphs, sequences: Sequence[Sequence[int]], out_dir: Path
+    config: ConvertSlmConfig,
+    surgery: Surgery,
+    graphs: Graphs,
+    sequences: Sequence[Sequence[int]],
+    original_best: np.ndarray | None,
+    out_dir: Path,
 ) -> "SlmQuality":
     """Compare the tree graph with the float network on held-out sequences; writes the figures."""
     from hyco_export.evaluate.slm_quality import measure_slm
@@ -278,6 +326,7 @@ def _measure(
         config.calibration.mask_value,
         sequences,
         config.calibration.slm_quality_passes,
+        original_best,
     )
     (out_dir / SQNR_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(quality), indent=2))
     return quality

@@ -15,11 +15,11 @@ from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables
 from hyco_export.errors import GateError
 
 if TYPE_CHECKING:
-    from transformers import Gemma4ForCausalLM
+    from transformers import PreTrainedModel
 
     from hyco_export.core.network.slm_host import EmbeddingRows
     from hyco_export.nn.slm.static_pass import FloatSlm
-    from hyco_export.nn.slm.truth import StoredPair
+    from hyco_export.nn.slm.truth import StoredPair, Truth
 
 MAX_RELATIVE_DIFFERENCE = 1e-3  # of the logits' standard deviation: float32 sums in another order stay far below
 COMPARED_ROWS = 8192
@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 
 
 def require_parity(
-    stock: "Gemma4ForCausalLM",
+    stock: "PreTrainedModel",
     slm: "FloatSlm",
     embeddings: "EmbeddingRows",
     kept: np.ndarray,
@@ -103,36 +103,31 @@ def _differing(written: Rows, original: np.ndarray) -> int:
     return sum(int(np.count_nonzero(written[block] != original[block])) for block in blocks)
 
 
-def weight_pairs(
-    stock: "Gemma4ForCausalLM", kept: np.ndarray, folder: Path, whole_graph: Path, part_graph: Path
-) -> Iterator[Pair]:
+def weight_pairs(truth: "Truth", folder: Path, whole_graph: Path, part_graph: Path) -> Iterator[Pair]:
     """Integers and scales of every linear and table, in each file that was written; one linear at a time in memory.
 
     Args:
-        stock: transformers' model of the checkpoint.
-        kept: token ids whose rows the output layer keeps.
+        truth: what they must be.
         folder: with the host's tables, the float back end's weights and the graphs' external data.
         whole_graph, part_graph: ONNX files with all linears, and with some.
     """
     import onnx
 
     from hyco_export.graph.slm_graphs import StoredMatrices
-    from hyco_export.nn.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
-    from hyco_export.nn.slm.truth import TrueLinears, true_tables
+    from hyco_export.nn.slm.surgery import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
 
     whole, part = (
         StoredMatrices(onnx.load(path, load_external_data=False), folder) for path in (whole_graph, part_graph)
     )
     matrices = read_slm(folder / WEIGHTS_FILE)[1].matrices
-    linears = TrueLinears(stock, {OUTPUT_LAYER: kept})
-    for module in linears:
-        name, original = module.removeprefix(MODEL_PREFIX), linears[module]
+    for module in truth.linears:
+        name, original = module.removeprefix(MODEL_PREFIX), truth.linears[module]
         yield from _pairs(whole_graph.name, name, whole.get(name), original)
         if name in part:
             yield from _pairs(part_graph.name, name, part[name], original)
         yield from _pairs(WEIGHTS_FILE, name, _stored(matrices.get(name)), original)
     tables, names = HostTables(folder / TABLES_FILE), {TOKEN_TABLE: TOKENS, PER_LAYER_TABLE: PER_LAYER}
-    for module, original in true_tables(stock).items():
+    for module, original in truth.tables.items():
         table = names[module]
         yield from _pairs(TABLES_FILE, table, (tables.stored(table), tables.scales(table)), original)
 

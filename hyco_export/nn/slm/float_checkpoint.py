@@ -29,6 +29,7 @@ from hyco_export.nn.weight_grids import searched_matrix
 
 MODELS: Mapping[str, type[PreTrainedModel]] = {"gemma3_text": Gemma3ForCausalLM, "gemma4_text": Gemma4ForCausalLM}
 TABLE_BITS = 8
+TABLE_BLOCK = 32  # columns of a token's row that share a scale, as GGUF's Q8_0 has it: such a table stays as it is
 ROWS_AT_ONCE = 4096  # 147 MB of float32 at the 8,960 columns of E2B's per-layer table
 
 
@@ -100,7 +101,7 @@ class FloatCheckpoint:
         return self.vector(f"{name}.weight") if rows is None else self._rows(f"{name}.weight", rows)
 
     def table(self, name: str, extra_factor: float = 1.0) -> PackedRows:
-        """An embedding in 8 bits, a per-layer one with a scale for each layer's columns; factor as the model's."""
+        """An embedding in 8 bits with a scale per block of a row, of a per-layer one per layer."""
         module = self.modules[name]
         tensor = self._require(f"{name}.weight")
         integers = np.empty((module.rows, module.columns), np.int8)
@@ -177,6 +178,11 @@ def float_stock(folder: Path) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
+def _blocks(columns: int) -> int:
+    """S of a token's row: a scale for each block, or one for a row of another width."""
+    return columns // TABLE_BLOCK if columns % TABLE_BLOCK == 0 else 1
+
+
 def _modules(model: PreTrainedModel, rounding: Rounding) -> list[FloatModule]:
     """Every linear layer and embedding."""
     found = []
@@ -187,6 +193,6 @@ def _modules(model: PreTrainedModel, rounding: Rounding) -> list[FloatModule]:
         elif isinstance(module, nn.Embedding):
             size = (module.num_embeddings, module.embedding_dim)
             factor: Any = module.scalar_embed_scale
-            blocks = layers if name == PER_LAYER_TABLE else 1
+            blocks = layers if name == PER_LAYER_TABLE else _blocks(module.embedding_dim)
             found.append(FloatModule(name, TABLE_BITS, *size, float(factor), blocks))
     return found

@@ -2,6 +2,7 @@
 
 Follows transformers' `Gemma3ForCausalLM`: every layer stores K/V, values have no norm, norms multiply by 1 + weight,
 and scores by query_pre_attn_scalar^-0.5, which moves into the weight of the queries' norm (rotation keeps lengths).
+So do the weights of the keys' norm: a few of them are 20 times the others, and keys have 8 bits, queries 16.
 Knows the config and the norms; no other weights.
 """
 
@@ -16,7 +17,7 @@ from hyco_export.errors import CheckpointError
 from hyco_export.nn.slm.layer_types import ACTIVATION, SHORT_NAMES, rotary_frequencies
 
 GEMMA3 = "gemma3_text"  # transformers' model type
-QUERY_NORM = ".q_norm"
+QUERY_NORM, KEY_NORM = ".q_norm", ".k_norm"
 
 
 def gemma3_network(text: Any, rings: dict[str, int]) -> SlmNetwork:
@@ -54,12 +55,21 @@ def gemma3_network(text: Any, rings: dict[str, int]) -> SlmNetwork:
 
 
 def gemma3_vectors(text: Any, vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Norm weights [n] by name as factors: 1 + weight, the queries' also times the scale of the scores."""
+    """Norm weights [n] by name as factors; the same scores from keys of even size."""
+    factors = {name: np.float32(1.0) + weight for name, weight in vectors.items()}
     scale = np.float32(text.query_pre_attn_scalar**-0.5)
-    return {
-        name: (1.0 + weight) * (scale if name.endswith(QUERY_NORM) else np.float32(1.0))
-        for name, weight in vectors.items()
-    }
+    for query in [name for name in factors if name.endswith(QUERY_NORM)]:
+        key = query.removesuffix(QUERY_NORM) + KEY_NORM
+        size = _pair_sizes(factors[key])
+        factors[query], factors[key] = factors[query] * size * scale, factors[key] / size
+    return factors
+
+
+def _pair_sizes(weight: np.ndarray) -> np.ndarray:
+    """[d] of weight [d]: the greater magnitude of each two that rotation mixes, i and i + d/2; 1 where both are 0."""
+    half = len(weight) // 2
+    size = np.maximum(np.abs(weight[:half]), np.abs(weight[half:]))
+    return np.tile(np.where(size > 0, size, np.float32(1.0)), 2)
 
 
 def _require_supported(text: Any) -> None:

@@ -20,6 +20,13 @@ class StoredPair(NamedTuple):
     scales: np.ndarray
 
 
+class Truth(NamedTuple):
+    """What every emitted weight must be, by module name: linears [N, K] and [N], embeddings [V, B] and [V, S]."""
+
+    linears: Mapping[str, StoredPair]
+    tables: Mapping[str, StoredPair]
+
+
 class TrueLinears(Mapping[str, StoredPair]):
     """Every quantised linear by module name, int8 [N, K] and [N], unpacked when it is asked for.
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from float_slm import CONFIGS, gemma3_config, save_float_slm
-from packed_slm import RINGS, ROWS, VOCAB, edit_config, edit_tensors, random_ids, save_packed_slm
+from packed_slm import RINGS, ROWS, VOCAB, WINDOW, edit_config, edit_tensors, random_ids, save_packed_slm
 from safetensors.torch import load_file, save_file
 
 from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables, save_tables
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint, Rounding, float_stock
 from hyco_export.nn.slm.float_original import OriginalEmbeddings, original_slm
-from hyco_export.nn.slm.gemma3 import gemma3_network
+from hyco_export.nn.slm.gemma3 import gemma3_network, gemma3_vectors
 from hyco_export.nn.slm.parity import Scenario, relative_difference, scenarios
 from hyco_export.nn.slm.source import open_checkpoint
 from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
@@ -40,7 +40,7 @@ def test_static_pass_equals_transformers(folder: Path, case: Scenario) -> None:
     checkpoint = FloatCheckpoint(folder, ROUNDING)
     slm = original_slm(checkpoint, slm_network(checkpoint, RINGS), KEPT)
     embeddings = OriginalEmbeddings(checkpoint)
-    assert relative_difference(float_stock(folder), slm, embeddings, KEPT, random_ids(60), ROWS, case) < LIMIT
+    assert relative_difference(float_stock(folder), slm, embeddings, KEPT, random_ids(60), ROWS, case, WINDOW) < LIMIT
 
 
 @pytest.mark.parametrize("field", ["query_pre_attn_scalar", "rope_parameters", "sliding_window"])
@@ -52,7 +52,7 @@ def test_a_wrong_part_of_gemma3_is_seen(tmp_path: Path, field: str) -> None:
     checkpoint = FloatCheckpoint(folder, ROUNDING)
     slm = original_slm(checkpoint, slm_network(checkpoint, RINGS), KEPT)
     case = scenarios(RINGS, ROWS)[1]
-    assert relative_difference(stock, slm, OriginalEmbeddings(checkpoint), KEPT, random_ids(60), ROWS, case) > 1e-3
+    assert relative_difference(stock, slm, OriginalEmbeddings(checkpoint), KEPT, random_ids(60), ROWS, case, WINDOW) > 1e-3
 
 
 def test_linears_are_rounded_to_the_nearest_point_of_their_grid(folder: Path) -> None:
@@ -84,9 +84,33 @@ def test_tables_are_rows_of_eight_bits(folder: Path, tmp_path: Path) -> None:
     assert tables.layouts[TOKENS].bits == 8
     if PER_LAYER in tables.layouts:
         per_layer = OriginalEmbeddings(checkpoint).per_layer(ids)  # [n, L * P]
-        scales = tables.packed(PER_LAYER).scales
+        scales = tables.scales(PER_LAYER)
         assert scales.shape == (VOCAB, stock.config.num_hidden_layers)
         assert np.abs(tables.per_layer(ids) - per_layer).max() <= np.abs(per_layer).max() / 254
+
+
+def test_keys_are_evened_out_for_the_same_scores() -> None:
+    text = gemma3_config()
+    key = np.array([19.0, 0.0, -0.5, -1.0, 3.0, 0.0, 1.0, -1.0], np.float32)  # less 1; pairs are i and i + 4
+    query = np.arange(8, dtype=np.float32)
+    names = [f"layers.0.self_attn.{norm}" for norm in ("q_norm", "k_norm")]
+    found = gemma3_vectors(text, dict(zip(names, (query, key), strict=True)))
+    np.testing.assert_allclose(found[names[1]], [1.0, 1.0, 0.25, 0.0, 0.2, 1.0, 1.0, 0.0])
+    scores = (1 + query) * (1 + key) * 24**-0.5
+    np.testing.assert_allclose(found[names[0]] * found[names[1]], scores, rtol=1e-6)
+
+
+def test_rows_keep_a_block_of_gguf_as_it_is(tmp_path: Path) -> None:
+    folder = save_float_slm(tmp_path / "checkpoint", gemma3_config(hidden_size=64))
+    generator = np.random.default_rng(0)
+    integers = generator.integers(-127, 128, (VOCAB, 2, 32))
+    integers[..., 0] = 127
+    scales = np.float16(generator.random((VOCAB, 2, 1)) + 0.1).astype(np.float32)
+    table = (integers * scales).astype(np.float32).reshape(VOCAB, 64)
+    edit_tensors(folder, model__embed_tokens__weight=torch.from_numpy(table))
+    stored = host_tables(FloatCheckpoint(folder, ROUNDING))[TOKENS]
+    np.testing.assert_array_equal(stored.packed, integers.reshape(VOCAB, 64))
+    np.testing.assert_allclose(stored.scales, scales[..., 0], rtol=1e-6)
 
 
 def test_a_tied_output_layer_is_the_token_table(tmp_path: Path) -> None:
