@@ -51,8 +51,8 @@ def test_a_wrong_part_of_gemma3_is_seen(tmp_path: Path, field: str) -> None:
     edit_config(folder, **{field: wrong})
     checkpoint = FloatCheckpoint(folder, ROUNDING)
     slm = original_slm(checkpoint, slm_network(checkpoint, RINGS), KEPT)
-    case = scenarios(RINGS, ROWS)[1]
-    assert relative_difference(stock, slm, OriginalEmbeddings(checkpoint), KEPT, random_ids(60), ROWS, case, WINDOW) > 1e-3
+    case, rows = scenarios(RINGS, ROWS)[1], OriginalEmbeddings(checkpoint)
+    assert relative_difference(stock, slm, rows, KEPT, random_ids(60), ROWS, case, WINDOW) > 1e-3
 
 
 def test_linears_are_rounded_to_the_nearest_point_of_their_grid(folder: Path) -> None:
