@@ -27,20 +27,19 @@ from hyco_export.core import recipe as recipes
 from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_SPEC_FILE, SLM_TREE_GRAPH, write_spec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
-from hyco_export.core.keepset import KeepSet, read_keepset
+from hyco_export.core.keepset import read_keepset
 from hyco_export.core.layout import CAPTURE, KEEPSET, SLM, SLM_SAMPLES_FILE
 from hyco_export.core.network.boundary import to_integers
-from hyco_export.core.network.slm import SlmNetwork, layer_results
-from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm, write_slm
+from hyco_export.core.network.slm import layer_results
 from hyco_export.core.network.slm_grids import slm_encodings
 from hyco_export.core.network.slm_spec import slm_spec
 from hyco_export.core.network.weights import PackedMatrices, Weights
 from hyco_export.core.samples import write_samples
-from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
-from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.errors import ArtifactError
 from hyco_export.stages.capture import Split, read_answers
 from hyco_export.stages.slm_proofs import require_equal, weight_pairs
-from hyco_export.stages.slm_reference import Reference, Trial, float_reference, packed_reference, rounding_of
+from hyco_export.stages.slm_reference import Trial, refer
+from hyco_export.stages.slm_surgery import Surgery, open_for, operate, rounding_of
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
 
     from hyco_export.evaluate.slm_quality import SlmQuality
     from hyco_export.graph.external_data import ExternalData
-    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint
-    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
-    from hyco_export.nn.slm.static_pass import FloatSlm
 
 TREE_FILE, PREFILL_FILE = f"{SLM_TREE_GRAPH}.onnx", f"{SLM_PREFILL_GRAPH}.onnx"
 ENCODINGS_FILE = "encodings.json"
@@ -72,17 +68,6 @@ class ConvertSlmConfig(msgspec.Struct, frozen=True):
     def weights(self) -> recipes.SlmWeights | None:
         """How an unquantised checkpoint is rounded."""
         return self.graph.weights or None
-
-
-@dataclass(frozen=True)
-class Surgery:
-    """What becomes of a checkpoint before calibration. `kept`: token ids [V] of the output layer's rows."""
-
-    network: SlmNetwork
-    weights: Weights
-    float_slm: "FloatSlm"
-    tables: HostTables
-    kept: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -122,9 +107,10 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     keepset = read_keepset(inputs[KEEPSET])
     calibration = _sequences(inputs[CAPTURE], "calibration", config)
     validation = _sequences(inputs[CAPTURE], "validation", config)
-    checkpoint = _open(config, inputs["slm"], keepset)
-    surgery = _operate(config, checkpoint, keepset, out_dir)
-    reference = _refer(config, inputs["slm"], checkpoint, surgery, validation, out_dir, progress)
+    checkpoint = open_for(keepset, inputs["slm"], config.weights)
+    surgery = operate(checkpoint, _rings(config), keepset, out_dir)
+    trial = Trial(validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes)
+    reference = refer(inputs["slm"], checkpoint, surgery, trial, progress)
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, progress), out_dir)
     equal = require_equal(weight_pairs(reference.truth, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     parity, original_best = reference.parity, reference.original_best
@@ -170,70 +156,6 @@ def _sequences(capture: Path, split: Split, config: ConvertSlmConfig) -> list[li
             "raise $.capture.max_new_tokens or lower $.slm.rows, then: hyco-export capture",
         )
     return long_enough
-
-
-def _open(config: ConvertSlmConfig, folder: Path, keepset: KeepSet) -> "PackedCheckpoint | FloatCheckpoint":
-    """The checkpoint.
-
-    Raises:
-        CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set.
-    """
-    from hyco_export.nn.slm.source import open_checkpoint
-
-    checkpoint = open_checkpoint(folder, rounding_of(config.weights))
-    if checkpoint.config.vocab_size != keepset.vocab_size:
-        raise CheckpointError(
-            f"the SLM's vocabulary has {checkpoint.config.vocab_size} tokens, the keep set's {keepset.vocab_size}",
-            "give an SLM with the verifier's tokenizer ($.models.slm)",
-        )
-    return checkpoint
-
-
-def _operate(
-    config: ConvertSlmConfig, checkpoint: "PackedCheckpoint | FloatCheckpoint", keepset: KeepSet, out_dir: Path
-) -> Surgery:
-    """Write tables and float weights.
-
-    Raises:
-        CheckpointError: the model has a part that the static network does not.
-    """
-    from hyco_export.nn.slm.static_pass import FloatSlm
-    from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
-    from hyco_export.nn.torch_ops import TorchWeights
-
-    network = slm_network(checkpoint, _rings(config))
-    write_slm(out_dir / WEIGHTS_FILE, network, slm_weights(checkpoint, keepset.ids))
-    save_tables(out_dir / TABLES_FILE, host_tables(checkpoint))
-    _, weights = read_slm(out_dir / WEIGHTS_FILE)  # from here on the checkpoint is not needed
-    tables = HostTables(out_dir / TABLES_FILE)
-    return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)
-
-
-def _refer(
-    config: ConvertSlmConfig,
-    folder: Path,
-    checkpoint: "PackedCheckpoint | FloatCheckpoint",
-    surgery: Surgery,
-    sequences: Sequence[Sequence[int]],
-    out_dir: Path,
-    progress: Progress,
-) -> Reference:
-    """Parity with transformers' model, and what it says of the weights.
-
-    Raises:
-        GateError: the static network is not transformers' model.
-    """
-    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint
-
-    def tell(done: int, total: int) -> None:
-        progress.step("parity with transformers", done, total)
-
-    passes = config.calibration.slm_quality_passes
-    trial = Trial(sequences, config.graph.rows, config.calibration.mask_value, passes)
-    if config.weights is not None and isinstance(checkpoint, FloatCheckpoint):
-        ratios = (config.weights.clip_ratio_low, config.weights.clip_ratio_high)
-        return float_reference(folder, checkpoint, surgery.network, surgery.kept, out_dir, trial, ratios, tell)
-    return packed_reference(folder, surgery.float_slm, surgery.tables, surgery.kept, trial, tell)
 
 
 def _calibrate(

@@ -11,20 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyco_export.core.network.slm import SlmNetwork
-from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm
 from hyco_export.core.network.weights import IntegerMatrix
-from hyco_export.core.recipe import SlmWeights
-from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables
+from hyco_export.core.tables import PER_LAYER, TOKENS
 from hyco_export.stages.slm_proofs import require_parity
+from hyco_export.stages.slm_surgery import Surgery
+from hyco_export.stages.stage import Progress
 
 if TYPE_CHECKING:
-    from hyco_export.core.network.slm_host import EmbeddingRows
-    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint, Rounding
-    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint
+    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
     from hyco_export.nn.slm.truth import Truth
-
-Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -51,40 +47,36 @@ class Trial:
         return [token for ids in self.sequences for token in ids]
 
 
-def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
-    """The recipe's wish as the checkpoint's reader takes it."""
-    from hyco_export.nn.slm.float_checkpoint import Rounding
-
-    if weights is None:
-        return None
-    ratios = np.linspace(weights.clip_ratio_high, weights.clip_ratio_low, weights.clip_ratio_count)
-    return Rounding(weights.bits, weights.output_bits, ratios)
-
-
-def packed_reference(
-    folder: Path, slm: "FloatSlm", embeddings: "EmbeddingRows", kept: np.ndarray, trial: Trial, tell: Tell
+def refer(
+    folder: Path, checkpoint: "PackedCheckpoint | FloatCheckpoint", surgery: Surgery, trial: Trial, progress: Progress
 ) -> Reference:
-    """Of a packed checkpoint. Raises GateError: no parity."""
+    """Parity with transformers' model, and what it says of the weights.
+
+    Raises:
+        GateError: the static network is not transformers' model.
+    """
+    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint
+
+    if isinstance(checkpoint, FloatCheckpoint):
+        return _float_reference(folder, checkpoint, surgery, trial, progress)
+    return _packed_reference(folder, surgery, trial, progress)
+
+
+def _packed_reference(folder: Path, surgery: Surgery, trial: Trial, progress: Progress) -> Reference:
     from hyco_export.nn.slm.gemma_quant import stock_model
     from hyco_export.nn.slm.surgery import OUTPUT_LAYER
     from hyco_export.nn.slm.truth import TrueLinears, Truth, true_tables
 
     stock = stock_model(folder)
-    parity = require_parity(stock, slm, embeddings, kept, trial.ids, trial.rows, tell)
-    return Reference(parity, Truth(TrueLinears(stock, {OUTPUT_LAYER: kept}), true_tables(stock)))
+    parity = require_parity(
+        stock, surgery.float_slm, surgery.tables, surgery.kept, trial.ids, trial.rows, _teller(progress)
+    )
+    return Reference(parity, Truth(TrueLinears(stock, {OUTPUT_LAYER: surgery.kept}), true_tables(stock)))
 
 
-def float_reference(
-    folder: Path,
-    checkpoint: "FloatCheckpoint",
-    network: SlmNetwork,
-    kept: np.ndarray,
-    out_dir: Path,
-    trial: Trial,
-    ratios: tuple[float, float],
-    tell: Tell,
+def _float_reference(
+    folder: Path, checkpoint: "FloatCheckpoint", surgery: Surgery, trial: Trial, progress: Progress
 ) -> Reference:
-    """Of an unquantised checkpoint whose rounded weights and tables lie in `out_dir`. Raises GateError: no parity."""
     from hyco_export.evaluate.slm_quality import best_rows
     from hyco_export.nn.slm.float_checkpoint import float_stock
     from hyco_export.nn.slm.float_original import OriginalEmbeddings, original_slm
@@ -92,18 +84,21 @@ def float_reference(
     from hyco_export.nn.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
     from hyco_export.nn.slm.truth import Truth
 
-    stock = float_stock(folder)
-    original, embeddings = original_slm(checkpoint, network, kept), OriginalEmbeddings(checkpoint)
-    parity = require_parity(stock, original, embeddings, kept, trial.ids, trial.rows, tell)
+    stock, kept = float_stock(folder), surgery.kept
+    original, embeddings = original_slm(checkpoint, surgery.network, kept), OriginalEmbeddings(checkpoint)
+    parity = require_parity(stock, original, embeddings, kept, trial.ids, trial.rows, _teller(progress))
     best = best_rows(original, embeddings, trial.mask_value, trial.sequences, trial.rows, trial.max_passes)
-    matrices = read_slm(out_dir / WEIGHTS_FILE)[1].matrices
-    tables, names = HostTables(out_dir / TABLES_FILE), {TOKENS: TOKEN_TABLE, PER_LAYER: PER_LAYER_TABLE}
-    scale_counts = {names[table]: tables.scales(table).shape[1] for table in tables.layouts}
 
     def written(module: str) -> IntegerMatrix:
-        matrix = matrices[module.removeprefix(MODEL_PREFIX)]
+        matrix = surgery.weights.matrices[module.removeprefix(MODEL_PREFIX)]
         assert isinstance(matrix, IntegerMatrix)
         return matrix
 
-    linears = NearestLinears(stock, {OUTPUT_LAYER: kept}, written, ratios)
+    names = {TOKENS: TOKEN_TABLE, PER_LAYER: PER_LAYER_TABLE}
+    scale_counts = {names[table]: surgery.tables.scales(table).shape[1] for table in surgery.tables.layouts}
+    linears = NearestLinears(stock, {OUTPUT_LAYER: kept}, written, checkpoint.clip_ratios)
     return Reference(parity, Truth(linears, nearest_tables(stock, scale_counts)), best)
+
+
+def _teller(progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, total: progress.step("parity with transformers", done, total)

@@ -83,6 +83,11 @@ class FloatCheckpoint:
             self._check(name, shape)
 
     @property
+    def clip_ratios(self) -> tuple[float, float]:
+        """Least and greatest of the search."""
+        return float(self._ratios.min()), float(self._ratios.max())
+
+    @property
     def linears(self) -> dict[str, MatrixShape]:
         """Shape of every linear layer by module name."""
         return {

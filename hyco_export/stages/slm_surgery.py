@@ -1,0 +1,81 @@
+"""What `convert-slm` makes of a checkpoint before calibration: network, weights and host tables, and their files.
+
+Knows the recipe's wish for unquantised checkpoints; no graph. Legend: V kept tokens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hyco_export.core.keepset import KeepSet
+from hyco_export.core.network.slm import SlmNetwork
+from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm, write_slm
+from hyco_export.core.network.weights import Weights
+from hyco_export.core.recipe import SlmWeights
+from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
+from hyco_export.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint, Rounding
+    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
+    from hyco_export.nn.slm.static_pass import FloatSlm
+
+
+@dataclass(frozen=True)
+class Surgery:
+    """What becomes of a checkpoint before calibration. `kept`: token ids [V] of the output layer's rows."""
+
+    network: SlmNetwork
+    weights: Weights
+    float_slm: "FloatSlm"
+    tables: HostTables
+    kept: np.ndarray
+
+
+def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
+    """The recipe's wish as the checkpoint's reader takes it; None where it has none."""
+    from hyco_export.nn.slm.float_checkpoint import Rounding
+
+    if weights is None:
+        return None
+    ratios = np.linspace(weights.clip_ratio_high, weights.clip_ratio_low, weights.clip_ratio_count)
+    return Rounding(weights.bits, weights.output_bits, ratios)
+
+
+def open_for(keepset: KeepSet, folder: Path, weights: SlmWeights | None) -> "PackedCheckpoint | FloatCheckpoint":
+    """The checkpoint.
+
+    Raises:
+        CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set.
+    """
+    from hyco_export.nn.slm.source import open_checkpoint
+
+    checkpoint = open_checkpoint(folder, rounding_of(weights))
+    if checkpoint.config.vocab_size != keepset.vocab_size:
+        raise CheckpointError(
+            f"the SLM's vocabulary has {checkpoint.config.vocab_size} tokens, the keep set's {keepset.vocab_size}",
+            "give an SLM with the verifier's tokenizer ($.models.slm)",
+        )
+    return checkpoint
+
+
+def operate(
+    checkpoint: "PackedCheckpoint | FloatCheckpoint", rings: dict[str, int], keepset: KeepSet, out_dir: Path
+) -> Surgery:
+    """Write tables and float weights.
+
+    Raises:
+        CheckpointError: the model has a part that the static network does not.
+    """
+    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
+    from hyco_export.nn.torch_ops import TorchWeights
+
+    network = slm_network(checkpoint, rings)
+    write_slm(out_dir / WEIGHTS_FILE, network, slm_weights(checkpoint, keepset.ids))
+    save_tables(out_dir / TABLES_FILE, host_tables(checkpoint))
+    _, weights = read_slm(out_dir / WEIGHTS_FILE)  # from here on the checkpoint is not needed
+    tables = HostTables(out_dir / TABLES_FILE)
+    return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)
