@@ -139,6 +139,8 @@ class SlmGraph(Section, frozen=True):
     """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities.
 
     `weights` is for an unquantised checkpoint; a packed one is used as it is, and its artifacts know of no such field.
+    `stored_opening` keeps the K/V rows of the token that begins every text: a model that parks attention there (Gemma
+    3) has activations at it tens of times greater than elsewhere, which would decide every grid.
     """
 
     rows: Count = 32
@@ -146,6 +148,7 @@ class SlmGraph(Section, frozen=True):
     ring: Count = 1024
     sliding_ring: Count = 512
     weights: SlmWeights | msgspec.UnsetType = msgspec.UNSET
+    stored_opening: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Calibration(Section, frozen=True):

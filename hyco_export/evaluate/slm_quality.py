@@ -16,7 +16,7 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSession, GraphSpec, TensorSpec
 from hyco_export.core.network.blocks import only_feeds_tanh
 from hyco_export.core.network.boundary import to_integers, to_real
-from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, SlmHost
+from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, Opening, SlmHost
 from hyco_export.nn.slm.calibration import full_passes
 from hyco_export.nn.slm.static_pass import FloatSlm
 
@@ -85,6 +85,7 @@ def measure_slm(
     sequences: Sequence[Sequence[int]],
     max_passes: int,
     original_best: np.ndarray | None = None,
+    opening: Opening | None = None,
 ) -> SlmQuality:
     """Compare on the first `max_passes` full passes of the sequences.
 
@@ -93,6 +94,7 @@ def measure_slm(
         graph: its declared inputs and outputs.
         inner: tensors to judge beside the outputs, under their names in the float network.
         original_best: what `best_rows` gave for the network before rounding, over the same passes.
+        opening: of every sequence, which then begin after it.
 
     Raises:
         ValueError: no sequence fills a pass.
@@ -102,8 +104,8 @@ def measure_slm(
     outputs = (*graph.outputs, *inner)
     for first, tokens in islice(_passes(sequences, rows), max_passes):
         if first:
-            own = SlmHost(slm.network, embeddings, rows, mask_value)
-            graph_side = SlmHost(slm.network, embeddings, rows, mask_value)
+            own = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
+            graph_side = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
         chain = range(NO_PARENT, rows - 1)
         feeds = to_integers(graph.inputs, graph_side.feeds(tokens, chain))
         found = to_real(outputs, session.run(feeds))
@@ -129,12 +131,13 @@ def best_rows(
     sequences: Sequence[Sequence[int]],
     rows: int,
     max_passes: int,
+    opening: Opening | None = None,
 ) -> np.ndarray:
     """Kept row of the best token at each position [n] of the first `max_passes` full passes, with its own K/V."""
     found = []
     for first, tokens in islice(_passes(sequences, rows), max_passes):
         if first:
-            host = SlmHost(slm.network, embeddings, rows, mask_value)
+            host = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
         found.append(host.append(slm.tree, tokens)["logits"].argmax(1))
     return np.concatenate(found)
 

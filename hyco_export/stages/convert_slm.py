@@ -6,6 +6,7 @@ Files:
     slm.json                          `SlmSpec`: what the host needs
     slm_tables.safetensors            embedding tables for the host, packed
     slm_weights.safetensors           the same weights for the float back end
+    slm_opening.safetensors           K/V rows of the opening token in the rings' encodings, if the recipe stores them
     slm_samples.safetensors           sample feeds of both graphs
     encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
 
@@ -28,10 +29,11 @@ from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_SPEC_FILE, SLM_TR
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.core.keepset import read_keepset
-from hyco_export.core.layout import CAPTURE, KEEPSET, SLM, SLM_SAMPLES_FILE
+from hyco_export.core.layout import CAPTURE, KEEPSET, SLM, SLM_OPENING_FILE, SLM_SAMPLES_FILE
 from hyco_export.core.network.boundary import to_integers
 from hyco_export.core.network.slm import layer_results
 from hyco_export.core.network.slm_grids import slm_encodings
+from hyco_export.core.network.slm_opening import write_opening
 from hyco_export.core.network.slm_spec import slm_spec
 from hyco_export.core.network.weights import PackedMatrices, Weights
 from hyco_export.core.samples import write_samples
@@ -39,7 +41,7 @@ from hyco_export.errors import ArtifactError
 from hyco_export.stages.capture import Split, read_answers
 from hyco_export.stages.slm_proofs import require_equal, weight_pairs
 from hyco_export.stages.slm_reference import Trial, refer
-from hyco_export.stages.slm_surgery import Surgery, open_for, operate, rounding_of
+from hyco_export.stages.slm_surgery import Surgery, open_for, operate, rounding_of, with_opening, without_opening
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
@@ -109,6 +111,11 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     validation = _sequences(inputs[CAPTURE], "validation", config)
     checkpoint = open_for(keepset, inputs["slm"], config.weights)
     surgery = operate(checkpoint, _rings(config), keepset, out_dir)
+    if config.graph.stored_opening:
+        surgery = with_opening(surgery, calibration[0][0], config.graph.rows, config.calibration.mask_value)
+        calibration, validation = (
+            without_opening(ids, surgery, config.graph.rows) for ids in (calibration, validation)
+        )
     trial = Trial(validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes)
     reference = refer(inputs["slm"], checkpoint, surgery, trial, progress)
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, progress), out_dir)
@@ -116,8 +123,11 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     parity, original_best = reference.parity, reference.original_best
     del reference  # and transformers' model with it
     quality = _measure(config, surgery, graphs, validation, original_best, out_dir)
-    spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill)
+    token = surgery.opening.token if surgery.opening else None
+    spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill, token)
     write_spec(out_dir / SLM_SPEC_FILE, spec)
+    if surgery.opening:
+        write_opening(out_dir / SLM_OPENING_FILE, surgery.opening, graphs.tree)
     _write_samples(config, surgery, graphs, validation, out_dir)
     return {
         "tensors_equal": f"{equal} of {equal}",
@@ -175,6 +185,7 @@ def _calibrate(
         wanted.kv_percentile,
         lambda done, total: progress.step("SLM calibration passes", done, total),
         wanted.slm_passes,
+        surgery.opening,
     )
     return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value)
 
@@ -249,6 +260,7 @@ def _measure(
         sequences,
         config.calibration.slm_quality_passes,
         original_best,
+        surgery.opening,
     )
     (out_dir / SQNR_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(quality), indent=2))
     return quality
@@ -262,8 +274,8 @@ def _write_samples(
 
     chosen, mask_value = sequences[:SAMPLES_PER_GRAPH], config.calibration.mask_value
     slm, tables = surgery.float_slm, surgery.tables
-    trees = tree_samples(slm, tables, chosen, config.graph.rows, mask_value, SAMPLE_SEED)
-    prefills = prefill_samples(slm, tables, chosen, config.graph.prefill_rows, mask_value)
+    trees = tree_samples(slm, tables, chosen, config.graph.rows, mask_value, SAMPLE_SEED, surgery.opening)
+    prefills = prefill_samples(slm, tables, chosen, config.graph.prefill_rows, mask_value, surgery.opening)
     write_samples(
         out_dir / SLM_SAMPLES_FILE,
         {

@@ -81,13 +81,17 @@ def _float_reference(
     from hyco_export.nn.slm.float_checkpoint import float_stock
     from hyco_export.nn.slm.float_original import OriginalEmbeddings, original_slm
     from hyco_export.nn.slm.float_truth import NearestLinears, nearest_tables
+    from hyco_export.nn.slm.opening import find_opening
     from hyco_export.nn.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
     from hyco_export.nn.slm.truth import Truth
 
     stock, kept = float_stock(folder), surgery.kept
     original, embeddings = original_slm(checkpoint, surgery.network, kept), OriginalEmbeddings(checkpoint)
     parity = require_parity(stock, original, embeddings, kept, trial.ids, trial.rows, _teller(progress))
-    best = best_rows(original, embeddings, trial.mask_value, trial.sequences, trial.rows, trial.max_passes)
+    opening = None
+    if surgery.opening is not None:
+        opening = find_opening(original, embeddings, surgery.opening.token, trial.rows, trial.mask_value)
+    best = best_rows(original, embeddings, trial.mask_value, trial.sequences, trial.rows, trial.max_passes, opening)
 
     def written(module: str) -> IntegerMatrix:
         matrix = surgery.weights.matrices[module.removeprefix(MODEL_PREFIX)]

@@ -3,7 +3,8 @@
 Knows the recipe's wish for unquantised checkpoints; no graph. Legend: V kept tokens.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,11 @@ import numpy as np
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm, write_slm
+from hyco_export.core.network.slm_host import Opening
 from hyco_export.core.network.weights import Weights
 from hyco_export.core.recipe import SlmWeights
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
-from hyco_export.errors import CheckpointError
+from hyco_export.errors import ArtifactError, CheckpointError
 
 if TYPE_CHECKING:
     from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint, Rounding
@@ -32,6 +34,7 @@ class Surgery:
     float_slm: "FloatSlm"
     tables: HostTables
     kept: np.ndarray
+    opening: Opening | None = None
 
 
 def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
@@ -79,3 +82,26 @@ def operate(
     _, weights = read_slm(out_dir / WEIGHTS_FILE)  # from here on the checkpoint is not needed
     tables = HostTables(out_dir / TABLES_FILE)
     return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)
+
+
+def with_opening(surgery: Surgery, token: int, rows: int, mask_value: float) -> Surgery:
+    """The same with the kept K/V rows of the token that begins every text."""
+    from hyco_export.nn.slm.opening import find_opening
+
+    return replace(surgery, opening=find_opening(surgery.float_slm, surgery.tables, token, rows, mask_value))
+
+
+def without_opening(sequences: Sequence[Sequence[int]], surgery: Surgery, rows: int) -> list[list[int]]:
+    """The rest of the sequences that begin with the opening and fill a pass after it.
+
+    Raises:
+        ArtifactError: there is none.
+    """
+    assert surgery.opening is not None
+    rest = [list(ids[1:]) for ids in sequences if ids[0] == surgery.opening.token and len(ids) > rows]
+    if not rest:
+        raise ArtifactError(
+            f"no captured sequence begins with token {surgery.opening.token} and has {rows} more tokens",
+            "raise $.capture.max_new_tokens, or remove $.slm.stored_opening",
+        )
+    return rest

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from hyco_export.core.network.slm_grids import kv_range_names
-from hyco_export.core.network.slm_host import EmbeddingRows, SlmHost
+from hyco_export.core.network.slm_host import EmbeddingRows, Opening, SlmHost
 from hyco_export.nn.range_observer import RangeObserver
 from hyco_export.nn.slm.static_pass import FloatSlm
 
@@ -38,6 +38,7 @@ def calibrated_ranges(
     kv_percentile: float,
     tell: Callable[[int, int], None],
     max_passes: int | None = None,
+    opening: Opening | None = None,
 ) -> dict[str, tuple[float, float]]:
     """(low, high) of every tensor of a tree pass that needs a range, K/V rows as (-m, m).
 
@@ -46,6 +47,7 @@ def calibrated_ranges(
         rows: R of the passes.
         percentile, kv_percentile: of the values, and of the magnitudes of K and V.
         tell: done and total passes.
+        opening: of every sequence, which then begin after it.
         max_passes: leave out what lies beyond, as many passes of every sequence as of the others.
 
     Raises:
@@ -58,7 +60,7 @@ def calibrated_ranges(
     observer = RangeObserver(percentile, total, dict.fromkeys(kv_range_names(slm.network), kv_percentile))
     done = 0
     for parts in passes:
-        host = SlmHost(slm.network, embeddings, rows, mask_value)
+        host = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
         for part in parts:
             host.append(lambda feeds: slm.tree(feeds, observer), part)
             done += 1
