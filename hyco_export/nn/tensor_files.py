@@ -36,6 +36,10 @@ class TensorFiles:
         """Raises CheckpointError: no such tensor."""
         return tuple(self._shard(name).get_slice(name).get_shape())
 
+    def dtype(self, name: str) -> str:
+        """safetensors' name of the element type: U8, I8, F32, BF16. Raises CheckpointError: no such tensor."""
+        return str(self._shard(name).get_slice(name).get_dtype())
+
     def get(self, name: str) -> np.ndarray:
         """A whole tensor; floating-point ones as float32.
 

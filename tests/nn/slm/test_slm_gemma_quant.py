@@ -121,12 +121,29 @@ def test_an_impossible_width_is_named(folder: Path) -> None:
         PackedCheckpoint(folder)
 
 
-def test_a_zero_scale_is_named(folder: Path) -> None:
+@pytest.mark.parametrize("wrong", [0.0, -0.5, float("nan")])
+def test_a_scale_that_is_not_positive_is_named(folder: Path, wrong: float) -> None:
     scales = torch.full((80, 1), 0.01)
-    scales[7] = 0.0
+    scales[7] = wrong
     edit_tensors(folder, **{f"{GATE}.weight_scale".replace(".", "__"): scales})
-    with pytest.raises(CheckpointError, match=rf"{GATE}\.weight_scale: scale of row 7 is \[0\.0\], 1 rows"):
-        PackedCheckpoint(folder).matrix(GATE)
+    with pytest.raises(CheckpointError, match=rf"{GATE}\.weight_scale: scale of row 7 is \[{wrong}\], 1 rows"):
+        PackedCheckpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "words"),
+    [
+        (f"{GATE}.weight", torch.zeros(80, 8), rf"{GATE}\.weight is stored as F32; 2 bits are U8"),
+        (f"{GATE}.weight_scale", torch.ones(80, 1, dtype=torch.int8), r"weight_scale is stored as I8, expected one of"),
+        (f"{GATE}.weight_scale", torch.ones(80), r"weight_scale is \[80\], expected \[80, 1\]"),
+        ("model.norm.weight", torch.ones(31), r"model\.norm\.weight is \[31\], the model's config asks for \[32\]"),
+        ("model.norm.weight", torch.ones(32, dtype=torch.int32), r"model\.norm\.weight is stored as I32"),
+    ],
+)
+def test_another_type_or_shape_is_named(folder: Path, tensor: str, value: torch.Tensor, words: str) -> None:
+    edit_tensors(folder, **{tensor.replace(".", "__"): value})
+    with pytest.raises(CheckpointError, match=words):
+        PackedCheckpoint(folder)
 
 
 @pytest.mark.parametrize(("settings", "words"), [(None, "is not quantised"), ({"quant_method": "awq"}, "with 'awq'")])
