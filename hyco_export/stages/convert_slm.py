@@ -36,6 +36,7 @@ from hyco_export.core.network.slm_grids import slm_encodings
 from hyco_export.core.network.slm_opening import write_opening
 from hyco_export.core.network.slm_spec import slm_spec
 from hyco_export.core.network.weights import PackedMatrices, Weights
+from hyco_export.core.partial import PartialBuild
 from hyco_export.core.samples import write_samples
 from hyco_export.errors import ArtifactError
 from hyco_export.stages.capture import Split, read_answers
@@ -118,7 +119,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         )
     trial = Trial(validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes)
     reference = refer(inputs["slm"], checkpoint, surgery, trial, progress)
-    graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, progress), out_dir)
+    graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, out_dir, progress), out_dir)
     equal = require_equal(weight_pairs(reference.truth, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     parity, original_best = reference.parity, reference.original_best
     del reference  # and transformers' model with it
@@ -138,7 +139,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         "top1_agreement": round(quality.top1_agreement, 4),
         **_original_agreement(quality),
         "positions": quality.positions,
-        "bytes": {path.name: path.stat().st_size for path in sorted(out_dir.iterdir())},
+        "bytes": {path.name: path.stat().st_size for path in sorted(out_dir.iterdir()) if path.is_file()},
     }
 
 
@@ -169,10 +170,10 @@ def _sequences(capture: Path, split: Split, config: ConvertSlmConfig) -> list[li
 
 
 def _calibrate(
-    config: ConvertSlmConfig, surgery: Surgery, sequences: Sequence[Sequence[int]], progress: Progress
+    config: ConvertSlmConfig, surgery: Surgery, sequences: Sequence[Sequence[int]], out_dir: Path, progress: Progress
 ) -> dict[str, Encoding]:
-    """Encodings from the calibration sequences."""
-    from hyco_export.nn.slm.calibration import calibrated_ranges
+    """Encodings from the calibration sequences; a killed build has those of whole sequences already."""
+    from hyco_export.nn.slm.calibration import CalibrationMemory, calibrated_ranges
 
     wanted = config.calibration
     ranges = calibrated_ranges(
@@ -186,6 +187,7 @@ def _calibrate(
         lambda done, total: progress.step("SLM calibration passes", done, total),
         wanted.slm_passes,
         surgery.opening,
+        CalibrationMemory(PartialBuild(out_dir)),
     )
     return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value)
 
@@ -201,15 +203,10 @@ def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, En
     from hyco_export.graph.lint import require_clean
     from hyco_export.graph.slm_graphs import prefill_graph, tree_graph
 
-    network, weights, rows, prefill_rows = (
-        surgery.network,
-        surgery.weights,
-        config.graph.rows,
-        config.graph.prefill_rows,
-    )
+    network, weights, graph = surgery.network, surgery.weights, config.graph
     with _data_file(weights, out_dir) as data:
-        tree_model, tree = tree_graph(network, weights, encodings, rows, data)
-        prefill_model, prefill = prefill_graph(network, weights, encodings, prefill_rows, data)
+        tree_model, tree = tree_graph(network, weights, encodings, graph.rows, data)
+        prefill_model, prefill = prefill_graph(network, weights, encodings, graph.prefill_rows, data)
     for model, file in ((tree_model, TREE_FILE), (prefill_model, PREFILL_FILE)):
         require_clean(model, file, out_dir)
         onnx.save(model, out_dir / file)
@@ -285,4 +282,4 @@ def _write_samples(
     )
 
 
-STAGE = Stage(SLM, 1, (CAPTURE, KEEPSET), config, sources, build, check=check)
+STAGE = Stage(SLM, 1, (CAPTURE, KEEPSET), config, sources, build, check=check, resumable=True)

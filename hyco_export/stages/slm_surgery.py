@@ -15,6 +15,7 @@ from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm, write_slm
 from hyco_export.core.network.slm_host import Opening
 from hyco_export.core.network.weights import Weights
+from hyco_export.core.partial import PartialBuild
 from hyco_export.core.recipe import SlmWeights
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
 from hyco_export.errors import ArtifactError, CheckpointError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint, Rounding
     from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
     from hyco_export.nn.slm.static_pass import FloatSlm
+
+UNIT = "surgery"
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def open_for(keepset: KeepSet, folder: Path, weights: SlmWeights | None) -> "Pac
 def operate(
     checkpoint: "PackedCheckpoint | FloatCheckpoint", rings: dict[str, int], keepset: KeepSet, out_dir: Path
 ) -> Surgery:
-    """Write tables and float weights.
+    """Write tables and float weights, or find those that a killed build has written whole.
 
     Raises:
         CheckpointError: the model has a part that the static network does not.
@@ -77,8 +80,13 @@ def operate(
     from hyco_export.nn.torch_ops import TorchWeights
 
     network = slm_network(checkpoint, rings)
-    write_slm(out_dir / WEIGHTS_FILE, network, slm_weights(checkpoint, keepset.ids))
-    save_tables(out_dir / TABLES_FILE, host_tables(checkpoint))
+    partial = PartialBuild(out_dir)
+    if partial.finished(UNIT) is None:
+        with partial.place(WEIGHTS_FILE) as draft:
+            write_slm(draft, network, slm_weights(checkpoint, keepset.ids))
+        with partial.place(TABLES_FILE) as draft:
+            save_tables(draft, host_tables(checkpoint))
+        partial.finish(UNIT, [WEIGHTS_FILE, TABLES_FILE])
     _, weights = read_slm(out_dir / WEIGHTS_FILE)  # from here on the checkpoint is not needed
     tables = HostTables(out_dir / TABLES_FILE)
     return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)

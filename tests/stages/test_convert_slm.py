@@ -72,7 +72,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dict[st
 
 def test_files_and_figures(built: tuple[dict, Path, dict[str, Path]]) -> None:
     metrics, folder, _ = built
-    assert {path.name for path in folder.iterdir()} == FILES
+    assert {path.name for path in folder.iterdir() if path.is_file()} == FILES
     assert metrics["bytes"].keys() == FILES
     # 41 linears in the tree graph and in the weights file, 2 tables; prefill has layer 0's 9, k and v of layer 1, and
     # the projection of the per-layer embeddings; integers and scales of each
@@ -113,6 +113,49 @@ def test_the_same_inputs_give_the_same_bytes(built: tuple[dict, Path, dict[str, 
     build(inputs, tmp_path / "again")
     for name in FILES:
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_a_killed_build_goes_on_to_the_same_bytes(
+    built: tuple[dict, Path, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hyco_export.nn.slm.calibration import CalibrationMemory
+    from hyco_export.nn.slm.static_pass import FloatSlm
+
+    _, folder, inputs = built
+    out_dir, keep, tree, passes = tmp_path / "out", CalibrationMemory.keep, FloatSlm.tree, []
+
+    def kept_then_killed(self, observer, sequences):
+        keep(self, observer, sequences)
+        if sequences == 2:
+            raise KeyboardInterrupt
+
+    def counted(self, feeds, observe=None):
+        passes.append(observe)
+        return tree(self, feeds, observe) if observe else tree(self, feeds)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(CalibrationMemory, "keep", kept_then_killed)
+        build(inputs, out_dir)
+    weights = out_dir / "slm_weights.safetensors"
+    written = weights.stat().st_mtime_ns
+    monkeypatch.setattr(FloatSlm, "tree", counted)
+    convert_slm.STAGE.build(CONFIG, inputs, out_dir, Silent())
+    assert weights.stat().st_mtime_ns == written  # surgery is not done again
+    calibrating = [observe for observe in passes if type(observe).__name__ == "RangeObserver"]
+    assert len(calibrating) == 4  # the third sequence of 28 tokens only
+    for name in FILES:
+        assert (out_dir / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_a_damaged_file_of_a_killed_build_is_written_again(
+    built: tuple[dict, Path, dict[str, Path]], tmp_path: Path
+) -> None:
+    _, folder, inputs = built
+    build(inputs, tmp_path / "out")
+    weights = tmp_path / "out" / "slm_weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    convert_slm.STAGE.build(CONFIG, inputs, tmp_path / "out", Silent())
+    assert weights.read_bytes() == (folder / "slm_weights.safetensors").read_bytes()
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:

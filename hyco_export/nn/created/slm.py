@@ -35,7 +35,7 @@ FULL_EVERY = 5  # every fifth layer has full attention
 DRAWS = {2: 16, 4: 256, 8: 256}  # equally likely levels that one random value of a width is drawn from
 SCORE_SPREAD = 1.0  # standard deviation of attention scores; at 16 random weights attend to one key alone
 SCALAR_RANGE = (0.9, 1.0)  # of layer scalars: keeps the residual of dozens of layers at one size
-BRANCH_SHARE = 0.3  # norms of what a layer adds; at 1 a random network of 35 layers amplifies every rounding 1,000 times
+BRANCH_SHARE = 0.3  # norms of what a layer adds; at 1 a random network of 35 layers amplifies every rounding
 BRANCH_NORMS = (
     "post_attention_layernorm.weight",
     "post_feedforward_layernorm.weight",
