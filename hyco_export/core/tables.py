@@ -8,7 +8,6 @@ Legend: V vocabulary, D width of a row, B its packed bytes, S scales of a row (u
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -63,15 +62,18 @@ def save_tables(path: Path, tables: dict[str, PackedRows]) -> None:
 
 
 class StoredRows:
-    """One table's packed rows in their file, read by slices."""
+    """One table's packed rows in their file, read by slices.
 
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
-        self.shape = tuple(rows.get_shape())
+    The file is mapped anew for each: what a long-lived map has read counts as the process's memory.
+    """
+
+    def __init__(self, path: Path, name: str, shape: tuple[int, ...]) -> None:
+        self._path, self._name, self.shape = path, name, shape
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.shape[0])
-        found: np.ndarray = self._rows[start:stop]
+        with safe_open(self._path, framework="numpy") as file:
+            found: np.ndarray = file.get_slice(self._name)[start:stop]
         return found
 
 
@@ -84,6 +86,7 @@ class HostTables:
 
     def __init__(self, path: Path) -> None:
         hint = "build it again: hyco-export convert-slm"
+        self._path = path
         try:
             self._file = safe_open(path, framework="numpy")
         except (OSError, SafetensorError) as error:
@@ -105,7 +108,7 @@ class HostTables:
 
     def stored(self, name: str) -> StoredRows:
         """A whole table, packed, to be read in blocks."""
-        return StoredRows(self._rows[name])
+        return StoredRows(self._path, name, tuple(self._rows[name].get_shape()))
 
     def scales(self, name: str) -> np.ndarray:
         """float32 [V, S]."""

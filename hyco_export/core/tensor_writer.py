@@ -13,7 +13,12 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-TYPE_NAMES = {"float32": "F32", "int8": "I8", "uint8": "U8"}  # in the order in which the library lays them out
+TYPE_NAMES = {
+    "float32": "F32",
+    "int32": "I32",
+    "int8": "I8",
+    "uint8": "U8",
+}  # in the order in which the library lays them out
 HEADER_ALIGNMENT = 8
 
 
