@@ -21,6 +21,8 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive = Annotated[float, Meta(gt=0.0)]
 Dtype = Literal["float32", "bfloat16"]
+WeightBits = Literal[4, 8]
+LPBQ_BITS = 4  # the only width of low-power blocks on HTP
 BYTE_TOKENS = 256  # always kept: they can spell any string
 
 
@@ -69,11 +71,17 @@ class Capture(Section, frozen=True):
 class Qat(Section, frozen=True):
     """QAT of the head's linear weights (Table 4).
 
-    Two options that the paper does not have: `unrolled_steps` > 1 also trains the steps fed by the head's own state;
-    `trained_grids` lets training move each channel's scale, which the clip search only starts (Esser et al. 2020, LSQ).
+    Options that the paper does not have: `unrolled_steps` > 1 also trains the steps fed by the head's own state;
+    `trained_grids` lets training move each channel's scale, which the clip search only starts (Esser et al. 2020, LSQ);
+    `grid: lpbq` gives every 64 inputs of a channel a 4-bit multiple of the channel's scale; `overrides` gives layers
+    another width, by glob over their names (a later one wins); `evidence_sequences` > 0 measures on so many calibration
+    sequences what each layer's width costs, and suggests overrides.
     """
 
-    weight_bits: Literal[4, 8] = 4
+    weight_bits: WeightBits = 4
+    grid: Literal["per-channel", "lpbq"] = "per-channel"
+    overrides: dict[str, WeightBits] = {}
+    evidence_sequences: NonNegative = 0
     clip_ratio_low: Share = 0.6
     clip_ratio_high: Share = 1.0
     clip_ratio_count: Count = 41
@@ -276,6 +284,17 @@ def check_recipe(recipe: Recipe) -> None:
         (
             recipe.qat.weight_bits in target.weight_bits,
             f"$.qat.weight_bits is {recipe.qat.weight_bits}, {target.name} computes {sorted(target.weight_bits)}",
+        ),
+        *(
+            (
+                bits in target.weight_bits,
+                f"$.qat.overrides: {pattern} has {bits}, {target.name} computes {sorted(target.weight_bits)}",
+            )
+            for pattern, bits in recipe.qat.overrides.items()
+        ),
+        (
+            recipe.qat.grid == "per-channel" or recipe.qat.weight_bits == LPBQ_BITS,
+            f"$.qat.grid is lpbq, which has {LPBQ_BITS} bits, and $.qat.weight_bits is {recipe.qat.weight_bits}",
         ),
         (
             recipe.capture.sampled_answers == 0 or recipe.sampling.temperature > 0,
