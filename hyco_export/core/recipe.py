@@ -108,11 +108,16 @@ class KeepSetChoice(Section, frozen=True):
 
 
 class HeadGraph(Section, frozen=True):
-    """The head's graph: K steps, how many of them also give a runner-up, positions in its ring."""
+    """The head's graph: K steps, how many of them also give a runner-up, positions in its ring.
+
+    `projected_table`: the graph looks up embeddings that went through their half of the pre-projection already; a
+    smaller table and one product less a step (`core.network.projected_table`). The paper looks up embeddings.
+    """
 
     steps: Count = 4
     runner_up_steps: NonNegative = 2
     window: Count = 1024
+    projected_table: bool = False
 
 
 class SlmGraph(Section, frozen=True):

@@ -159,7 +159,8 @@ class QdqOps:
     def lookup(self, name: str, table: str, index: GraphTensor) -> GraphTensor:
         source = self._weights.tables[table]
         integers = GraphTensor(table, source.integers.shape, Encoding("uint8", 1.0, source.zero_point))
-        self._graph.initialize(integer_tensor(table, source.integers))
+        if not self._graph.has(table):  # hundreds of megabytes at full size: written once, not compared again
+            self._graph.initialize(integer_tensor(table, source.integers))
         scales = self._graph.vector(f"{table}/row_scale", source.scales[:, None])
         row_shape = (1, source.integers.shape[1])
         row = self._graph.emit("Gather", f"{name}/row", [integers, index.name], row_shape, integers.encoding)

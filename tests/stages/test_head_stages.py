@@ -305,6 +305,17 @@ def test_the_graph_drafts_like_the_float_head_on_its_samples(run):
     assert all(share < 0.05 for share in found["clipped_share"].values())
 
 
+def test_a_table_of_products_drafts_like_the_plain_float_head(run, tmp_path):
+    _, inputs, metrics = run
+    projected = msgspec.structs.replace(CONVERT, head=msgspec.structs.replace(CONVERT.head, projected_table=True))
+    found = convert_head.build(projected, inputs, tmp_path, Silent())
+    assert found["float_agreement"] >= 0.9
+    assert found["original_agreement"]["float_w4"] == metrics["convert-head"]["original_agreement"]["float_w4"]
+    assert found["table"]["projected_sqnr_db"] > 40
+    assert found["table"]["projected_bytes"] <= found["table"]["embeddings_bytes"]
+    assert "table" not in metrics["convert-head"]
+
+
 def test_a_keep_set_of_another_vocabulary_is_named(run, tmp_path):
     _, inputs, _ = run
     vocab_size = read_head(inputs["qat-head"]).architecture.vocab_size
