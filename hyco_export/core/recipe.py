@@ -73,12 +73,14 @@ class Qat(Section, frozen=True):
 
     Options that the paper does not have: `unrolled_steps` > 1 also trains the steps fed by the head's own state;
     `trained_grids` lets training move each channel's scale, which the clip search only starts (Esser et al. 2020, LSQ);
+    `split_projection` gives the embedding half and the state half of the head's first matrix scales of their own;
     `grid: lpbq` gives every 64 inputs of a channel a 4-bit multiple of the channel's scale; `overrides` gives layers
     another width, by glob over their names (a later one wins); `evidence_sequences` > 0 measures on so many calibration
     sequences what each layer's width costs, and suggests overrides.
     """
 
     weight_bits: WeightBits = 4
+    split_projection: bool = False
     grid: Literal["per-channel", "lpbq"] = "per-channel"
     overrides: dict[str, WeightBits] = {}
     evidence_sequences: NonNegative = 0

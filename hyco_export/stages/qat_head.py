@@ -6,7 +6,8 @@ Files:
     curve.jsonl        one line a step: step, loss, learning rate, gradient norm
     and, where the recipe asks for them, those of `stages.head_evidence`
 
-With `$.qat.grid: lpbq` the table has the untrained weights of both layouts, and the trained ones in blocks.
+Rounded, clip-searched and 8-bit weights have one scale per output channel whatever the recipe asks for, so that all its
+options are compared with the same; a row of their own shows the options before training.
 
 A killed build goes on from its last checkpoint (every CHECKPOINT_STEPS steps; the number changes no byte of the result,
 so it is no part of the recipe). The processes of a launch train together.
@@ -47,7 +48,7 @@ CURVE_FILE = "curve.jsonl"
 CHECKPOINT_STEPS = 20  # a fifth of the paper's 100; a state of its head is 5 GB, written in seconds
 WIDE_BITS = 8  # the reference width beside the trained one
 NEAREST, SEARCHED, TRAINED, WIDE = "nearest", "clip-searched", "trained", "nearest-8-bit"
-CHOSEN = "clip-searched on the recipe's grids"  # blocks or overrides: what training starts from
+CHOSEN = "clip-searched on the recipe's grids"  # halves, blocks or overrides: what training starts from
 
 
 class QatConfig(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
     """
     from hyco_export.nn.head.layer_grids import linear_widths
 
-    _grids(config.qat, linear_widths(sources["head"]))
+    _grids(config.qat, linear_widths(sources["head"], config.qat.split_projection))
 
 
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
@@ -87,6 +88,7 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     from hyco_export.nn.crew import current_crew
     from hyco_export.nn.head import fake_quant
     from hyco_export.nn.head.agreement import match_verifier
+    from hyco_export.nn.head.split_projection import split_matrices, split_projection
     from hyco_export.nn.head.stored import store
     from hyco_export.nn.verifier import load_head
 
@@ -94,7 +96,13 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     teacher = load_head(inputs["head"], config.dtype, str(crew.device))
     student = load_head(inputs["head"], "float32", str(crew.device))
     fake_quant.untie_output_layer(student)
-    variants = _untrained(config.qat, {name: layer.weight for name, layer in fake_quant.linear_layers(student)})
+    variants = _plain_variants(config.qat, _weights(student))
+    if config.qat.split_projection:
+        split_projection(teacher)
+        split_projection(student)
+        variants = {name: split_matrices(matrices) for name, matrices in variants.items()}
+    if _asks_for_more(config.qat):
+        variants[CHOSEN] = _on_chosen_grids(config.qat, _weights(student))
     start = variants.get(CHOSEN, variants[SEARCHED])
     fake_quant.attach(student, start)
     if config.qat.trained_grids:
@@ -121,22 +129,39 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     return metrics
 
 
-def _untrained(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, dict[str, "IntegerMatrix"]]:
-    """Variants of the head's weights by their name in the table, before any training."""
+def _weights(head: "Gemma4AssistantForCausalLM") -> dict[str, "torch.Tensor"]:
+    from hyco_export.nn.head.fake_quant import linear_layers
+
+    return {name: layer.weight.detach() for name, layer in linear_layers(head)}
+
+
+def _plain_variants(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, dict[str, "IntegerMatrix"]]:
+    """Untrained weights with one width and one scale per output channel, by their name in the table."""
     from hyco_export.nn.head.layer_grids import LayerGrid, nearest_on, searched_on
 
-    originals = {name: weight.detach() for name, weight in weights.items()}
-    ratios = np.linspace(qat.clip_ratio_high, qat.clip_ratio_low, qat.clip_ratio_count)
-    plain = dict.fromkeys(weights, LayerGrid(qat.weight_bits))
-    variants = {
-        NEAREST: nearest_on(originals, plain),
-        SEARCHED: searched_on(originals, plain, ratios),
-        WIDE: nearest_on(originals, dict.fromkeys(weights, LayerGrid(WIDE_BITS))),
+    grids = dict.fromkeys(weights, LayerGrid(qat.weight_bits))
+    return {
+        NEAREST: nearest_on(weights, grids),
+        SEARCHED: searched_on(weights, grids, _clip_ratios(qat)),
+        WIDE: nearest_on(weights, dict.fromkeys(weights, LayerGrid(WIDE_BITS))),
     }
+
+
+def _asks_for_more(qat: recipes.Qat) -> bool:
+    """Does the recipe want other grids than the plain ones?"""
+    return qat.split_projection or qat.grid != "per-channel" or bool(qat.overrides)
+
+
+def _on_chosen_grids(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, "IntegerMatrix"]:
+    """Untrained weights on the grids that the recipe wants."""
+    from hyco_export.nn.head.layer_grids import searched_on
+
     grids = _grids(qat, {name: weight.shape[1] for name, weight in weights.items()})
-    if grids != plain:
-        variants[CHOSEN] = searched_on(originals, grids, ratios)
-    return variants
+    return searched_on(weights, grids, _clip_ratios(qat))
+
+
+def _clip_ratios(qat: recipes.Qat) -> np.ndarray:
+    return np.linspace(qat.clip_ratio_high, qat.clip_ratio_low, qat.clip_ratio_count)
 
 
 def _grids(qat: recipes.Qat, widths: Mapping[str, int]) -> dict[str, "LayerGrid"]:

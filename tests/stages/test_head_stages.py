@@ -222,7 +222,7 @@ def mixed(run, tmp_path_factory):
     """qat-head and convert-head with blocks of 8 inputs, wide layers, and evidence; metrics by stage."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer_grids, "LPBQ_BLOCK", 8)
-        config = with_qat(grid="lpbq", overrides=MIXED, evidence_sequences=2, trained_grids=True)
+        config = with_qat(split_projection=True, grid="lpbq", overrides=MIXED, evidence_sequences=2, trained_grids=True)
         inputs = {**run[1], **{name: tmp_path_factory.mktemp(name) for name in ("qat-head", "convert-head")}}
         metrics = {"qat-head": qat_head.build(config, inputs, inputs["qat-head"], Silent())}
         metrics["convert-head"] = convert_head.build(CONVERT, inputs, inputs["convert-head"], Silent())
@@ -240,6 +240,15 @@ def test_widths_and_blocks_reach_the_stored_head(mixed):
             assert matrix.block == 8
             assert matrix.multipliers.max(axis=1).tolist() == [16] * len(matrix.scales)
             assert matrix.multipliers.min() >= 1
+
+
+def test_a_split_projection_is_stored_in_two_and_computed_in_two(mixed):
+    stored = read_head(mixed[0]["qat-head"])
+    halves = {"pre_projection.embedding", "pre_projection.state"}
+    assert {name for name in stored.matrices if name.startswith("pre_projection")} == halves
+    assert all(stored.matrices[name].integers.shape[1] == builders.HIDDEN for name in halves)
+    names = {node.name for node in onnx.load(mixed[0]["convert-head"] / "head.onnx").graph.node}
+    assert any("step1.mixed.carried" in name for name in names) and not any("step1.joined" in name for name in names)
 
 
 def test_the_table_compares_both_layouts(mixed):

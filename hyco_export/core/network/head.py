@@ -62,6 +62,7 @@ class HeadArchitecture(msgspec.Struct, frozen=True):
 class HeadNetwork(msgspec.Struct, frozen=True):
     """The head as the device runs it: K steps, S of them with a runner-up, over W positions.
 
+    `split_projection`: embedding and state go through a matrix each, with grids of their own.
     `projected_table`: steps 2 .. K look up rows that went through the pre-projection's embedding half already. The
     root's own embedding comes from the hand-off and still goes through that half.
     """
@@ -73,6 +74,12 @@ class HeadNetwork(msgspec.Struct, frozen=True):
     hidden_norm: HiddenNorm
     final_epsilon: float  # of the verifier's final norm
     projected_table: bool = False
+    split_projection: bool = False
+
+    @property
+    def joins_inputs(self) -> bool:
+        """Do embedding and state share a grid, for the whole pre-projection?"""
+        return not (self.projected_table or self.split_projection)
 
     def with_window(self, window: int) -> "HeadNetwork":
         """The same head over another number of ring slots."""
@@ -114,7 +121,9 @@ def build(ops: Ops[T], network: HeadNetwork, rows: int = 1) -> None:
     """K drafting steps: outputs `chain` int32 [K * R], and `runner_up` [S * R] if there are any; kept rows both."""
     drafting = _Drafting(ops, network, rows)
     embedding, state = drafting.e, drafting.h
-    mix, table = (_added, PROJECTED_TABLE) if network.projected_table else (_joined, TABLE)
+    mix, table = (_joined if network.joins_inputs else _summed), TABLE
+    if network.projected_table:
+        mix, table = _added, PROJECTED_TABLE
     if network.hidden_norm == "pre":
         wide = ops.convert("h.wide", state, "h.wide")  # from the hand-off's 8 bits to 16
         state = ops.rms_norm("h.normed", wide, FINAL_NORM, network.final_epsilon)
@@ -143,6 +152,15 @@ def _joined(ops: Ops[T], at: str, embedding: T, state: T) -> T:
         ops.convert(f"{at}.{part}", x, f"{at}.joined") for part, x in (("embedded", embedding), ("carried", state))
     ]
     return ops.linear(f"{at}.mixed", ops.concat(f"{at}.joined", joined, 1), PRE_PROJECTION)
+
+
+def _summed(ops: Ops[T], at: str, embedding: T, state: T) -> T:
+    """The same by a matrix for each of the two."""
+    halves = [
+        ops.linear(f"{at}.mixed.{part}", ops.convert(f"{at}.{part}", x, f"{at}.{part}"), weight)
+        for part, x, weight in (("embedded", embedding, EMBEDDING_HALF), ("carried", state, STATE_HALF))
+    ]
+    return ops.add(f"{at}.mixed", *halves)
 
 
 def _added(ops: Ops[T], at: str, embedding: T, state: T) -> T:

@@ -29,17 +29,17 @@ class Projected(NamedTuple):
 def project_table(weights: Weights) -> Projected:
     """Both halves of the first matrix on their own, and the table of products in place of the embeddings."""
     matrices = dict(weights.matrices)
-    whole = matrices.pop(PRE_PROJECTION)
-    if isinstance(whole, np.ndarray):
-        raise ValueError(f"{PRE_PROJECTION} is in float; a table of products needs integers")
-    width = whole.integers.shape[1] // 2
-    halves = {
-        EMBEDDING_HALF: IntegerMatrix(np.ascontiguousarray(whole.integers[:, :width]), whole.scales, whole.bits),
-        STATE_HALF: IntegerMatrix(np.ascontiguousarray(whole.integers[:, width:]), whole.scales, whole.bits),
-    }
-    table, sqnr_db = _products(weights.tables[TABLE], halves[EMBEDDING_HALF].real())
+    if PRE_PROJECTION in matrices:  # some heads store it in two
+        whole = matrices.pop(PRE_PROJECTION)
+        if isinstance(whole, np.ndarray):
+            raise ValueError(f"{PRE_PROJECTION} is in float; a table of products needs integers")
+        width = whole.integers.shape[1] // 2
+        matrices[EMBEDDING_HALF], matrices[STATE_HALF] = whole.columns(0, width), whole.columns(width, 2 * width)
+    embedding = matrices[EMBEDDING_HALF]
+    assert isinstance(embedding, IntegerMatrix), EMBEDDING_HALF
+    table, sqnr_db = _products(weights.tables[TABLE], embedding.real())
     tables = {name: kept for name, kept in weights.tables.items() if name != TABLE}
-    return Projected(Weights({**matrices, **halves}, weights.vectors, {**tables, PROJECTED_TABLE: table}), sqnr_db)
+    return Projected(Weights(matrices, weights.vectors, {**tables, PROJECTED_TABLE: table}), sqnr_db)
 
 
 def _products(table: IntegerTable, matrix: np.ndarray) -> tuple[IntegerTable, float]:

@@ -46,6 +46,20 @@ class IntegerMatrix:
         blocks = self.multipliers.astype(np.float32) * self.scales[:, None]  # [N, J]
         return self.integers.astype(np.float32) * np.repeat(blocks, self.block, axis=1)
 
+    def columns(self, start: int, stop: int) -> "IntegerMatrix":
+        """These inputs alone; with blocks, whole ones.
+
+        Raises:
+            ValueError: a block would be cut.
+        """
+        integers = np.ascontiguousarray(self.integers[:, start:stop])
+        if self.multipliers is None:
+            return IntegerMatrix(integers, self.scales, self.bits)
+        if start % self.block or stop % self.block:
+            raise ValueError(f"columns {start} .. {stop} cut blocks of {self.block}")
+        multipliers = np.ascontiguousarray(self.multipliers[:, start // self.block : stop // self.block])
+        return IntegerMatrix(integers, self.scales, self.bits, multipliers)
+
     def rows(self, chosen: np.ndarray) -> "IntegerMatrix":
         """These output channels alone."""
         multipliers = None if self.multipliers is None else self.multipliers[chosen]

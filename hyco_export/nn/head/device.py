@@ -13,7 +13,7 @@ from hyco_export.core.devicespec import HEAD_SPEC_FILE, HeadSpec, read_spec
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset import read_keepset
 from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, HEAD, KEEPSET, QAT_HEAD
-from hyco_export.core.network.head import HeadNetwork
+from hyco_export.core.network.head import STATE_HALF, HeadNetwork
 from hyco_export.core.network.head_file import read_head
 from hyco_export.core.network.kept_table import read_kept_table
 from hyco_export.core.network.projected_table import project_table
@@ -38,7 +38,15 @@ def float_head(
             "build both again from one recipe: hyco-export run",
         )
     norm = load_norm(folders[CAPTURE] / FINAL_NORM_FILE)
-    network = HeadNetwork(stored.architecture, steps, runner_up_steps, window, hidden_norm, norm.epsilon)
+    network = HeadNetwork(
+        architecture=stored.architecture,
+        steps=steps,
+        runner_up_steps=runner_up_steps,
+        window=window,
+        hidden_norm=hidden_norm,
+        final_epsilon=norm.epsilon,
+        split_projection=STATE_HALF in stored.matrices,
+    )
     final_norm = norm.weight.numpy() if hidden_norm == "pre" else None
     return FloatHead(network, stored.device_weights(keepset.ids, read_kept_table(folders[KEEPSET]), final_norm))
 

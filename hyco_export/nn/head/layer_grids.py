@@ -18,6 +18,7 @@ from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.errors import RecipeError
 from hyco_export.nn.block_grids import LPBQ_BLOCK, nearest_blocks, searched_blocks
 from hyco_export.nn.head.fake_quant import linear_layers
+from hyco_export.nn.head.split_projection import split_projection
 from hyco_export.nn.head.stored import stored_name
 from hyco_export.nn.verifier import load_config
 from hyco_export.nn.weight_grids import integer_matrix, nearest_scales, searched_scales
@@ -31,10 +32,15 @@ class LayerGrid:
     block: int | None = None
 
 
-def linear_widths(folder: Path) -> dict[str, int]:
-    """Inputs K of every linear layer of a head's checkpoint, by module name; reads its configuration only."""
+def linear_widths(folder: Path, split: bool) -> dict[str, int]:
+    """Inputs K of every linear layer of a head's checkpoint, by module name; reads its configuration only.
+
+    `split`: the first matrix in two (`nn.head.split_projection`).
+    """
     with torch.device("meta"):
         head = Gemma4AssistantForCausalLM(cast(Gemma4AssistantConfig, load_config(folder)))
+        if split:
+            split_projection(head)
     return {name: layer.in_features for name, layer in linear_layers(head)}
 
 
