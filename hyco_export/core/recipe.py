@@ -123,12 +123,16 @@ class HeadGraph(Section, frozen=True):
 
 
 class SlmGraph(Section, frozen=True):
-    """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities."""
+    """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities.
+
+    `evidence_passes` > 0 measures on so many passes what the grids of each layer's activations cost.
+    """
 
     rows: Count = 32
     prefill_rows: Count = 128
     ring: Count = 1024
     sliding_ring: Count = 512
+    evidence_passes: NonNegative = 0
 
 
 class Calibration(Section, frozen=True):
