@@ -39,11 +39,9 @@ class Combination(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        count = len(self.layers)
-        return (
-            f"{count} tensor{'s' if count != 1 else ''} at {WIDE_BITS} bits "
-            f"win {self.top1_gain:.2%} agreement for {self.extra_mb:.3g} MB (before training)"
-        )
+        subject, verb = ("1 tensor", "wins") if len(self.layers) == 1 else (f"{len(self.layers)} tensors", "win")
+        gain = f"{self.top1_gain:.2%} agreement for {self.extra_mb:.3g} MB (before training)"
+        return f"{subject} at {WIDE_BITS} bits {verb} {gain}"
 
 
 class Suggestion(msgspec.Struct, frozen=True):
