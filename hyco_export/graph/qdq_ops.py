@@ -16,7 +16,13 @@ from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.network.ops import ARGMAX_LIMIT
 from hyco_export.core.network.weights import IntegerMatrix, Weights
-from hyco_export.graph.initializers import carried_matrix, integer_tensor, matrix_parameters
+from hyco_export.graph.initializers import (
+    block_parameters,
+    carried_blocks,
+    carried_matrix,
+    integer_tensor,
+    matrix_parameters,
+)
 from hyco_export.graph.writer import GraphTensor, GraphWriter
 
 PROBABILITY = encoding_from_range(0.0, 1.0, "uint16")  # softmax
@@ -70,9 +76,11 @@ class QdqOps:
         matrix = self._weights.matrices[weight]
         if isinstance(matrix, np.ndarray):
             raise ValueError(f"weight {weight} is in float; an integer graph needs integers")
+        shape = (x.shape[0], matrix.integers.shape[0])
+        if matrix.multipliers is not None:
+            return self._graph.emit("MatMul", name, [x, self._blocks(weight, matrix)], shape, self._encoding(name))
         view = self._graph.view(weight)
         self._graph.node("DequantizeLinear", self._stored(weight, matrix), view, axis=0)  # [N, K]: output channel
-        shape = (x.shape[0], matrix.integers.shape[0])
         return self._graph.emit("Gemm", name, [x, view], shape, self._encoding(name), transB=1)
 
     def rms_norm(self, name: str, x: GraphTensor, weight: str | None, epsilon: float) -> GraphTensor:
@@ -151,7 +159,8 @@ class QdqOps:
     def lookup(self, name: str, table: str, index: GraphTensor) -> GraphTensor:
         source = self._weights.tables[table]
         integers = GraphTensor(table, source.integers.shape, Encoding("uint8", 1.0, source.zero_point))
-        self._graph.initialize(integer_tensor(table, source.integers))
+        if not self._graph.has(table):  # hundreds of megabytes at full size: written once, not compared again
+            self._graph.initialize(integer_tensor(table, source.integers))
         scales = self._graph.vector(f"{table}/row_scale", source.scales[:, None])
         row_shape = (1, source.integers.shape[1])
         row = self._graph.emit("Gather", f"{name}/row", [integers, index.name], row_shape, integers.encoding)
@@ -197,6 +206,22 @@ class QdqOps:
             for tensor in carried_matrix(weight, matrix):
                 self._graph.initialize(tensor)
         return parameters
+
+    def _blocks(self, weight: str, matrix: IntegerMatrix) -> str:
+        """A real view [K, N] of a weight in blocks of inputs: multipliers [J, N] times scales [N], then the integers.
+
+        Two DequantizeLinear in a row before a MatMul are what the provider takes for low-power blocks; with one and
+        float scales of blocks, or before a Gemm, HTP computes in half precision or refuses.
+        """
+        if not self._graph.has(weight):
+            for tensor in carried_blocks(weight, matrix):
+                self._graph.initialize(tensor)
+        multiplier, scale, multiplier_zero, zero_point = block_parameters(weight)
+        scales, view = self._graph.view(multiplier), self._graph.view(weight)
+        self._graph.node("DequantizeLinear", [multiplier, scale, multiplier_zero], scales, axis=1)
+        inputs = [weight, scales, zero_point]
+        self._graph.node("DequantizeLinear", inputs, view, axis=0, block_size=matrix.block)
+        return view
 
     def _moved(
         self,

@@ -7,6 +7,7 @@ Files:
     slm_weights.safetensors           the same weights for the float back end
     slm_samples.safetensors           sample feeds of both graphs
     encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
+    and, where the recipe asks for them, those of `stages.slm_evidence`
 
 Three gates: float parity with transformers' model, weights equal one by one, graphs without lint findings. Activations
 have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales are not used, and switched off in the
@@ -37,6 +38,7 @@ from hyco_export.core.samples import write_samples
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
 from hyco_export.errors import ArtifactError, CheckpointError
 from hyco_export.stages.capture import Split, read_answers
+from hyco_export.stages.slm_evidence import Subject, write_slm_evidence
 from hyco_export.stages.slm_proofs import require_equal, require_parity, weight_pairs
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
@@ -127,6 +129,9 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, progress), out_dir)
     equal = require_equal(weight_pairs(stock, surgery.kept, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     quality = _measure(config, surgery, graphs, validation, out_dir)
+    if config.graph.evidence_passes:
+        subject = Subject(surgery.float_slm, surgery.tables, graphs.encodings, config.calibration.mask_value)
+        write_slm_evidence(subject, quality, config.graph, validation, out_dir, progress)
     spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill)
     write_spec(out_dir / SLM_SPEC_FILE, spec)
     _write_samples(config, surgery, graphs, validation, out_dir)
