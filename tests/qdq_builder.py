@@ -104,6 +104,24 @@ class QdqBuilder:
         zero = self._integers(f"{name}_zero", zeros, dtype)
         return self.node("DequantizeLinear", [name, scale, zero], [f"{name}_real"], axis=axis, **more)
 
+    def block_weight(
+        self, name: str, integers: np.ndarray, multipliers: np.ndarray, scales: np.ndarray, nested: bool = True
+    ) -> str:
+        """A weight [K, N] in blocks of inputs: multipliers [J, N] times scales [N], or their products as floats."""
+        self._integers(name, integers, TensorProto.INT4)
+        products = f"{name}_block_scale"
+        if nested:
+            grid = [
+                self.constant(f"{name}_scale", scales),
+                self.constant(f"{name}_none", np.zeros(len(scales), np.uint8)),
+            ]
+            self.node("DequantizeLinear", [self.constant(f"{name}_by", multipliers), *grid], [products], axis=1)
+        else:
+            self.constant(products, (multipliers * scales).astype(np.float32))
+        zero = self._integers(f"{name}_zero", np.zeros(multipliers.shape, np.int64), TensorProto.INT4)
+        block = len(integers) // len(multipliers)
+        return self.node("DequantizeLinear", [name, products, zero], [f"{name}_real"], axis=0, block_size=block)
+
     def output(self, tensor: Quantized) -> None:
         self.plain_output(tensor.name, tensor.shape, tensor.encoding.dtype)
 
@@ -126,6 +144,19 @@ def random_linear(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Distinct integers [rows, columns] in [low, high] and scales [rows]."""
     return rng.integers(low, high + 1, (rows, columns)), rng.uniform(0.01, 0.02, rows).astype(np.float32)
+
+
+def linear_in_blocks(nested: bool = True, operator: str = "MatMul", act: str = "uint16") -> QdqBuilder:
+    """x [4, 128] times a weight [128, 96] in blocks of 64 inputs."""
+    rng = np.random.default_rng(1)
+    build = QdqBuilder()
+    x = build.input("x", (4, 128), -4, 4, act)
+    integers, scales = random_linear(rng, 128, 96)
+    multipliers = rng.integers(1, 17, (2, 96)).astype(np.uint8)
+    multipliers[0] = 16
+    w = build.block_weight("w", integers, multipliers, scales[:96] / 8, nested)
+    build.output(build.quantize(build.node(operator, [build.real(x), w], ["out"]), "y", (4, 96), -30, 30))
+    return build
 
 
 def two_layer_mlp(rows: int = 4, width: int = 32, hidden: int = 48, seed: int = 0) -> QdqBuilder:

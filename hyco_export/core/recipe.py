@@ -21,6 +21,8 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive = Annotated[float, Meta(gt=0.0)]
 Dtype = Literal["float32", "bfloat16"]
+WeightBits = Literal[4, 8]
+LPBQ_BITS = 4  # the only width of low-power blocks on HTP
 BYTE_TOKENS = 256  # always kept: they can spell any string
 
 
@@ -87,11 +89,19 @@ class Capture(Section, frozen=True):
 class Qat(Section, frozen=True):
     """QAT of the head's linear weights (Table 4).
 
-    Two options that the paper does not have: `unrolled_steps` > 1 also trains the steps fed by the head's own state;
-    `trained_grids` lets training move each channel's scale, which the clip search only starts (Esser et al. 2020, LSQ).
+    Options that the paper does not have: `unrolled_steps` > 1 also trains the steps fed by the head's own state;
+    `trained_grids` lets training move each channel's scale, which the clip search only starts (Esser et al. 2020, LSQ);
+    `split_projection` gives the embedding half and the state half of the head's first matrix scales of their own;
+    `grid: lpbq` gives every 64 inputs of a channel a 4-bit multiple of the channel's scale; `overrides` gives layers
+    another width, by glob over their names (a later one wins); `evidence_sequences` > 0 measures on so many calibration
+    sequences what each layer's width costs, and suggests overrides.
     """
 
-    weight_bits: Literal[4, 8] = 4
+    weight_bits: WeightBits = 4
+    split_projection: bool = False
+    grid: Literal["per-channel", "lpbq"] = "per-channel"
+    overrides: dict[str, WeightBits] = {}
+    evidence_sequences: NonNegative = 0
     clip_ratio_low: Share = 0.6
     clip_ratio_high: Share = 1.0
     clip_ratio_count: Count = 41
@@ -118,11 +128,16 @@ class KeepSetChoice(Section, frozen=True):
 
 
 class HeadGraph(Section, frozen=True):
-    """The head's graph: K steps, how many of them also give a runner-up, positions in its ring."""
+    """The head's graph: K steps, how many of them also give a runner-up, positions in its ring.
+
+    `projected_table`: the graph looks up embeddings that went through their half of the pre-projection already; a
+    smaller table and one product less a step (`core.network.projected_table`). The paper looks up embeddings.
+    """
 
     steps: Count = 4
     runner_up_steps: NonNegative = 2
     window: Count = 1024
+    projected_table: bool = False
 
 
 class SlmWeights(Section, frozen=True):
@@ -141,6 +156,7 @@ class SlmGraph(Section, frozen=True):
     `weights` is for an unquantised checkpoint; a packed one is used as it is, and its artifacts know of no such field.
     `stored_opening` keeps the K/V rows of the token that begins every text: a model that parks attention there (Gemma
     3) has activations at it tens of times greater than elsewhere, which would decide every grid.
+    `evidence_passes` > 0 measures on so many passes what the grids of each layer's activations cost.
     """
 
     rows: Count = 32
@@ -149,6 +165,7 @@ class SlmGraph(Section, frozen=True):
     sliding_ring: Count = 512
     weights: SlmWeights | msgspec.UnsetType = msgspec.UNSET
     stored_opening: bool | msgspec.UnsetType = msgspec.UNSET
+    evidence_passes: NonNegative = 0
 
 
 class Calibration(Section, frozen=True):
@@ -322,6 +339,17 @@ def check_recipe(recipe: Recipe) -> None:
         (
             recipe.qat.weight_bits in target.weight_bits,
             f"$.qat.weight_bits is {recipe.qat.weight_bits}, {target.name} computes {sorted(target.weight_bits)}",
+        ),
+        *(
+            (
+                bits in target.weight_bits,
+                f"$.qat.overrides: {pattern} has {bits}, {target.name} computes {sorted(target.weight_bits)}",
+            )
+            for pattern, bits in recipe.qat.overrides.items()
+        ),
+        (
+            recipe.qat.grid == "per-channel" or recipe.qat.weight_bits == LPBQ_BITS,
+            f"$.qat.grid is lpbq, which has {LPBQ_BITS} bits, and $.qat.weight_bits is {recipe.qat.weight_bits}",
         ),
         (
             recipe.capture.sampled_answers == 0 or recipe.sampling.temperature > 0,

@@ -89,8 +89,14 @@ class GraphIndex:
             raise CompileError(f"{constant} lies outside the model file", "say in which folder")
         return numpy_helper.to_array(tensor, str(self._folder or ""))
 
+    def zero_points(self, node: onnx.NodeProto) -> np.ndarray | None:
+        """Zero points of a Q or DQ node, int4 unpacked; None where none are stored."""
+        if len(node.input) < 3 or node.input[2] not in self.constants:
+            return None
+        return self.values(node.input[2]).astype(np.int64)
+
     def grid(self, node: onnx.NodeProto) -> tuple[np.ndarray, np.ndarray] | None:
-        """Scales and zero points of a Q or DQ node, int4 unpacked; None without stored zero points."""
+        """Scales and zero points of a Q or DQ node, int4 unpacked; None unless both are stored."""
         if len(node.input) < 3 or any(name not in self.constants for name in node.input[1:3]):
             return None
         scale, zero_point = (self.values(name) for name in node.input[1:3])

@@ -54,6 +54,29 @@ def matrix_parameters(name: str) -> tuple[str, str]:
     return f"{name}/scale", f"{name}/zero_point"
 
 
+def block_parameters(name: str) -> tuple[str, str, str, str]:
+    """Names of the multipliers, their scales and zero points, and the zero points of the blocks of layer `name`."""
+    return f"{name}/multiplier", f"{name}/scale", f"{name}/multiplier_zero_point", f"{name}/zero_point"
+
+
+def carried_blocks(name: str, matrix: IntegerMatrix) -> list[onnx.TensorProto]:
+    """A linear layer in blocks, transposed as HTP wants it: integers [K, N], multipliers [J, N], scales [N], zeros.
+
+    Raises:
+        ValueError: the matrix has one scale per output channel.
+    """
+    if matrix.multipliers is None:
+        raise ValueError(f"{name} has no blocks")
+    multiplier, scale, multiplier_zero, zero_point = block_parameters(name)
+    return [
+        weight_tensor(name, np.ascontiguousarray(matrix.integers.T), matrix.bits),
+        integer_tensor(multiplier, matrix.multipliers.T),
+        numpy_helper.from_array(matrix.scales.astype(np.float32), scale),
+        integer_tensor(multiplier_zero, np.zeros(len(matrix.scales), np.uint8)),
+        weight_tensor(zero_point, np.zeros(matrix.multipliers.T.shape, np.int8), matrix.bits),
+    ]
+
+
 def carried_matrix(name: str, matrix: IntegerMatrix) -> list[onnx.TensorProto]:
     """A linear layer's three initializers: integers [N, K], scales [N], zero points [N] (all 0, as HTP wants them)."""
     scale, zero_point = matrix_parameters(name)

@@ -58,7 +58,11 @@ RULES = (
     Rule("int4-zero-point", numerics.int4_zero_point, "it falls back, or gives noise when none is stored: store zeros"),
     Rule("int4-table", numerics.int4_table, "lookups fall back to the CPU: use a uint8 table"),
     Rule("channel-axis", numerics.channel_axis, "code 1002 or silently 11 dB: scales belong to the output channel"),
-    Rule("block-scales", numerics.block_scales, "with 8-bit activations it falls back: one scale per output channel"),
+    Rule(
+        "block-scales",
+        numerics.block_scales,
+        "it falls back or computes in half precision (68 dB): multiples of channel scales before a 16-bit MatMul",
+    ),
 )
 
 

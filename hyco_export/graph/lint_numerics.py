@@ -150,10 +150,10 @@ def int4_zero_point(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breac
     for node in _weight_readers(index):
         if index.element_type(node.input[0]) != TensorProto.INT4:
             continue
-        grid = index.grid(node)
-        if grid is None:
+        zero_points = index.zero_points(node)
+        if zero_points is None:
             yield Breach(place(node), f"INT4 {node.input[0]} without a stored zero point")
-        elif np.any(grid[1]):
+        elif np.any(zero_points):
             yield Breach(place(node), f"INT4 {node.input[0]} with a zero point other than 0")
 
 
@@ -175,6 +175,8 @@ def channel_axis(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breach]:
         rank = len(index.constants[node.input[0]].dims)
         axis = attribute(node, "axis", 1) % rank
         for reader in index.consumers[node.output[0]]:
+            if _reads_as_scale(reader, node.output[0]):
+                continue  # multipliers of a weight in blocks: `block_scales` looks at these
             wanted = _output_axis(reader, node.output[0], rank)
             if wanted != axis:
                 said = "none allowed" if wanted is None else f"the output channel is axis {wanted}"
@@ -188,15 +190,23 @@ def _output_axis(reader: onnx.NodeProto, weight: str, rank: int) -> int | None:
     return 0 if reader.op_type == "Conv" and reader.input[1] == weight else None
 
 
+def _reads_as_scale(reader: onnx.NodeProto, real: str) -> bool:
+    return reader.op_type == "DequantizeLinear" and reader.input[1] == real
+
+
 def block_scales(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breach]:
-    """No block-wise scales where the other operand has 8 bits."""
+    """Block-wise scales are integer multiples of scales per channel, before a MatMul with a 16-bit operand."""
     for node in _weight_readers(index):
         if not attribute(node, "block_size", 0):
             continue
+        if index.made_by(node.input[1], "DequantizeLinear") is None:
+            yield Breach(place(node), f"block-wise {node.input[0]} with float scales of its own")
         for reader in index.consumers[node.output[0]]:
             source = index.stored(reader.input[0])
             if source is not None and index.element_type(source) in INT8_TYPES:
                 yield Breach(place(node), f"block-wise {node.input[0]} with 8-bit {source}")
+            if reader.op_type != "MatMul":
+                yield Breach(place(node), f"block-wise {node.input[0]} before {reader.op_type}, which takes none")
 
 
 def _weight_readers(index: GraphIndex) -> Iterator[onnx.NodeProto]:

@@ -15,9 +15,15 @@ from onnx import TensorProto
 from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.network.ops import ARGMAX_LIMIT
-from hyco_export.core.network.weights import Weights
+from hyco_export.core.network.weights import IntegerMatrix, PackedMatrices, Weights
 from hyco_export.graph.external_data import ExternalData
-from hyco_export.graph.initializers import carried_matrix, integer_tensor, matrix_parameters
+from hyco_export.graph.initializers import (
+    block_parameters,
+    carried_blocks,
+    carried_matrix,
+    integer_tensor,
+    matrix_parameters,
+)
 from hyco_export.graph.writer import GraphTensor, GraphWriter
 
 PROBABILITY = encoding_from_range(0.0, 1.0, "uint16")  # softmax
@@ -72,6 +78,10 @@ class QdqOps:
     # ---- arithmetic
 
     def linear(self, name: str, x: GraphTensor, weight: str) -> GraphTensor:
+        blocks = self._in_blocks(weight)
+        if blocks is not None:
+            shape = (x.shape[0], blocks.integers.shape[0])
+            return self._graph.emit("MatMul", name, [x, self._blocks(weight, blocks)], shape, self._encoding(name))
         view = self._graph.view(weight)
         parameters, channels = self._stored(weight)
         self._graph.node("DequantizeLinear", parameters, view, axis=0)  # [N, K]: output channel
@@ -154,7 +164,8 @@ class QdqOps:
     def lookup(self, name: str, table: str, index: GraphTensor) -> GraphTensor:
         source = self._weights.tables[table]
         integers = GraphTensor(table, source.integers.shape, Encoding("uint8", 1.0, source.zero_point))
-        self._graph.initialize(integer_tensor(table, source.integers))
+        if not self._graph.has(table):  # hundreds of megabytes at full size: written once, not compared again
+            self._graph.initialize(integer_tensor(table, source.integers))
         scales = self._graph.vector(f"{table}/row_scale", source.scales[:, None])
         row_shape = (1, source.integers.shape[1])
         row = self._graph.emit("Gather", f"{name}/row", [integers, index.name], row_shape, integers.encoding)
@@ -207,6 +218,28 @@ class QdqOps:
         if isinstance(matrix, np.ndarray):
             raise ValueError(f"weight {weight} is in float; an integer graph needs integers")
         return carried_matrix(weight, matrix)
+
+    def _in_blocks(self, weight: str) -> IntegerMatrix | None:
+        """The weight, where its inputs have scales by block; weights that stay in a file never do."""
+        matrices = self._weights.matrices
+        matrix = None if isinstance(matrices, PackedMatrices) else matrices[weight]
+        return matrix if isinstance(matrix, IntegerMatrix) and matrix.multipliers is not None else None
+
+    def _blocks(self, weight: str, matrix: IntegerMatrix) -> str:
+        """A real view [K, N] of a weight in blocks of inputs: multipliers [J, N] times scales [N], then the integers.
+
+        Two DequantizeLinear in a row before a MatMul are what the provider takes for low-power blocks; with one and
+        float scales of blocks, or before a Gemm, HTP computes in half precision or refuses.
+        """
+        if not self._graph.has(weight):
+            for tensor in carried_blocks(weight, matrix):
+                self._graph.initialize(tensor)
+        multiplier, scale, multiplier_zero, zero_point = block_parameters(weight)
+        scales, view = self._graph.view(multiplier), self._graph.view(weight)
+        self._graph.node("DequantizeLinear", [multiplier, scale, multiplier_zero], scales, axis=1)
+        inputs = [weight, scales, zero_point]
+        self._graph.node("DequantizeLinear", inputs, view, axis=0, block_size=matrix.block)
+        return view
 
     def _moved(
         self,

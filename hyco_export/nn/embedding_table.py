@@ -6,19 +6,17 @@ tokens are kept.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hyco_export.core.encodings import symmetric_limits
+from hyco_export.core.network.row_grid import QuantizedRows, quantize_rows
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.tensor_files import TensorFiles
 
 EMBEDDING_SUFFIX = ".embed_tokens.weight"
 CHUNK_ROWS = 8192  # 92 MB of float32 at the 2,816 columns of Gemma 4 26B-A4B
-_, INT8_MAX = symmetric_limits(8)
 
 
 @dataclass(frozen=True)
@@ -29,13 +27,6 @@ class EmbeddingSource:
     tensor: str
     vocab_size: int
     hidden: int
-
-
-class QuantizedRows(NamedTuple):
-    """real = integers * scale: integers int8 [n, H], scale float32 [n]."""
-
-    integers: np.ndarray
-    scale: np.ndarray
 
 
 def find_embedding(folder: Path) -> EmbeddingSource:
@@ -73,13 +64,6 @@ def quantized_embedding(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) 
         real = (torch.from_numpy(chunk).to(run_dtype) * factor).float().numpy()  # [<= CHUNK_ROWS, H]
         integers[first:last], scale[first:last] = quantize_rows(real)
     return QuantizedRows(integers, scale)
-
-
-def quantize_rows(real: np.ndarray) -> QuantizedRows:
-    """Symmetric 8 bits with one scale per row of real [n, H]: the largest magnitude of a row becomes 127."""
-    magnitude = np.abs(real).max(axis=1)
-    scale = np.maximum(magnitude / np.float32(INT8_MAX), np.finfo(np.float32).tiny).astype(np.float32)
-    return QuantizedRows(np.rint(real / scale[:, None]).astype(np.int8), scale)
 
 
 def _is_embedding(name: str) -> bool:

@@ -6,7 +6,7 @@ Files:
     head_samples.safetensors   feeds of some validation positions (`core.samples`), for the compiler's parity
 
 Metrics tell how the graph on CPU drafts beside the same weights step by step in float, fed the same 8-bit inputs, and
-beside the original head.
+beside the original head. The float head looks up embeddings also where the graph has a table of products.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     """Calibrate, emit, compare; see the module for the files."""
     from hyco_export.nn.checkpoint import checkpoint_digest
     from hyco_export.nn.head.calibration import captured_ranges, clipped_shares
-    from hyco_export.nn.head.device import float_head
+    from hyco_export.nn.head.device import float_head, with_projected_table
 
     settings, calibration = config.head, config.calibration
     head = float_head(inputs, settings.steps, settings.runner_up_steps, settings.window, config.hidden_norm)
@@ -72,7 +72,8 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     held_out = sequence_paths(inputs[CAPTURE], "validation")
 
     grids = handoff_encodings(captured_ranges(learned, calibration.activation_percentile))
-    graph = _emit(head, learned, grids, calibration, out_dir / GRAPH_FILE, progress)
+    emitted, table_db = with_projected_table(head) if settings.projected_table else (head, None)
+    graph = _emit(emitted, learned, grids, calibration, out_dir / GRAPH_FILE, progress)
     spec = _spec(head.network, graph, grids, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value)
     (out_dir / HEAD_SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
     positions = _positions(config, head.network, graph, inputs, held_out)
@@ -83,7 +84,17 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
         "round_bytes": spec.handoff.round_bytes,
         "row_bytes": spec.handoff.row_bytes,
         "bytes": (out_dir / GRAPH_FILE).stat().st_size,
+        **({} if table_db is None else _table_metrics(head, emitted, table_db)),
     }
+
+
+def _table_metrics(plain: "FloatHead", projected: "FloatHead", sqnr_db: float) -> Metrics:
+    """Both tables' sizes, and what the second rounding to 8 bits costs."""
+    sizes = {
+        "embeddings_bytes": plain.weights.tables[network_head.TABLE].integers.nbytes,
+        "projected_bytes": projected.weights.tables[network_head.PROJECTED_TABLE].integers.nbytes,
+    }
+    return {"table": {**sizes, "projected_sqnr_db": round(sqnr_db, 1)}}
 
 
 def _emit(

@@ -9,6 +9,7 @@ Files:
     slm_opening.safetensors           K/V rows of the opening token in the rings' encodings, if the recipe stores them
     slm_samples.safetensors           sample feeds of both graphs
     encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
+    and, where the recipe asks for them, those of `stages.slm_evidence`
 
 Three gates: float parity with transformers' model, weights equal one by one, graphs without lint findings. Activations
 have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales are not used, and switched off in the
@@ -40,6 +41,7 @@ from hyco_export.core.partial import PartialBuild
 from hyco_export.core.samples import write_samples
 from hyco_export.errors import ArtifactError
 from hyco_export.stages.capture import Split, read_answers
+from hyco_export.stages.slm_evidence import Subject, write_slm_evidence
 from hyco_export.stages.slm_proofs import require_equal, weight_pairs
 from hyco_export.stages.slm_reference import Trial, refer
 from hyco_export.stages.slm_surgery import Surgery, open_for, operate, rounding_of, with_opening, without_opening
@@ -124,6 +126,9 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     parity, original_best = reference.parity, reference.original_best
     del reference  # and transformers' model with it
     quality = _measure(config, surgery, graphs, validation, original_best, out_dir)
+    if config.graph.evidence_passes:
+        subject = Subject(surgery, graphs.encodings, config.calibration.mask_value)
+        write_slm_evidence(subject, quality, config.graph, validation, out_dir, progress)
     token = surgery.opening.token if surgery.opening else None
     spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill, token)
     write_spec(out_dir / SLM_SPEC_FILE, spec)

@@ -4,6 +4,10 @@ Files:
     head.safetensors   integers, scales, norms and shape (`core.network.head_file`)
     agreement.json     top-1 agreement and KL with the original head per depth: rounded, clip-searched, trained, 8-bit
     curve.jsonl        one line a step: step, loss, learning rate, gradient norm
+    and, where the recipe asks for them, those of `stages.head_evidence`
+
+Rounded, clip-searched and 8-bit weights have one scale per output channel whatever the recipe asks for, so that all its
+options are compared with the same; a row of their own shows the options before training.
 
 A killed build goes on from its last checkpoint (every CHECKPOINT_STEPS steps; the number changes no byte of the result,
 so it is no part of the recipe). The processes of a launch train together.
@@ -26,13 +30,16 @@ from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, QAT_HEAD
 from hyco_export.core.network.head_file import HEAD_FILE, write_head
 from hyco_export.core.partial import PartialBuild
 from hyco_export.stages.capture import sequence_paths, training_paths
+from hyco_export.stages.head_evidence import Heads, write_evidence
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
+    import torch
     from transformers import Gemma4AssistantForCausalLM
 
     from hyco_export.core.network.weights import IntegerMatrix
     from hyco_export.nn.head.agreement import DepthAgreement
+    from hyco_export.nn.head.layer_grids import LayerGrid
     from hyco_export.nn.head.qat import TrainingPlan
     from hyco_export.nn.head.unroll import RootRows
 
@@ -41,6 +48,7 @@ CURVE_FILE = "curve.jsonl"
 CHECKPOINT_STEPS = 20  # a fifth of the paper's 100; a state of its head is 5 GB, written in seconds
 WIDE_BITS = 8  # the reference width beside the trained one
 NEAREST, SEARCHED, TRAINED, WIDE = "nearest", "clip-searched", "trained", "nearest-8-bit"
+CHOSEN = "clip-searched on the recipe's grids"  # halves, blocks or overrides: what training starts from
 
 
 class QatConfig(msgspec.Struct, frozen=True):
@@ -64,45 +72,102 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
     return {"head": recipe.models.require_head(), "verifier": recipe.models.verifier}
 
 
+def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
+    """Overrides name layers of the head, and those in blocks can be cut into them.
+
+    Raises:
+        RecipeError: they do not.
+    """
+    from hyco_export.nn.head.layer_grids import linear_widths
+
+    _grids(config.qat, linear_widths(sources["head"], config.qat.split_projection))
+
+
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Search clips, train, compare with the original head; see the module for the files."""
-    from hyco_export.nn import weight_grids
     from hyco_export.nn.crew import current_crew
     from hyco_export.nn.head import fake_quant
     from hyco_export.nn.head.agreement import match_verifier
+    from hyco_export.nn.head.split_projection import split_matrices, split_projection
     from hyco_export.nn.head.stored import store
     from hyco_export.nn.verifier import load_head
 
-    bits = config.qat.weight_bits
     crew = current_crew()
     teacher = load_head(inputs["head"], config.dtype, str(crew.device))
     student = load_head(inputs["head"], "float32", str(crew.device))
     fake_quant.untie_output_layer(student)
-    weights = {name: layer.weight.detach() for name, layer in fake_quant.linear_layers(student)}
-    ratios = np.linspace(config.qat.clip_ratio_high, config.qat.clip_ratio_low, config.qat.clip_ratio_count)
-    searched = {name: weight_grids.searched_scales(weight, bits, ratios) for name, weight in weights.items()}
-    variants = {
-        NEAREST: weight_grids.nearest_matrices(weights, bits),
-        SEARCHED: {name: weight_grids.integer_matrix(weights[name], searched[name], bits) for name in weights},
-        WIDE: weight_grids.nearest_matrices(weights, WIDE_BITS),
-    }
-    fake_quant.attach(student, searched, bits)
+    variants = _plain_variants(config.qat, _weights(student))
+    if config.qat.split_projection:
+        split_projection(teacher)
+        split_projection(student)
+        variants = {name: split_matrices(matrices) for name, matrices in variants.items()}
+    if _asks_for_more(config.qat):
+        variants[CHOSEN] = _on_chosen_grids(config.qat, _weights(student))
+    start = variants.get(CHOSEN, variants[SEARCHED])
+    fake_quant.attach(student, start)
     if config.qat.trained_grids:
         fake_quant.free_grids(student)
     learned = training_paths(inputs[CAPTURE])
     _train(config, student, teacher, _rows(config, inputs[CAPTURE], learned, teacher), out_dir, progress)
     if not crew.main:
         return {}
-    variants[TRAINED] = fake_quant.trained_matrices(student, bits)
+    variants[TRAINED] = fake_quant.trained_matrices(student)
 
     fake_quant.detach(student)
     held_out = sequence_paths(inputs[CAPTURE], "validation")
     sequences = _rows(config, inputs[CAPTURE], held_out, teacher)
     found = _compare(teacher, student, variants, sequences, config.steps, progress)
-    write_head(out_dir / HEAD_FILE, store(student, variants[TRAINED], bits))
+    write_head(out_dir / HEAD_FILE, store(student, variants[TRAINED], config.qat.weight_bits))
     report = _report(found, match_verifier(teacher, sequences, config.steps))
     (out_dir / AGREEMENT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-    return {**report, "bytes": (out_dir / HEAD_FILE).stat().st_size}
+    metrics = {**report, "bytes": (out_dir / HEAD_FILE).stat().st_size}
+    if config.qat.evidence_sequences:
+        measured = sequence_paths(inputs[CAPTURE], "calibration")[: config.qat.evidence_sequences]
+        ranked_on = _rows(config, inputs[CAPTURE], measured, teacher)
+        heads = Heads(teacher, student, start, variants[WIDE])
+        metrics |= write_evidence(heads, ranked_on, sequences, config.steps, out_dir, progress)
+    return metrics
+
+
+def _weights(head: "Gemma4AssistantForCausalLM") -> dict[str, "torch.Tensor"]:
+    from hyco_export.nn.head.fake_quant import linear_layers
+
+    return {name: layer.weight.detach() for name, layer in linear_layers(head)}
+
+
+def _plain_variants(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, dict[str, "IntegerMatrix"]]:
+    """Untrained weights with one width and one scale per output channel, by their name in the table."""
+    from hyco_export.nn.head.layer_grids import LayerGrid, nearest_on, searched_on
+
+    grids = dict.fromkeys(weights, LayerGrid(qat.weight_bits))
+    return {
+        NEAREST: nearest_on(weights, grids),
+        SEARCHED: searched_on(weights, grids, _clip_ratios(qat)),
+        WIDE: nearest_on(weights, dict.fromkeys(weights, LayerGrid(WIDE_BITS))),
+    }
+
+
+def _asks_for_more(qat: recipes.Qat) -> bool:
+    """Does the recipe want other grids than the plain ones?"""
+    return qat.split_projection or qat.grid != "per-channel" or bool(qat.overrides)
+
+
+def _on_chosen_grids(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, "IntegerMatrix"]:
+    """Untrained weights on the grids that the recipe wants."""
+    from hyco_export.nn.head.layer_grids import searched_on
+
+    grids = _grids(qat, {name: weight.shape[1] for name, weight in weights.items()})
+    return searched_on(weights, grids, _clip_ratios(qat))
+
+
+def _clip_ratios(qat: recipes.Qat) -> np.ndarray:
+    return np.linspace(qat.clip_ratio_high, qat.clip_ratio_low, qat.clip_ratio_count)
+
+
+def _grids(qat: recipes.Qat, widths: Mapping[str, int]) -> dict[str, "LayerGrid"]:
+    from hyco_export.nn.head.layer_grids import layer_grids
+
+    return layer_grids(widths, qat.weight_bits, qat.grid == "lpbq", qat.overrides)
 
 
 def _rows(
@@ -204,5 +269,13 @@ def _report(found: Mapping[str, Sequence["DepthAgreement"]], match: Sequence[flo
 
 
 STAGE = Stage(
-    QAT_HEAD, revision=2, needs=(CAPTURE,), config=config, sources=sources, build=build, resumable=True, shared=True
+    QAT_HEAD,
+    revision=2,
+    needs=(CAPTURE,),
+    config=config,
+    sources=sources,
+    build=build,
+    check=check,
+    resumable=True,
+    shared=True,
 )

@@ -17,19 +17,31 @@ import yaml
 
 from hyco_export.core.artifact import MANIFEST_NAME, verify
 from hyco_export.core.recipe import embedded_recipe
+from hyco_export.core.resources import resource_path
 
 KILLS = int(os.environ.get("HYCO_KILLS", "2"))
 ARTIFACTS = 6
-RUN_TIMEOUT_S = 900
+PROMPTS = 12  # of 60: enough for every stage's samples
+RUN_TIMEOUT_S = 1800  # a hang would last for ever
 
 pytestmark = pytest.mark.slow
+
+
+def few_prompts(name: str, folder: Path) -> str:
+    """A file of the first prompts of a shipped set."""
+    lines = resource_path(name).read_text().splitlines()[:PROMPTS]
+    path = folder / Path(name).name
+    path.write_text("\n".join(lines))
+    return str(path)
 
 
 def short_recipe(folder: Path) -> Path:
     """The embedded recipe with little work in every stage: the order of events is what counts here."""
     content = yaml.safe_load(embedded_recipe().read_text())
     content["name"] = "short"
-    content["capture"] |= {"max_new_tokens": 4, "validation_max_new_tokens": 8}
+    for part in ("calibration", "validation"):
+        content["data"][part] = few_prompts(content["data"][part], folder)
+    content["capture"] |= {"max_new_tokens": 8, "validation_max_new_tokens": 8, "sampled_answers": 0}
     content["qat"] |= {"steps": 2, "warmup_steps": 1}
     content["validation"] |= {"prompts": 2, "emulator_prompts": 1, "max_new_tokens": 8, "emulator_max_new_tokens": 4}
     content["validation"]["gates"] |= {"min_mat": {}, "min_head_agreement": 0.5, "min_slm_agreement": 0.5}

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from qdq_builder import QdqBuilder, Quantized, random_linear
+from qdq_builder import QdqBuilder, Quantized, linear_in_blocks, random_linear
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.targets import TARGETS
@@ -103,6 +103,20 @@ def test_4_bit_weight_with_an_offset_is_refused(emulated: Measure) -> None:
     zeros.CopyFrom(onnx.helper.make_tensor("w_zero", TensorProto.INT4, [48], [1] * 48))
     with pytest.raises(CompileError, match=r"1 operator\(s\) would fall back to the CPU: Gemm"):
         emulated(build, x_feed())
+
+
+def block_feed() -> Feed:
+    return {"x": np.random.default_rng(0).integers(0, 65536, (4, 128)).astype(np.uint16)}
+
+
+def test_low_power_blocks_are_right_and_float_block_scales_are_coarse(emulated: Measure) -> None:
+    assert emulated(linear_in_blocks(), block_feed()).sqnr_db > 80  # 89 dB seen
+    assert emulated(linear_in_blocks(nested=False), block_feed()).sqnr_db < 75  # 68 dB seen: half precision
+
+
+def test_low_power_blocks_before_gemm_are_refused(emulated: Measure) -> None:
+    with pytest.raises(CompileError, match="standalone DQ op with per-channel quantization"):
+        emulated(linear_in_blocks(operator="Gemm"), block_feed())
 
 
 def test_lookup_in_a_table_with_row_scales_is_refused(emulated: Measure) -> None:

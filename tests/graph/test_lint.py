@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from qdq_builder import QdqBuilder, Quantized, random_linear, two_layer_mlp
+from qdq_builder import QdqBuilder, Quantized, linear_in_blocks, random_linear, two_layer_mlp
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.errors import CompileError
@@ -161,6 +161,7 @@ def on_wrong_axis() -> QdqBuilder:
 
 CLEAN: dict[str, Callable[[], QdqBuilder]] = {
     "mlp": two_layer_mlp,
+    "int4 in blocks": linear_in_blocks,
     "int4 [N, K]": linear,
     "int4 [K, N]": lambda: linear(transposed=False),
     "int8": lambda: linear(dtype=TensorProto.INT8, limits=(-128, 127)),
@@ -202,8 +203,10 @@ BROKEN: list[tuple[str, str, Callable[[], QdqBuilder]]] = [
     (
         "block-scales",
         "block-wise w with 8-bit x",
-        lambda: linear(act="uint8", axis=1, scales=np.full((48, 2), 0.01, np.float32), block_size=16),
+        lambda: linear_in_blocks(act="uint8"),
     ),
+    ("block-scales", "block-wise w with float scales of its own", lambda: linear_in_blocks(nested=False)),
+    ("block-scales", "block-wise w before Gemm, which takes none", lambda: linear_in_blocks(operator="Gemm")),
 ]
 
 

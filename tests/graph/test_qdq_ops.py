@@ -31,8 +31,15 @@ def matrix(rows: int, columns: int, bits: int) -> IntegerMatrix:
     return IntegerMatrix(integers, (GENERATOR.random(rows) * 0.02 + 0.01).astype(np.float32), bits)
 
 
+def block_matrix(rows: int, columns: int, block: int) -> IntegerMatrix:
+    generator = np.random.default_rng(8)
+    integers = generator.integers(-8, 8, (rows, columns)).astype(np.int8)
+    multipliers = generator.integers(1, 17, (rows, columns // block)).astype(np.uint8)
+    return IntegerMatrix(integers, (generator.random(rows) * 0.003 + 0.001).astype(np.float32), 4, multipliers)
+
+
 WEIGHTS = Weights(
-    matrices={f"w{bits}": matrix(OUT, WIDTH, bits) for bits in (2, 4, 8)},
+    matrices={**{f"w{bits}": matrix(OUT, WIDTH, bits) for bits in (2, 4, 8)}, "blocks": block_matrix(OUT, WIDTH, 4)},
     vectors={"norm": (GENERATOR.random(WIDTH) - 0.3).astype(np.float32)},
     tables={
         "table": IntegerTable(
@@ -102,6 +109,7 @@ ONE_INPUT = {
     "linear2": lambda ops, x: ops.linear("out", x, "w2"),
     "linear4": lambda ops, x: ops.linear("out", x, "w4"),
     "linear8": lambda ops, x: ops.linear("out", x, "w8"),
+    "linear in blocks": lambda ops, x: ops.linear("out", x, "blocks"),
     "rms_norm": lambda ops, x: ops.rms_norm("out", x, "norm", 1e-6),
     "rms_norm with a large epsilon": lambda ops, x: ops.rms_norm("out", x, "norm", 0.5),
     "rms_norm without weight": lambda ops, x: ops.rms_norm("out", x, None, 1e-6),
@@ -223,14 +231,15 @@ def test_the_same_network_gives_the_same_bytes() -> None:
     assert emitted(build).model().SerializeToString() == emitted(build).model().SerializeToString()
 
 
-def test_a_weight_used_twice_is_stored_once() -> None:
+@pytest.mark.parametrize("weight", ["w4", "blocks"])
+def test_a_weight_used_twice_is_stored_once(weight: str) -> None:
     def build(ops: Ops[Any]) -> None:
-        ops.output("a", ops.linear("a", ops.input("x", SHAPES["x"]), "w4"))
-        ops.output("b", ops.linear("b", ops.input("y", SHAPES["y"]), "w4"))
+        ops.output("a", ops.linear("a", ops.input("x", SHAPES["x"]), weight))
+        ops.output("b", ops.linear("b", ops.input("y", SHAPES["y"]), weight))
 
     names = [tensor.name for tensor in emitted(build).model().graph.initializer]
     assert len(names) == len(set(names))
-    assert names.count("w4") == 1
+    assert names.count(weight) == 1
 
 
 def test_a_missing_range_is_named() -> None:

@@ -46,7 +46,7 @@ def build(inputs: dict[str, Path], out_dir: Path, bits: int = 8) -> dict:
 def test_eight_bits_agree_with_the_unrounded_model(tmp_path: Path, model: str) -> None:
     inputs = float_inputs(tmp_path, model)
     metrics = build(inputs, tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == FILES
     assert all(value < 1e-3 for value in metrics["parity_in_std"].values())
     done, count = metrics["tensors_equal"].split(" of ")
     assert done == count

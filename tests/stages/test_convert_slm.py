@@ -1,8 +1,10 @@
 """The stage as a whole on a small checkpoint: files, figures, gates, and what it refuses."""
 
+import csv
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -58,9 +60,9 @@ def make_inputs(root: Path, answer_tokens: int = 24, vocab_size: int = VOCAB) ->
     return inputs
 
 
-def build(inputs: dict[str, Path], out_dir: Path) -> dict:
+def build(inputs: dict[str, Path], out_dir: Path, config: ConvertSlmConfig = CONFIG) -> dict:
     out_dir.mkdir()
-    return convert_slm.STAGE.build(CONFIG, inputs, out_dir, Silent())
+    return convert_slm.STAGE.build(config, inputs, out_dir, Silent())
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,22 @@ def test_files_and_figures(built: tuple[dict, Path, dict[str, Path]]) -> None:
     assert metrics["top1_agreement"] > 0.8
     assert metrics["positions"] == 3 * 24
     json.dumps(metrics)
+
+
+def test_evidence_has_a_row_for_every_judged_tensor(built: tuple[dict, Path, dict[str, Path]], tmp_path: Path) -> None:
+    _, folder, inputs = built
+    graph = msgspec.structs.replace(CONFIG.graph, evidence_passes=2)
+    build(inputs, tmp_path / "out", msgspec.structs.replace(CONFIG, graph=graph))
+    names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
+    assert names == FILES | {"sensitivity.csv", "sensitivity.svg"}
+    quality = json.loads((folder / "sqnr.json").read_text())
+    lines = list(csv.DictReader((tmp_path / "out" / "sensitivity.csv").open()))
+    assert {line["tensor"]: float(line["sqnr_db"]) for line in lines} == pytest.approx(quality["layers"], rel=1e-5)
+    costs = {line["tensor"]: float(line["kl_alone_nats"]) for line in lines}
+    assert max(costs, key=costs.__getitem__).startswith(("k_new", "v_new"))  # 8 bits among 16
+    assert min(costs.values()) >= 0
+    for name in ("slm_tree.onnx", "sqnr.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_spec_and_graphs_agree(built: tuple[dict, Path, dict[str, Path]]) -> None:

@@ -1,10 +1,12 @@
 """`capture`, `qat-head` and `convert-head` in a row on a seeded family: files, metrics and what bad input gets."""
 
+import csv
 import json
 
 import builders
 import msgspec
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -16,9 +18,11 @@ from hyco_export.core.network.head_file import read_head
 from hyco_export.core.recipe import Calibration, Capture, HeadGraph, Qat
 from hyco_export.core.samples import read_samples
 from hyco_export.errors import ArtifactError, RecipeError
+from hyco_export.graph.initializers import read_weight
 from hyco_export.graph.reference import ReferenceSession
 from hyco_export.nn.capture import load_capture, teacher_forced
 from hyco_export.nn.embedding_table import find_embedding, quantized_embedding
+from hyco_export.nn.head import layer_grids
 from hyco_export.nn.head.device import open_torch_head
 from hyco_export.nn.verifier import load_verifier
 from hyco_export.stages import capture, convert_head, qat_head
@@ -192,6 +196,95 @@ def test_the_stored_head_has_all_weights_in_four_bits(run):
     assert stored.architecture.kv_shape("sliding") == KvShape(2, 8)
 
 
+MIXED = {"lm_head": 8, "layers.*.mlp.*": 8, "layers.1.mlp.up_proj": 4}
+
+
+def with_qat(**fields):
+    return msgspec.structs.replace(QAT, qat=msgspec.structs.replace(QAT.qat, **fields))
+
+
+def test_overrides_that_name_nothing_are_refused_with_the_names_that_exist(run):
+    with pytest.raises(RecipeError, match=r"\$\.qat\.overrides: no linear layer is called lmhead") as caught:
+        qat_head.check(with_qat(overrides={"lm_head": 8, "lmhead": 8}), run[1])
+    assert "layers.0.mlp.down_proj" in caught.value.hint and "lm_head" in caught.value.hint
+    qat_head.check(with_qat(overrides=MIXED), run[1])
+
+
+def test_layers_that_cannot_be_cut_into_blocks_are_named_before_training(run):
+    with pytest.raises(RecipeError, match=r"\$\.qat\.grid: .* inputs, not a multiple of lpbq's 64") as caught:
+        qat_head.check(with_qat(grid="lpbq"), run[1])
+    assert "$.qat.overrides" in caught.value.hint
+    qat_head.check(with_qat(grid="lpbq", overrides={"*": 8}), run[1])
+
+
+@pytest.fixture(scope="module")
+def mixed(run, tmp_path_factory):
+    """qat-head and convert-head with blocks of 8 inputs, wide layers, and evidence; metrics by stage."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_grids, "LPBQ_BLOCK", 8)
+        config = with_qat(split_projection=True, grid="lpbq", overrides=MIXED, evidence_sequences=2, trained_grids=True)
+        inputs = {**run[1], **{name: tmp_path_factory.mktemp(name) for name in ("qat-head", "convert-head")}}
+        metrics = {"qat-head": qat_head.build(config, inputs, inputs["qat-head"], Silent())}
+        metrics["convert-head"] = convert_head.build(CONVERT, inputs, inputs["convert-head"], Silent())
+    return inputs, metrics
+
+
+def test_widths_and_blocks_reach_the_stored_head(mixed):
+    stored = read_head(mixed[0]["qat-head"])
+    wide = {name for name, matrix in stored.matrices.items() if matrix.bits == 8}
+    mlps = {f"layers.{i}.mlp.{part}" for i in range(3) for part in ("gate_proj", "up_proj", "down_proj")}
+    assert wide == (mlps | {"lm_head"}) - {"layers.1.mlp.up_proj"}
+    for name, matrix in stored.matrices.items():
+        assert (matrix.multipliers is None) == (name in wide)
+        if matrix.multipliers is not None:
+            assert matrix.block == 8
+            assert matrix.multipliers.max(axis=1).tolist() == [16] * len(matrix.scales)
+            assert matrix.multipliers.min() >= 1
+
+
+def test_a_split_projection_is_stored_in_two_and_computed_in_two(mixed):
+    stored = read_head(mixed[0]["qat-head"])
+    halves = {"pre_projection.embedding", "pre_projection.state"}
+    assert {name for name in stored.matrices if name.startswith("pre_projection")} == halves
+    assert all(stored.matrices[name].integers.shape[1] == builders.HIDDEN for name in halves)
+    names = {node.name for node in onnx.load(mixed[0]["convert-head"] / "head.onnx").graph.node}
+    assert any("step1.mixed.carried" in name for name in names) and not any("step1.joined" in name for name in names)
+
+
+def test_the_table_compares_both_layouts(mixed):
+    table = mixed[1]["qat-head"]["kl_nats"]
+    assert set(table) == {"nearest", "clip-searched", "nearest-8-bit", qat_head.CHOSEN, "trained"}
+    assert sum(table[qat_head.CHOSEN]) < sum(table["clip-searched"])
+
+
+def test_evidence_names_layers_and_a_suggestion(mixed):
+    folder, metrics = mixed[0]["qat-head"], mixed[1]["qat-head"]
+    lines = list(csv.DictReader((folder / "sensitivity.csv").open()))
+    assert [line["tensor"] for line in lines if line["bits"] == "8"]
+    assert {line["tensor"] for line in lines} == read_head(folder).matrices.keys()
+    assert all(float(line["extra_bytes_at_8"]) == 0 for line in lines if line["bits"] == "8")
+    assert "<svg" in (folder / "sensitivity.svg").read_text()
+    suggestion = json.loads((folder / "suggestion.json").read_text())
+    assert metrics["suggestion"] == suggestion["sentence"]
+    assert suggestion["overrides"] == metrics["suggested_overrides"]
+    names = [tuple(combination["layers"]) for combination in suggestion["combinations"]]
+    assert (
+        names == [names[-1][: len(name)] for name in names] and len(names) > 1
+    )  # a greedy order, cut at several places
+    assert tuple(suggestion["overrides"]) in names
+
+
+def test_a_mixed_head_is_converted_and_drafts_like_its_float_twin(mixed):
+    assert mixed[1]["convert-head"]["float_agreement"] >= 0.95
+    graph = onnx.load(mixed[0]["convert-head"] / "head.onnx").graph
+    stored = read_head(mixed[0]["qat-head"])
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    np.testing.assert_array_equal(
+        read_weight(constants["layers.0.self_attn.q_proj"]).T, stored.matrices["layers.0.self_attn.q_proj"].integers
+    )
+    assert constants["layers.0.mlp.up_proj"].data_type == onnx.TensorProto.INT8
+
+
 # ---- convert-head
 
 
@@ -219,6 +312,17 @@ def test_the_graph_drafts_like_the_float_head_on_its_samples(run):
     assert found["positions"] <= 3 * convert_head.ROOTS_PER_SEQUENCE
     assert found["original_agreement"]["positions"][0] == found["positions"]
     assert all(share < 0.05 for share in found["clipped_share"].values())
+
+
+def test_a_table_of_products_drafts_like_the_plain_float_head(run, tmp_path):
+    _, inputs, metrics = run
+    projected = msgspec.structs.replace(CONVERT, head=msgspec.structs.replace(CONVERT.head, projected_table=True))
+    found = convert_head.build(projected, inputs, tmp_path, Silent())
+    assert found["float_agreement"] >= 0.9
+    assert found["original_agreement"]["float_w4"] == metrics["convert-head"]["original_agreement"]["float_w4"]
+    assert found["table"]["projected_sqnr_db"] > 40
+    assert found["table"]["projected_bytes"] <= found["table"]["embeddings_bytes"]
+    assert "table" not in metrics["convert-head"]
 
 
 def test_a_keep_set_of_another_vocabulary_is_named(run, tmp_path):

@@ -20,10 +20,13 @@ from hyco_export.core.network.ops import Ops, T
 
 OUTPUT_LAYER = "lm_head"  # weight [C, M]
 PRE_PROJECTION = "pre_projection"  # weight [M, 2 H]: embedding half, state half
+EMBEDDING_HALF = f"{PRE_PROJECTION}.embedding"  # weight [M, H], its first half, where the two are apart
+STATE_HALF = f"{PRE_PROJECTION}.state"  # weight [M, H], its second half
 POST_PROJECTION = "post_projection"  # weight [H, M]
 LAST_NORM = "norm"  # vector [M], after the last layer
 FINAL_NORM = "final_norm"  # vector [H], the verifier's, used where h travels from before it
 TABLE = "kept_embeddings"  # table [C, H], the embedding's factor inside
+PROJECTED_TABLE = "projected_embeddings"  # table [C, M]: the same rows times the embedding half
 
 
 def logits_name(step: int) -> str:
@@ -57,7 +60,12 @@ class HeadArchitecture(msgspec.Struct, frozen=True):
 
 
 class HeadNetwork(msgspec.Struct, frozen=True):
-    """The head as the device runs it: K steps, S of them with a runner-up, over W positions."""
+    """The head as the device runs it: K steps, S of them with a runner-up, over W positions.
+
+    `split_projection`: embedding and state go through a matrix each, with grids of their own.
+    `projected_table`: steps 2 .. K look up rows that went through the pre-projection's embedding half already. The
+    root's own embedding comes from the hand-off and still goes through that half.
+    """
 
     architecture: HeadArchitecture
     steps: int
@@ -65,6 +73,13 @@ class HeadNetwork(msgspec.Struct, frozen=True):
     window: int
     hidden_norm: HiddenNorm
     final_epsilon: float  # of the verifier's final norm
+    projected_table: bool = False
+    split_projection: bool = False
+
+    @property
+    def joins_inputs(self) -> bool:
+        """Do embedding and state share a grid, for the whole pre-projection?"""
+        return not (self.projected_table or self.split_projection)
 
     def with_window(self, window: int) -> "HeadNetwork":
         """The same head over another number of ring slots."""
@@ -106,33 +121,57 @@ def build(ops: Ops[T], network: HeadNetwork, rows: int = 1) -> None:
     """K drafting steps: outputs `chain` int32 [K * R], and `runner_up` [S * R] if there are any; kept rows both."""
     drafting = _Drafting(ops, network, rows)
     embedding, state = drafting.e, drafting.h
+    mix, table = (_joined if network.joins_inputs else _summed), TABLE
+    if network.projected_table:
+        mix, table = _added, PROJECTED_TABLE
     if network.hidden_norm == "pre":
         wide = ops.convert("h.wide", state, "h.wide")  # from the hand-off's 8 bits to 16
         state = ops.rms_norm("h.normed", wide, FINAL_NORM, network.final_epsilon)
+    if network.projected_table:
+        embedding = ops.linear("e.projected", ops.convert("e.wide", embedding, "e.wide"), EMBEDDING_HALF)
     chain, runner_ups = [], []
     for step in range(1, network.steps + 1):
         at = f"step{step}"
-        last = _step(drafting, at, embedding, state)
+        last = _step(drafting, at, mix(ops, at, embedding, state))
         logits = ops.linear(logits_name(step), last, OUTPUT_LAYER)  # [R, C]
         chain.append(ops.argmax(f"{at}.token", logits))
         if step <= network.runner_up_steps:
             others = ops.exclude(f"{at}.others", logits, chain[-1])
             runner_ups.append(ops.argmax(f"{at}.second", others))
         if step < network.steps:
-            embedding = ops.lookup(f"{at}.embedding", TABLE, chain[-1])
+            embedding = ops.lookup(f"{at}.embedding", table, chain[-1])
             state = ops.linear(f"{at}.state", last, POST_PROJECTION)
     ops.output("chain", ops.concat("chain", chain, 0))
     if runner_ups:
         ops.output("runner_up", ops.concat("runner_up", runner_ups, 0))
 
 
-def _step(drafting: _Drafting[T], at: str, embedding: T, state: T) -> T:
-    """embedding [R, H], state [R, H] -> last normed hidden state [R, M]."""
-    ops, architecture = drafting.ops, drafting.network.architecture
+def _joined(ops: Ops[T], at: str, embedding: T, state: T) -> T:
+    """What enters the layers [R, M]: embedding [R, H] and state [R, H] side by side, projected."""
     joined = [
         ops.convert(f"{at}.{part}", x, f"{at}.joined") for part, x in (("embedded", embedding), ("carried", state))
     ]
-    hidden = ops.linear(f"{at}.mixed", ops.concat(f"{at}.joined", joined, 1), PRE_PROJECTION)
+    return ops.linear(f"{at}.mixed", ops.concat(f"{at}.joined", joined, 1), PRE_PROJECTION)
+
+
+def _summed(ops: Ops[T], at: str, embedding: T, state: T) -> T:
+    """The same by a matrix for each of the two."""
+    halves = [
+        ops.linear(f"{at}.mixed.{part}", ops.convert(f"{at}.{part}", x, f"{at}.{part}"), weight)
+        for part, x, weight in (("embedded", embedding, EMBEDDING_HALF), ("carried", state, STATE_HALF))
+    ]
+    return ops.add(f"{at}.mixed", *halves)
+
+
+def _added(ops: Ops[T], at: str, embedding: T, state: T) -> T:
+    """The same for an embedding [R, M] that went through its half of the projection already."""
+    carried = ops.linear(f"{at}.projected", ops.convert(f"{at}.carried", state, f"{at}.carried"), STATE_HALF)
+    return ops.add(f"{at}.mixed", embedding, carried)
+
+
+def _step(drafting: _Drafting[T], at: str, hidden: T) -> T:
+    """What enters the layers [R, M] -> last normed hidden state [R, M]."""
+    ops, architecture = drafting.ops, drafting.network.architecture
     for index, layer in enumerate(architecture.layers):
         hidden = _layer(drafting, f"{at}.layers.{index}", f"layers.{index}", layer, hidden)
     return ops.rms_norm(f"{at}.final", hidden, LAST_NORM, architecture.epsilon)

@@ -1,8 +1,8 @@
 """A quantised head on disk: one safetensors file with integers, scales, norms and the head's shape.
 
 `<layer>.integers` int8 [N, K] (4-bit values one per byte) and `<layer>.scales` float32 [N] for every linear layer,
-`<norm>` float32 [n] for every norm; metadata `head`: JSON of `Description`. The output layer still has all rows of the
-vocabulary.
+`<layer>.multipliers` uint8 [N, J] where it has blocks of inputs, `<norm>` float32 [n] for every norm; metadata `head`:
+JSON of `Description`. The output layer still has all rows of the vocabulary.
 """
 
 from collections.abc import Mapping
@@ -19,15 +19,16 @@ from hyco_export.core.network.weights import IntegerMatrix, IntegerTable, Weight
 from hyco_export.errors import ArtifactError
 
 HEAD_FILE = "head.safetensors"
-INTEGERS, SCALES = ".integers", ".scales"
+INTEGERS, SCALES, MULTIPLIERS = ".integers", ".scales", ".multipliers"
 METADATA = "head"  # one key: safetensors keeps no order of several, and equal heads must be equal files
 
 
-class Description(msgspec.Struct, frozen=True):
-    """What the file says of itself."""
+class Description(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the file says of itself. `overrides`: width of the layers whose integers do not have `bits`."""
 
     bits: int
     architecture: HeadArchitecture
+    overrides: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class StoredHead:
 
         `final_norm` [H] is the verifier's, for a head that is handed h from before it.
         """
-        full = self.matrices[OUTPUT_LAYER]
-        restricted = IntegerMatrix(full.integers[kept], full.scales[kept], full.bits)
+        restricted = self.matrices[OUTPUT_LAYER].rows(kept)
         vectors = dict(self.vectors) if final_norm is None else {**self.vectors, FINAL_NORM: final_norm}
         return Weights({**self.matrices, OUTPUT_LAYER: restricted}, vectors, {TABLE: table})
 
@@ -56,7 +56,10 @@ def write_head(path: Path, head: StoredHead) -> None:
     for name, matrix in head.matrices.items():
         tensors[name + INTEGERS] = matrix.integers
         tensors[name + SCALES] = matrix.scales
-    metadata = {METADATA: msgspec.json.encode(Description(head.bits, head.architecture)).decode()}
+        if matrix.multipliers is not None:
+            tensors[name + MULTIPLIERS] = matrix.multipliers
+    overrides = {name: matrix.bits for name, matrix in sorted(head.matrices.items()) if matrix.bits != head.bits}
+    metadata = {METADATA: msgspec.json.encode(Description(head.bits, head.architecture, overrides)).decode()}
     save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
 
 
@@ -73,7 +76,12 @@ def read_head(folder: Path) -> StoredHead:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # a handle, not a dict
         linears = [name.removesuffix(INTEGERS) for name in tensors if name.endswith(INTEGERS)]
         matrices = {
-            name: IntegerMatrix(tensors.pop(name + INTEGERS), tensors.pop(name + SCALES), description.bits)
+            name: IntegerMatrix(
+                tensors.pop(name + INTEGERS),
+                tensors.pop(name + SCALES),
+                description.overrides.get(name, description.bits),
+                tensors.pop(name + MULTIPLIERS, None),
+            )
             for name in linears
         }
         return StoredHead(description.architecture, description.bits, matrices, tensors)

@@ -34,9 +34,9 @@ def head_encodings(
     """Encodings by tensor name. `ranges` are those of calibration; inputs keep the hand-off's grids."""
     encodings = {name: encoding_from_range(low, high, "uint16") for name, (low, high) in ranges.items()}
     for step in range(1, network.steps + 1):
-        # one grid for embedding and state: they are joined before the first matrix
-        lows, highs = zip(*(ranges[f"step{step}.{part}"] for part in ("embedded", "carried")), strict=True)
-        encodings[f"step{step}.joined"] = encoding_from_range(min(lows), max(highs), "uint16")
+        if network.joins_inputs:  # one grid for embedding and state: they are joined before the first matrix
+            lows, highs = zip(*(ranges[f"step{step}.{part}"] for part in ("embedded", "carried")), strict=True)
+            encodings[f"step{step}.joined"] = encoding_from_range(min(lows), max(highs), "uint16")
         low, high = ranges[logits_name(step)]
         encodings[logits_name(step)] = encoding_from_range(low, high * LOGIT_MARGIN, "uint16")
     for layer_type in LAYER_TYPES:

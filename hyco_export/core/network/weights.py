@@ -7,27 +7,74 @@ import numpy as np
 
 from hyco_export.core.packing import pack_rows, packed_width, unpack_rows
 
+MULTIPLIER_BITS = 4  # of a block's scale: HTP's low-power blocks know 1 .. 16
+LARGEST_MULTIPLIER = 2**MULTIPLIER_BITS
+
 
 @dataclass(frozen=True)
 class IntegerMatrix:
     """A linear layer's weight: real[n, k] = integers[n, k] * scales[n], symmetric, one scale per output channel.
 
+    With multipliers (low-power block quantisation, LPBQ) the K inputs stand in J blocks of equal size, and
+    real[n, k] = integers[n, k] * (multipliers[n, block of k] * scales[n]).
+
     Attributes:
         integers: int8 [N, K], each within the signed range of `bits`.
         scales: float32 [N].
         bits: 2, 4 or 8, the width in the checkpoint (a graph may carry it in a wider type).
+        multipliers: uint8 [N, J], each in 1 .. LARGEST_MULTIPLIER; None for one scale per output channel.
     """
 
     integers: np.ndarray
     scales: np.ndarray
     bits: int
+    multipliers: np.ndarray | None = None
+
+    @property
+    def block(self) -> int:
+        """Inputs that share a scale."""
+        return self.integers.shape[1] // (1 if self.multipliers is None else self.multipliers.shape[1])
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes on the device: packed integers, float32 scales, multipliers of half a byte."""
+        blocks = 0 if self.multipliers is None else self.multipliers.size
+        return (self.integers.size * self.bits + blocks * MULTIPLIER_BITS) // 8 + 4 * self.scales.size
 
     def real(self) -> np.ndarray:
         """float32 [N, K]."""
-        return self.integers.astype(np.float32) * self.scales[:, None]
+        if self.multipliers is None:
+            return self.integers.astype(np.float32) * self.scales[:, None]
+        blocks = self.multipliers.astype(np.float32) * self.scales[:, None]  # [N, J]
+        return self.integers.astype(np.float32) * np.repeat(blocks, self.block, axis=1)
+
+    def columns(self, start: int, stop: int) -> "IntegerMatrix":
+        """These inputs alone; with blocks, whole ones.
+
+        Raises:
+            ValueError: a block would be cut.
+        """
+        integers = np.ascontiguousarray(self.integers[:, start:stop])
+        if self.multipliers is None:
+            return IntegerMatrix(integers, self.scales, self.bits)
+        if start % self.block or stop % self.block:
+            raise ValueError(f"columns {start} .. {stop} cut blocks of {self.block}")
+        multipliers = np.ascontiguousarray(self.multipliers[:, start // self.block : stop // self.block])
+        return IntegerMatrix(integers, self.scales, self.bits, multipliers)
+
+    def rows(self, chosen: np.ndarray) -> "IntegerMatrix":
+        """These output channels alone."""
+        multipliers = None if self.multipliers is None else self.multipliers[chosen]
+        return IntegerMatrix(self.integers[chosen], self.scales[chosen], self.bits, multipliers)
 
     def packed(self) -> "PackedMatrix":
-        """The same in the stored form."""
+        """The same in the stored form.
+
+        Raises:
+            ValueError: it has scales by block of inputs.
+        """
+        if self.multipliers is not None:
+            raise ValueError("a matrix in blocks has no packed form")
         return PackedMatrix(pack_rows(self.integers, self.bits), self.scales, self.bits, self.integers.shape[1])
 
 

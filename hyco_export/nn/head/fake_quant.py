@@ -1,23 +1,24 @@
 """Low-bit weights of a head's linear layers: how grids are attached for training, and read out as integers.
 
-Grids are those of `nn.weight_grids` (Table 4 of the paper). Knows weights only; `nn.head.qat` trains them. The fake
-quantiser is aimet-torch's `QuantizeDequantize`: forward rounds and clips, backward is a straight-through estimator that
-passes gradients inside the grid and stops them outside.
+Grids are those of `nn.weight_grids` (Table 4 of the paper) and `nn.block_grids`. Knows weights only; `nn.head.qat`
+trains them. The fake quantisers are aimet-torch's `QuantizeDequantize` and its form for blocks: forward rounds and
+clips, backward is a straight-through estimator that passes gradients inside the grid and stops them outside.
 
-Legend: N output channels, K inputs of a linear layer.
+Legend: N output channels, K inputs of a linear layer, J blocks of inputs.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from aimet_torch.quantization.affine import QuantizeDequantize
+from aimet_torch.quantization.affine import GroupedBlockQuantizeDequantize, QuantizeDequantize
 from torch import nn
 from torch.nn.utils import parametrize
 from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.encodings import symmetric_limits
-from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.core.network.weights import MULTIPLIER_BITS, IntegerMatrix
+from hyco_export.nn.block_grids import block_matrix
 from hyco_export.nn.weight_grids import integer_matrix
 
 
@@ -33,20 +34,37 @@ def untie_output_layer(head: Gemma4AssistantForCausalLM) -> None:
     head.lm_head.weight = nn.Parameter(head.lm_head.weight.detach().clone(), requires_grad=False)
 
 
-def attach(head: nn.Module, scales: Mapping[str, torch.Tensor], bits: int) -> None:
-    """Fake-quantise the linear layers named in `scales` [N] from now on; their weights become trainable.
+def attach(head: nn.Module, matrices: Mapping[str, IntegerMatrix]) -> None:
+    """Fake-quantise every linear layer on the grid of its matrix from now on; its weights become trainable.
 
     The grids stay fixed: they are those of the clip search, and only the weights move between their points. Unless
     `free_grids` is called.
     """
-    lowest, highest = symmetric_limits(bits)
     for name, layer in linear_layers(head):
-        grid = scales[name][:, None].float()
-        quantiser = QuantizeDequantize((len(grid), 1), bits, symmetric=True)
-        quantiser.set_range(grid * lowest, grid * highest)
+        quantiser = _quantiser(matrices[name]).to(layer.weight.device)
         quantiser.requires_grad_(False)
         layer.weight.requires_grad_(True)
         parametrize.register_parametrization(layer, "weight", quantiser)
+
+
+def _quantiser(matrix: IntegerMatrix) -> QuantizeDequantize:
+    """aimet-torch's quantiser on a matrix's grid: its range is [lowest, highest] of each scale [N, 1] or [N, J]."""
+    lowest, highest = symmetric_limits(matrix.bits)
+    scales = torch.from_numpy(matrix.scales)[:, None]
+    if matrix.multipliers is None:
+        quantiser = QuantizeDequantize(tuple(scales.shape), matrix.bits, symmetric=True)
+    else:
+        scales = scales * torch.from_numpy(matrix.multipliers)
+        quantiser = GroupedBlockQuantizeDequantize(
+            tuple(scales.shape),
+            matrix.bits,
+            symmetric=True,
+            decompressed_bw=matrix.bits + MULTIPLIER_BITS,
+            block_size=(1, matrix.block),
+            block_grouping=(1, -1),  # all blocks of a channel share its float scale
+        )
+    quantiser.set_range(scales * lowest, scales * highest)
+    return quantiser
 
 
 def free_grids(head: nn.Module) -> None:
@@ -56,14 +74,18 @@ def free_grids(head: nn.Module) -> None:
         parametrisations.weight[0].requires_grad_(True)
 
 
-def trained_matrices(head: nn.Module, bits: int) -> dict[str, IntegerMatrix]:
+def trained_matrices(head: nn.Module) -> dict[str, IntegerMatrix]:
     """What `attach` and training left, by layer: exactly the values that the fake-quantised head computes with."""
     matrices = {}
     for name, layer in list(linear_layers(head)):
         parametrisations: Any = layer.parametrizations  # by attribute: the quantiser, and `original`, the float master
         parametrised = parametrisations.weight
-        scales = parametrised[0].get_scale().detach()[:, 0]
-        matrices[name] = integer_matrix(parametrised.original.detach(), scales, bits)
+        weight, quantiser = parametrised.original.detach(), parametrised[0]
+        scales = quantiser.get_scale().detach()  # [N, 1], with blocks [N, J]
+        if isinstance(quantiser, GroupedBlockQuantizeDequantize):
+            matrices[name] = block_matrix(weight, scales, quantiser.bitwidth)
+        else:
+            matrices[name] = integer_matrix(weight, scales[:, 0], quantiser.bitwidth)
     return matrices
 
 
@@ -77,5 +99,9 @@ def detach(head: nn.Module) -> None:
 def load_matrices(head: nn.Module, matrices: Mapping[str, IntegerMatrix]) -> None:
     """Put the real values of stored matrices into the linear layers of a float head (output layer untied)."""
     for name, layer in linear_layers(head):
-        real = torch.from_numpy(matrices[name].real())
-        layer.weight = nn.Parameter(real.to(layer.weight.dtype).to(layer.weight.device), requires_grad=False)
+        load_weight(layer, torch.from_numpy(matrices[name].real()))
+
+
+def load_weight(layer: nn.Linear, real: torch.Tensor) -> None:
+    """Put a weight [N, K] into a layer of a float head; the one it had stays as it is for those who hold it."""
+    layer.weight = nn.Parameter(real.to(layer.weight.dtype).to(layer.weight.device), requires_grad=False)

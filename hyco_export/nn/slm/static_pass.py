@@ -5,8 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from hyco_export.core.encodings import Encoding
 from hyco_export.core.network import slm
 from hyco_export.core.network.slm import SlmNetwork
+from hyco_export.nn.slm.rounded_pass import RoundedOps
 from hyco_export.nn.torch_ops import Observer, TorchOps, TorchWeights, ignore
 
 
@@ -35,6 +37,13 @@ class FloatSlm:
     def tree(self, feeds: Mapping[str, np.ndarray], observe: Observer = ignore) -> dict[str, np.ndarray]:
         """Real inputs of a tree pass -> new K/V rows and logits."""
         ops = self._ops(feeds, observe)
+        slm.build(ops, self.network, len(feeds["embeds"]))
+        return _arrays(ops)
+
+    @torch.no_grad()
+    def rounded_tree(self, feeds: Mapping[str, np.ndarray], grids: Mapping[str, Encoding]) -> dict[str, np.ndarray]:
+        """A tree pass in which the tensors named in `grids` are written on them."""
+        ops = RoundedOps(self._weights, {name: torch.from_numpy(values) for name, values in feeds.items()}, grids)
         slm.build(ops, self.network, len(feeds["embeds"]))
         return _arrays(ops)
 

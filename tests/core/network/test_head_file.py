@@ -50,6 +50,40 @@ def test_a_head_survives_the_disk(tmp_path, head):
     assert found.architecture.kv_shape("full") == KvShape(1, 4)
 
 
+def test_widths_and_blocks_survive_the_disk(tmp_path, head):
+    rng = np.random.default_rng(1)
+    wide = IntegerMatrix(rng.integers(-128, 128, (4, 6), np.int8), rng.random(4, np.float32), 8)
+    blocks = IntegerMatrix(
+        rng.integers(-8, 8, (6, 8), np.int8), rng.random(6, np.float32), 4, rng.integers(1, 17, (6, 2), np.uint8)
+    )
+    matrices = {**head.matrices, "post_projection": wide, "pre_projection": blocks}
+    write_head(tmp_path / HEAD_FILE, StoredHead(ARCHITECTURE, 4, matrices, head.vectors))
+    found = read_head(tmp_path).matrices
+    assert {name: matrix.bits for name, matrix in found.items()} == {
+        "lm_head": 4,
+        "post_projection": 8,
+        "pre_projection": 4,
+    }
+    np.testing.assert_array_equal(found["pre_projection"].multipliers, blocks.multipliers)
+    np.testing.assert_array_equal(found["pre_projection"].real(), blocks.real())
+    assert found["pre_projection"].block == 4
+    assert found["lm_head"].multipliers is None
+
+
+def test_rows_and_columns_of_a_matrix_in_blocks_are_those_of_its_values():
+    rng = np.random.default_rng(2)
+    matrix = IntegerMatrix(
+        rng.integers(-8, 8, (5, 12), np.int8), rng.random(5, np.float32), 4, rng.integers(1, 17, (5, 3), np.uint8)
+    )
+    by_hand = matrix.integers * matrix.scales[:, None] * np.repeat(matrix.multipliers, 4, axis=1)
+    np.testing.assert_allclose(matrix.real(), by_hand, rtol=1e-6)
+    np.testing.assert_array_equal(matrix.rows(np.array([3, 1])).real(), matrix.real()[[3, 1]])
+    np.testing.assert_array_equal(matrix.columns(4, 12).real(), matrix.real()[:, 4:])
+    with pytest.raises(ValueError, match=r"columns 2 \.\. 12 cut blocks of 4"):
+        matrix.columns(2, 12)
+    assert matrix.stored_bytes == (5 * 12 * 4 + 5 * 3 * 4) // 8 + 4 * 5
+
+
 def test_the_device_gets_the_kept_rows_only(head):
     kept = np.array([1, 4, 9])
     table = IntegerTable(np.zeros((3, 4), np.uint8), np.ones(3, np.float32))

@@ -7,6 +7,7 @@ import torch
 
 from hyco_export.nn import weight_grids
 from hyco_export.nn.head import fake_quant
+from hyco_export.nn.head.layer_grids import LayerGrid, searched_on
 
 VOCAB = 60
 RATIOS = np.linspace(1.0, 0.6, 41)
@@ -56,13 +57,15 @@ def test_the_search_finds_the_best_ratio_of_each_channel():
     assert found[3] < weight_grids.nearest_scales(weight, 4)[3]
 
 
-def test_the_fake_quantised_head_computes_with_the_stored_integers(head):
+@pytest.mark.parametrize("block", [None, 8])
+def test_the_fake_quantised_head_computes_with_the_stored_integers(head, block):
     weights = weights_of(head)
-    fake_quant.attach(head, {name: weight_grids.searched_scales(w, 4, RATIOS) for name, w in weights.items()}, 4)
+    grids = dict.fromkeys(weights, LayerGrid(4, block)) | {"lm_head": LayerGrid(8)}
+    fake_quant.attach(head, searched_on(weights, grids, RATIOS))
     x = torch.randn(5, 2 * builders.HIDDEN, generator=torch.Generator().manual_seed(2))
     while_training = head.pre_projection(x).detach()
 
-    matrices = fake_quant.trained_matrices(head, 4)
+    matrices = fake_quant.trained_matrices(head)
     fake_quant.detach(head)
     assert torch.equal(head.pre_projection.weight, weights["pre_projection"])
     fake_quant.load_matrices(head, matrices)
@@ -70,13 +73,15 @@ def test_the_fake_quantised_head_computes_with_the_stored_integers(head):
     torch.testing.assert_close(head.pre_projection(x), while_training, atol=1e-6, rtol=1e-6)
     for name, matrix in matrices.items():
         assert matrix.integers.dtype == np.int8
-        assert matrix.integers.min() >= -8, name
-        assert matrix.integers.max() <= 7, name
+        low, high = (-128, 127) if name == "lm_head" else (-8, 7)
+        assert low <= matrix.integers.min() < matrix.integers.max() <= high, name
+        assert matrix.block == (matrix.integers.shape[1] if block is None or name == "lm_head" else block), name
 
 
 def test_only_weights_are_trainable_and_the_estimator_is_straight_through(head):
     weights = weights_of(head)
-    fake_quant.attach(head, {name: weight_grids.clipped_scales(w, 4, 0.6) for name, w in weights.items()}, 4)
+    clipped = {name: weight_grids.clipped_scales(w, 4, 0.6) for name, w in weights.items()}
+    fake_quant.attach(head, {name: weight_grids.integer_matrix(w, clipped[name], 4) for name, w in weights.items()})
     trainable = {name for name, parameter in head.named_parameters() if parameter.requires_grad}
     assert trainable == {f"{name}.parametrizations.weight.original" for name in weights}
 

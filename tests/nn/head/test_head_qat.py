@@ -9,10 +9,10 @@ import torch
 
 from hyco_export.core.partial import PartialBuild
 from hyco_export.errors import RecipeError
-from hyco_export.nn import weight_grids
 from hyco_export.nn.capture import teacher_forced
 from hyco_export.nn.head import fake_quant
 from hyco_export.nn.head.agreement import compare_heads, match_verifier, share_won_back
+from hyco_export.nn.head.layer_grids import LayerGrid, searched_on
 from hyco_export.nn.head.qat import (
     TrainingPlan,
     divergences,
@@ -52,14 +52,15 @@ def sequences(teacher):
     return [response_rows(capture, head_spans(teacher.config), 1000) for capture in captures]
 
 
-def fake_quantised():
+PER_CHANNEL = LayerGrid(4)
+
+
+def fake_quantised(grid=PER_CHANNEL):
     student = builders.small_head(VOCAB)
     fake_quant.untie_output_layer(student)
     ratios = np.linspace(1.0, 0.6, 9)
-    scales = {
-        name: weight_grids.searched_scales(layer.weight, 4, ratios) for name, layer in fake_quant.linear_layers(student)
-    }
-    fake_quant.attach(student, scales, 4)
+    weights = {name: layer.weight for name, layer in fake_quant.linear_layers(student)}
+    fake_quant.attach(student, searched_on(weights, dict.fromkeys(weights, grid), ratios))
     return student
 
 
@@ -84,20 +85,21 @@ def test_the_same_seed_gives_the_same_integers(teacher, sequences):
     for _ in range(2):
         student = fake_quantised()
         curve = train(student, teacher, sequences, PLAN, lambda point: None)
-        found.append((curve, fake_quant.trained_matrices(student, 4)))
+        found.append((curve, fake_quant.trained_matrices(student)))
     assert found[0][0] == found[1][0]
     for name, matrix in found[0][1].items():
         np.testing.assert_array_equal(matrix.integers, found[1][1][name].integers)
 
 
-def test_free_grids_move_and_what_is_stored_is_what_was_trained(teacher, sequences):
-    student = fake_quantised()
-    before = {name: matrix.scales for name, matrix in fake_quant.trained_matrices(student, 4).items()}
+@pytest.mark.parametrize("grid", [LayerGrid(4), LayerGrid(4, block=8)], ids=["per channel", "blocks"])
+def test_free_grids_move_and_what_is_stored_is_what_was_trained(teacher, sequences, grid):
+    student = fake_quantised(grid)
+    before = {name: matrix.scales for name, matrix in fake_quant.trained_matrices(student).items()}
     fake_quant.free_grids(student)
     train(student, teacher, sequences, PLAN, lambda point: None)
     x = torch.randn(3, student.pre_projection.in_features, generator=torch.Generator().manual_seed(0))
     while_training = student.pre_projection(x).detach()
-    after = fake_quant.trained_matrices(student, 4)
+    after = fake_quant.trained_matrices(student)
     assert all(not np.array_equal(matrix.scales, before[name]) for name, matrix in after.items())
     stored = torch.from_numpy(after["pre_projection"].real()).float()
     torch.testing.assert_close(torch.nn.functional.linear(x, stored), while_training, atol=1e-5, rtol=1e-5)
@@ -111,7 +113,7 @@ def test_an_interrupted_training_ends_with_the_same_bytes(teacher, sequences, tm
         if free:
             fake_quant.free_grids(student)
         curve = train(student, teacher, sequences, PLAN, report, checkpoints=checkpoints)
-        return curve, fake_quant.trained_matrices(student, 4)
+        return curve, fake_quant.trained_matrices(student)
 
     def interrupt(point):
         if point.step == stop:
