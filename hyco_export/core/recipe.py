@@ -160,6 +160,7 @@ class CompileGates(Section, frozen=True):
     output_range_share: Positive = 0.004  # onnxruntime-qnn's own rule
     max_outside_share: Share = 0.01  # elements of an output that may break it
     min_id_agreement: Share = 0.97  # equal ids: a near-tie may fall either way
+    emulated_feeds: NonNegative = 16  # of each graph, fewer for a large one (`graph.emulation`); 0: nothing is proved
     two_bit_weights: bool = False
     shared_binary: bool = False
 

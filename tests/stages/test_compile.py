@@ -112,6 +112,14 @@ def test_all_graphs_are_compiled_read_back_and_compared(inputs: dict[str, Path],
     assert set(reports) == {"head", "slm_tree", "slm_prefill"} and all(report.passed for report in reports.values())
 
 
+def test_a_recipe_can_leave_the_emulator_out_and_the_metrics_say_so(inputs: dict[str, Path], tmp_path: Path) -> None:
+    unproved = CompileConfig(TARGETS["sm8850"], CompileGates(emulated_feeds=0), "test")
+    out = out_dir(tmp_path)
+    graphs = build(unproved, inputs, out, Silent())["graphs"]
+    assert [(graph["feeds"], graph["parity"]) for graph in graphs.values()] == [(0, "not emulated")] * 3
+    assert (out / "parity.json").read_text() == "{}"
+
+
 def narrow_slm(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """SLM graphs whose `up` has 2-bit integers; the head's weight of that name keeps its 4 bits."""
     for name, rows in (("slm_tree", 4), ("slm_prefill", 4)):
