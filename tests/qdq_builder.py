@@ -159,12 +159,14 @@ def linear_in_blocks(nested: bool = True, operator: str = "MatMul", act: str = "
     return build
 
 
-def two_layer_mlp(rows: int = 4, width: int = 32, hidden: int = 48, seed: int = 0) -> QdqBuilder:
-    """x [rows, width] -> int4 Gemm -> Tanh -> int4 Gemm -> y [rows, width], all on 16-bit grids."""
+def two_layer_mlp(
+    rows: int = 4, width: int = 32, hidden: int = 48, seed: int = 0, limits: tuple[int, int] = (-8, 7)
+) -> QdqBuilder:
+    """x [rows, width] -> int4 Gemm -> Tanh -> int4 Gemm -> y [rows, width], all on 16-bit grids; `limits` of `up`."""
     rng = np.random.default_rng(seed)
     build = QdqBuilder()
     x = build.input("x", (rows, width), -4, 4)
-    up = build.weight("up", *random_linear(rng, hidden, width), axis=0)
+    up = build.weight("up", *random_linear(rng, hidden, width, *limits), axis=0)
     h = build.quantize(build.node("Gemm", [build.real(x), up], ["h_out"], transB=1), "h", (rows, hidden), -4, 4)
     t = build.quantize(build.node("Tanh", [build.real(h)], ["t_out"]), "t", (rows, hidden), -1, 1)
     down = build.weight("down", *random_linear(rng, width, hidden), axis=0)

@@ -141,9 +141,10 @@ def _vector_lengths(sizes: HeadSizes) -> dict[str, int]:
 
 
 def _matrix(rng: np.random.Generator, rows: int, columns: int) -> IntegerMatrix:
-    low, high = symmetric_limits(BITS)
-    integers = rng.integers(low, high + 1, (rows, columns), dtype=np.int8)
-    unit = 1.0 / (np.sqrt((2**BITS) ** 2 / 12) * columns**0.5)  # uniform integers have a variance of 4^bits / 12
+    _, high = symmetric_limits(BITS)
+    # as many above 0 as below: a mean of -0.5 would multiply every common error of an activation, and no head has one
+    integers = rng.integers(-high, high + 1, (rows, columns), dtype=np.int8)
+    unit = 1.0 / (np.sqrt(high * (high + 1) / 3) * columns**0.5)  # variance of uniform integers
     return IntegerMatrix(integers, (unit * rng.uniform(0.5, 1.5, rows)).astype(np.float32), BITS)
 
 

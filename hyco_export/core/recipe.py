@@ -185,11 +185,19 @@ class Calibration(Section, frozen=True):
 
 
 class CompileGates(Section, frozen=True):
-    """Limits of the compiled graph against the QDQ graph (`graph.parity.ParityLimits`)."""
+    """Limits of the compiled graph against the QDQ graph (`graph.parity.ParityLimits`), and how binaries store weights.
+
+    `two_bit_weights`: the checkpoint's 2-bit weights take 2 bits in the binary instead of 4; needs a C compiler, and
+    without one they take 4 (`graph.two_bit_backend`). `shared_binary`: also one binary of both SLM graphs with their
+    common weights stored once; x86 cannot load it, so the separate ones are what is validated.
+    """
 
     output_range_share: Positive = 0.004  # onnxruntime-qnn's own rule
     max_outside_share: Share = 0.01  # elements of an output that may break it
     min_id_agreement: Share = 0.97  # equal ids: a near-tie may fall either way
+    emulated_feeds: NonNegative = 16  # of each graph, fewer for a large one (`graph.emulation`); 0: nothing is proved
+    two_bit_weights: bool = False
+    shared_binary: bool = False
 
 
 class Sampling(Section, frozen=True):

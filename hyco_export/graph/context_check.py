@@ -27,15 +27,25 @@ def check_context(context_model: Path, spec: GraphSpec, target: Target) -> tuple
     Raises:
         CompileError: the first thing that differs.
     """
-    model = read_context_model(context_model)
-    binary = context_model.with_name(model.binary)
+    return check_shared([context_model], [spec], target)
+
+
+def check_shared(
+    context_models: Sequence[Path], specs: Sequence[GraphSpec], target: Target
+) -> tuple[Path, ContextInfo]:
+    """The same for the one binary of several `context_models`, which holds one graph of `specs` for each.
+
+    Raises:
+        CompileError: the first thing that differs.
+    """
+    models = [read_context_model(path) for path in context_models]
+    binary = context_models[0].with_name(models[0].binary)
     info = read_context(binary)
-    for problem in (
-        *_target_problems(model, info, target),
-        *_graph_problems(info),
-        *(problem for graph in info.graphs for problem in _interface_problems(graph.spec, spec)),
-    ):
-        raise CompileError(f"{context_model.name}: {problem}", "do not ship it; compile it again")
+    _require_none(_number_problems(info, len(specs)), context_models[0].name)
+    for path, model, spec in zip(context_models, models, specs, strict=True):
+        _require_none(_target_problems(model, info, target), path.name)
+        _require_none(_graph_problems(info), path.name)
+        _require_none(_membership_problems(model, info, binary, spec), path.name)
     return binary, info
 
 
@@ -43,10 +53,29 @@ def require_sound(info: ContextInfo, subject: str) -> None:
     """What can be said of a binary alone, without knowing what it was compiled from.
 
     Raises:
-        CompileError: it is not for HTP, holds another number of graphs than one, or was finalised at level 1.
+        CompileError: it is not for HTP, holds no graph, or one that was finalised at level 1.
     """
-    for problem in _graph_problems(info):
+    _require_none(_graph_problems(info), subject)
+
+
+def _require_none(problems: Iterator[str], subject: str) -> None:
+    for problem in problems:
         raise CompileError(f"{subject}: {problem}", "do not ship it; compile it again")
+
+
+def _number_problems(info: ContextInfo, wanted: int) -> Iterator[str]:
+    if len(info.graphs) != wanted:
+        yield f"{len(info.graphs)} graphs in the binary instead of {wanted}"
+
+
+def _membership_problems(model: ContextModel, info: ContextInfo, binary: Path, spec: GraphSpec) -> Iterator[str]:
+    if model.binary != binary.name:
+        yield f"it names {model.binary}, the others {binary.name}"
+    graphs = {graph.spec.name: graph.spec for graph in info.graphs}
+    if model.graph in graphs:
+        yield from _interface_problems(graphs[model.graph], spec)
+    else:
+        yield f"graph {model.graph} is not in the binary"
 
 
 def require_interface(found: GraphSpec, wanted: GraphSpec, subject: str) -> None:
@@ -74,8 +103,8 @@ def _target_problems(model: ContextModel, info: ContextInfo, target: Target) -> 
 def _graph_problems(info: ContextInfo) -> Iterator[str]:
     if info.backend_id != HTP_BACKEND:
         yield f"backend {info.backend_id} instead of HTP ({HTP_BACKEND})"
-    if len(info.graphs) != 1:
-        yield f"{len(info.graphs)} graphs in the binary instead of one"
+    if not info.graphs:
+        yield "no graph in the binary"
     for graph in info.graphs:
         if graph.optimisation_level == WRONG_OPTIMISATION_LEVEL:
             yield "finalised at optimisation level 1, which loses accuracy silently"

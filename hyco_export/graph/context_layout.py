@@ -89,7 +89,7 @@ class Tensor(c.Structure):
 
 
 class Graph(c.Structure):
-    """One graph of a binary: 80 bytes."""
+    """One graph of a binary: 88 bytes."""
 
     _fields_ = [
         ("version", c.c_uint32),
@@ -102,6 +102,7 @@ class Graph(c.Structure):
         ("updatables", c.POINTER(Tensor)),
         ("blob_bytes", c.c_uint32),
         ("blob", c.POINTER(c.c_uint32)),
+        ("reserved", c.c_void_p),
     ]
 
 

@@ -22,6 +22,7 @@ class ContextModel(msgspec.Struct, frozen=True):
     """What an EPContext model says."""
 
     binary: str  # file name of the binary, beside the model
+    graph: str  # the graph's name in the binary
     sdk_version: str
     htp_arch: int
     soc_model: int
@@ -48,6 +49,7 @@ def read_context_model(path: Path) -> ContextModel:
     htp_arch, soc_model, vtcm_mb = _target_numbers(model, path)
     return ContextModel(
         binary=attributes["ep_cache_context"].decode(),
+        graph=attributes["partition_name"].decode(),
         sdk_version=attributes["ep_sdk_version"].decode(),
         htp_arch=htp_arch,
         soc_model=soc_model,

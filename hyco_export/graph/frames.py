@@ -16,6 +16,13 @@ LENGTH_BYTES = 8  # little-endian, before every message
 Message = TypeVar("Message")
 
 
+class TwoBit(msgspec.Struct, frozen=True):
+    """Weights to store in 2 bits: a backend built for it (`graph.two_bit_backend`) and the tensors' names."""
+
+    library: str
+    names: tuple[str, ...]
+
+
 class CompileJob(msgspec.Struct, frozen=True, tag=True):
     """Compile `model` into `context_model` and the binary beside it."""
 
@@ -23,6 +30,16 @@ class CompileJob(msgspec.Struct, frozen=True, tag=True):
     context_model: str
     target: Target
     explain_fallback: bool = False  # let nodes fall back to the CPU and have the provider log why
+    two_bit: TwoBit | None = None
+
+
+class SharedCompileJob(msgspec.Struct, frozen=True, tag=True):
+    """Compile `models` into one binary beside the first of `context_models`."""
+
+    models: tuple[str, ...]
+    context_models: tuple[str, ...]
+    target: Target
+    two_bit: TwoBit | None = None
 
 
 class OpenJob(msgspec.Struct, frozen=True, tag=True):
@@ -58,6 +75,7 @@ class Compiled(msgspec.Struct, frozen=True, tag=True):
     wall_s: float
     cpu_s: float
     peak_rss_bytes: int
+    two_bit_weights: int = 0  # stored in 2 bits
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
@@ -99,7 +117,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Job = CompileJob | OpenJob | InspectJob | RunJob
+Job = CompileJob | SharedCompileJob | OpenJob | InspectJob | RunJob
 Reply = Compiled | Opened | ContextInfo | Outputs | Failed
 
 

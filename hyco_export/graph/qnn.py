@@ -6,9 +6,7 @@ with `here` in their name and `VendorSession` are what those workers run. The ar
 the same calls use the NPU itself (not proved here).
 """
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +21,21 @@ from hyco_export.errors import CompileError
 from hyco_export.graph import frames
 from hyco_export.graph.context_check import check_context, require_feeds
 from hyco_export.graph.ep_context import PROVIDER
+from hyco_export.graph.fallback import is_fallback, named_fallback
 from hyco_export.graph.frames import ContextInfo
 from hyco_export.graph.interface import read_interface
-from hyco_export.graph.qnn_errors import read_refusals
+from hyco_export.graph.two_bit_backend import TwoBitNames, build_backend
 from hyco_export.graph.worker import Worker
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 FINALIZATION_MODE = 3  # level 1 was seen to lose all accuracy (0.9 dB); 2, 3 and the default were right
-FALLBACK_REFUSED = "the NPU cannot run all of"  # how qnn_errors words it
-SHOWN_REFUSALS = 8  # operators named in an error message
+COMPILATION_OPTIONS = {
+    "htp_graph_finalization_optimization_mode": str(FINALIZATION_MODE),
+    "enable_htp_prepare_only": "1",  # same bytes, and the compiler's memory is freed before saving ends
+}
+CPU_REFUSED = "session.disable_cpu_ep_fallback"
 VERBOSE, WARNING = 0, 2  # ONNX Runtime's log severities
 
 
@@ -49,9 +51,12 @@ class CompiledContext:
     cpu_s: float
     peak_rss_bytes: int  # of the compiling process
     binary_bytes: int
+    two_bit_weights: int  # tensors stored in 2 bits
 
 
-def compile_context(model: Path, out_dir: Path, name: str, target: Target, log: Path) -> CompiledContext:
+def compile_context(
+    model: Path, out_dir: Path, name: str, target: Target, log: Path, two_bit: frames.TwoBit | None = None
+) -> CompiledContext:
     """Compile the QDQ graph `model` for `target` into `out_dir`/`name`_ctx.onnx and its binary, and check the result.
 
     The same model file name, bytes and target give the same bytes: the graph's name inside the binary is a hash of the
@@ -60,6 +65,8 @@ def compile_context(model: Path, out_dir: Path, name: str, target: Target, log: 
     Args:
         model: QDQ ONNX file (external data beside it).
         log: what the vendor's libraries print is appended here.
+        two_bit: weights of the graph to store in 2 bits (see `two_bit_backend`); the INT4 integers in the graph must
+            lie in [-2, 1].
 
     Raises:
         CompileError: the compiler refused the graph (nodes that would fall back to the CPU are listed), crashed, or
@@ -71,16 +78,17 @@ def compile_context(model: Path, out_dir: Path, name: str, target: Target, log: 
         raise CompileError(f"{model} does not exist", "build the stage before this one: hyco-export run")
     spec = read_interface(onnx.load(model, load_external_data=False), name)
     context_model = out_dir / f"{name}_ctx.onnx"
-    job = frames.CompileJob(str(model.resolve()), str(context_model.resolve()), target)
+    job = frames.CompileJob(str(model.resolve()), str(context_model.resolve()), target, two_bit=two_bit)
     _discard(context_model)
     try:
         with Worker(log) as worker:
             cost = worker.ask(job, frames.Compiled, subject=name)
+        _require_narrowed(cost.two_bit_weights, two_bit, name)
         binary, info = check_context(context_model, spec, target)
     except BaseException as error:
         _discard(context_model)
-        if isinstance(error, CompileError) and FALLBACK_REFUSED in error.message:
-            raise _named_fallback(job, name, log) from error
+        if is_fallback(error):
+            raise named_fallback(job, name, log) from error
         raise
     return CompiledContext(
         context_model=context_model,
@@ -91,28 +99,32 @@ def compile_context(model: Path, out_dir: Path, name: str, target: Target, log: 
         cpu_s=cost.cpu_s,
         peak_rss_bytes=cost.peak_rss_bytes,
         binary_bytes=binary.stat().st_size,
+        two_bit_weights=cost.two_bit_weights,
     )
+
+
+def two_bit_backend(cache: Path | None = None) -> Path:
+    """The backend for `frames.TwoBit`, built on first use; `cache` in place of the user's cache folder.
+
+    Raises:
+        CompileError: it cannot be built, for example without a C compiler.
+    """
+    return build_backend(*vendor_libraries(), cache)
+
+
+def _require_narrowed(found: int, two_bit: frames.TwoBit | None, name: str) -> None:
+    if two_bit is not None and found != len(two_bit.names):
+        raise CompileError(
+            f"{found} of {len(two_bit.names)} weights of {name} went into the binary with 2 bits",
+            "a weight's integers leave [-2, 1], or the vendor's library has another layout: set "
+            "$.compile.two_bit_weights to false",
+        )
 
 
 def _discard(context_model: Path) -> None:
     """Remove a pair that an earlier or refused compilation left: the provider saves what it could before it refuses."""
     for path in (context_model, *context_model.parent.glob(f"{context_model.stem}_*.bin")):
         path.unlink(missing_ok=True)
-
-
-def _named_fallback(job: frames.CompileJob, name: str, log: Path) -> CompileError:
-    """The error that says which nodes the NPU cannot run: compile once more, let the provider talk, and listen."""
-    trial_log = log.with_name(f"{log.stem}.fallback.log")
-    with tempfile.TemporaryDirectory() as folder, Worker(trial_log) as worker:
-        trial = frames.CompileJob(job.model, str(Path(folder) / "trial_ctx.onnx"), job.target, explain_fallback=True)
-        with contextlib.suppress(CompileError):  # what was refused is in the log all the same
-            worker.ask(trial, frames.Compiled, name)
-    refusals = read_refusals(trial_log.read_text(encoding="utf-8", errors="replace"))
-    shown = "; ".join(refusals[:SHOWN_REFUSALS]) + ("; ..." if len(refusals) > SHOWN_REFUSALS else "")
-    return CompileError(
-        f"the NPU cannot run all of {name}: {len(refusals)} operator(s) would fall back to the CPU: {shown}",
-        f"change these operators or their widths; the provider's words are in {trial_log}",
-    )
 
 
 class ContextSession:
@@ -169,27 +181,56 @@ def system_library() -> Path:
     return Path(onnxruntime_qnn.LIB_DIR_FULL_PATH) / "libQnnSystem.so"
 
 
-def compile_here(model: Path, context_model: Path, target: Target, explain_fallback: bool) -> None:
-    """Compile in this process; with `explain_fallback`, let nodes fall back and have the provider log why."""
-    entries = {
-        "ep.context_enable": "1",
-        "ep.context_embed_mode": "0",
-        "ep.context_file_path": str(context_model),
-        "session.disable_cpu_ep_fallback": "0" if explain_fallback else "1",
-    }
-    options = {
-        "htp_graph_finalization_optimization_mode": str(FINALIZATION_MODE),
-        "enable_htp_prepare_only": "1",  # same bytes, and the compiler's memory is freed before saving ends
-    }
+def vendor_libraries() -> tuple[Path, str]:
+    """The folder of the vendor's libraries, and their version."""
+    import onnxruntime_qnn
+
+    return Path(onnxruntime_qnn.LIB_DIR_FULL_PATH), onnxruntime_qnn.build_and_package_info.qnn_version
+
+
+def compile_here(job: frames.CompileJob) -> int:
+    """Compile in this process; how many weights were stored in 2 bits."""
+    names = _names(job.two_bit)
+    entries = {**_compilation(job.context_model), CPU_REFUSED: "0" if job.explain_fallback else "1"}
+    severity = VERBOSE if job.explain_fallback else WARNING
+    _compiling_session(Path(job.model), job.target, entries, job.two_bit, severity)
+    return names.narrowed() if names else 0
+
+
+def compile_shared_here(job: frames.SharedCompileJob) -> int:
+    """Compile several graphs into one binary in this process; how many weights of all graphs were stored in 2 bits."""
+    names = _names(job.two_bit)
+    sessions = []  # each keeps its graph open until the last one writes the binary
+    for model, context_model in zip(job.models, job.context_models, strict=True):
+        last = context_model == job.context_models[-1]
+        sharing = {"ep.share_ep_contexts": "1", "ep.stop_share_ep_contexts": "1" if last else "0"}
+        entries = {**_compilation(context_model), CPU_REFUSED: "1", **sharing}
+        sessions.append(_compiling_session(Path(model), job.target, entries, job.two_bit, WARNING))
+    return names.narrowed() if names else 0
+
+
+def _names(two_bit: frames.TwoBit | None) -> TwoBitNames | None:
+    return None if two_bit is None else TwoBitNames(Path(two_bit.library), two_bit.names)
+
+
+def _compilation(context_model: str) -> dict[str, str]:
+    """Session entries that make a session a compilation."""
+    return {"ep.context_enable": "1", "ep.context_embed_mode": "0", "ep.context_file_path": context_model}
+
+
+def _compiling_session(
+    model: Path, target: Target, entries: Mapping[str, str], two_bit: frames.TwoBit | None, log_severity: int
+) -> "ort.InferenceSession":
     os.chdir(model.parent)  # the graph's name is a hash of the path as given: give the file name alone
-    _vendor_session(Path(model.name), target, entries, options, VERBOSE if explain_fallback else WARNING)
+    backend = {} if two_bit is None else {"backend_path": two_bit.library}
+    return _vendor_session(Path(model.name), target, entries, {**COMPILATION_OPTIONS, **backend}, log_severity)
 
 
 class VendorSession:
     """An open context binary in this process."""
 
     def __init__(self, context_model: Path, target: Target) -> None:
-        entries = {"session.disable_cpu_ep_fallback": "1"}
+        entries = {CPU_REFUSED: "1"}
         self._session = _vendor_session(context_model, target, entries, {}, WARNING)
         self.inputs = tuple(_tensor_spec(node) for node in self._session.get_inputs())
         self.outputs = tuple(_tensor_spec(node) for node in self._session.get_outputs())

@@ -23,10 +23,11 @@ from hyco_export.graph.frames import (
     OpenJob,
     Reply,
     RunJob,
+    SharedCompileJob,
     read_frame,
     write_frame,
 )
-from hyco_export.graph.qnn import VendorSession, compile_here, system_library
+from hyco_export.graph.qnn import VendorSession, compile_here, compile_shared_here, system_library
 
 BYTES_PER_KB = 1024
 
@@ -45,7 +46,7 @@ def main() -> None:
                 reply = frames.Opened(session.inputs, session.outputs)
             elif isinstance(job, RunJob):
                 reply = run(session, job)
-            elif isinstance(job, CompileJob):
+            elif isinstance(job, CompileJob | SharedCompileJob):
                 reply = compile_measured(job)
             else:
                 reply = parse_context(Path(job.binary), system_library())
@@ -75,14 +76,15 @@ def follow_jobs(stream: BinaryIO) -> queue.SimpleQueue[Job]:
     return jobs
 
 
-def compile_measured(job: CompileJob) -> frames.Compiled:
+def compile_measured(job: CompileJob | SharedCompileJob) -> frames.Compiled:
     """Compile and say what it cost."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
-    compile_here(Path(job.model), Path(job.context_model), job.target, job.explain_fallback)
+    narrowed = compile_here(job) if isinstance(job, CompileJob) else compile_shared_here(job)
     return frames.Compiled(
         wall_s=time.perf_counter() - start_s,
         cpu_s=time.process_time() - start_cpu_s,
         peak_rss_bytes=peak_rss_bytes(),
+        two_bit_weights=narrowed,
     )
 
 

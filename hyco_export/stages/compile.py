@@ -3,11 +3,13 @@
 Files (ONNX Runtime EPContext pairs, not Genie bundles):
     head_ctx.onnx, slm_tree_ctx.onnx, slm_prefill_ctx.onnx   one EPContext node each, naming its binary
     *_ctx_qnn.bin                                            what the NPU loads
+    slm_*_shared_ctx.onnx, slm_tree_shared_ctx_qnn.bin       both SLM graphs in one binary, if the recipe asks for it
     contexts.json                                            what each binary says of itself: target, build, interface
     parity.json                                              HTP (emulated on x86) against the QDQ graph, by output
 
 Gates: the graph's interface is the one its JSON promises; the graph breaks no rule of the NPU; the pair is what was
-asked for (`graph.context_check`); the compiled graph computes what the QDQ graph does (`graph.parity`).
+asked for (`graph.context_check`); the compiled graph computes what the QDQ graph does (`graph.parity`). The shared
+binary is only read back: x86 cannot load it.
 """
 
 from collections.abc import Mapping
@@ -32,20 +34,27 @@ from hyco_export.core.devicespec import (
 )
 from hyco_export.core.graphspec import GraphSession, GraphSpec
 from hyco_export.core.layout import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE
+from hyco_export.core.network.slm_file import WEIGHTS_FILE, linears_of_width
 from hyco_export.core.samples import read_samples
 from hyco_export.core.targets import Target, find_target
-from hyco_export.errors import GateError
+from hyco_export.errors import CompileError, GateError
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
+    import onnx
+
+    from hyco_export.graph.frames import TwoBit
     from hyco_export.graph.parity import OutputParity, ParityReport
     from hyco_export.graph.qnn import CompiledContext
+    from hyco_export.graph.shared_contexts import SharedContext
 
 CONTEXTS_FILE, PARITY_FILE = "contexts.json", "parity.json"
 LOG_FILE = "compile.log"  # beside the artifact, not in it: it holds times
 COMPILER = "onnxruntime-qnn"
-EMULATED_FEEDS = 16  # of one graph: a draft of the embedded head takes a second in the emulator
 BYTES_PER_MB = 1_000_000
+NARROW_BITS = 2  # of weights that the binary can store in less than their INT4 carrier
+SLM_GRAPHS = (SLM_TREE_GRAPH, SLM_PREFILL_GRAPH)  # layers of the head have the same names
+SHARED = "slm_shared"  # its entry in contexts.json and in the metrics
 
 
 class CompileConfig(msgspec.Struct, frozen=True):
@@ -54,6 +63,7 @@ class CompileConfig(msgspec.Struct, frozen=True):
     target: Target
     gates: recipes.CompileGates
     compiler: str  # an upgrade changes the bytes
+    c_compiler: bool = False  # is there one, where the recipe asks for what needs one
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,11 @@ class Job:
 
 def config(recipe: recipes.Recipe) -> CompileConfig:
     """The recipe's fields that this stage reads."""
+    from hyco_export.graph.two_bit_backend import find_compiler
+
     compiler = f"{COMPILER} {metadata.version(COMPILER)}"
-    return CompileConfig(find_target(recipe.target), recipe.compile, compiler)
+    can_build = recipe.compile.two_bit_weights and find_compiler() is not None
+    return CompileConfig(find_target(recipe.target), recipe.compile, compiler, can_build)
 
 
 def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
@@ -83,19 +96,26 @@ def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, prog
     reports: dict[str, ParityReport] = {}
     jobs = _jobs(inputs)
     log = out_dir.parent / LOG_FILE
+    two_bit = _two_bit(inputs[SLM] / WEIGHTS_FILE, progress) if config.gates.two_bit_weights else None
     for done, job in enumerate(jobs):
         name = job.spec.name
         progress.step("graphs compiled and compared", done, len(jobs))
-        contexts[name] = _compile(job, out_dir, config.target, log)
-        reports[name] = _compare(job, contexts[name], config, log)
-        _require_parity(reports[name])
+        contexts[name] = _compile(job, out_dir, config.target, log, two_bit if name in SLM_GRAPHS else None)
+        if config.gates.emulated_feeds:
+            reports[name] = _compare(job, contexts[name], config, log)
+            _require_parity(reports[name])
     progress.step("graphs compiled and compared", len(jobs), len(jobs))
-    _write_json(out_dir / CONTEXTS_FILE, {name: context.info for name, context in contexts.items()})
+    infos = {name: context.info for name, context in contexts.items()}
+    shared = _share(inputs[SLM], out_dir, config.target, log, two_bit) if config.gates.shared_binary else None
+    if shared:
+        infos[SHARED] = shared.info
+    _write_json(out_dir / CONTEXTS_FILE, infos)
     _write_json(out_dir / PARITY_FILE, reports)
     return {
         "target": f"{config.target.name}: {config.target.marketing_name}, Hexagon v{config.target.htp_arch}",
         "compiler": config.compiler,
-        "graphs": {name: _metrics(context, reports[name]) for name, context in contexts.items()},
+        "graphs": {name: _metrics(context, reports.get(name)) for name, context in contexts.items()},
+        **({SHARED: _shared_metrics(shared, contexts)} if shared else {}),
     }
 
 
@@ -126,7 +146,19 @@ def _slm_jobs(slm_folder: Path) -> list[Job]:
     ]
 
 
-def _compile(job: Job, out_dir: Path, target: Target, log: Path) -> "CompiledContext":
+def _two_bit(weights: Path, progress: Progress) -> "TwoBit | None":
+    """The SLM's 2-bit weights and the backend that stores them so; None, and a note, where it cannot be built."""
+    from hyco_export.graph.frames import TwoBit
+    from hyco_export.graph.qnn import two_bit_backend
+
+    try:
+        return TwoBit(str(two_bit_backend()), linears_of_width(weights, NARROW_BITS))
+    except CompileError as error:
+        progress.note(f"2-bit weights take 4 bits in the binary: {error}")
+        return None
+
+
+def _compile(job: Job, out_dir: Path, target: Target, log: Path, two_bit: "TwoBit | None") -> "CompiledContext":
     """Lint and compile one graph.
 
     Raises:
@@ -142,18 +174,37 @@ def _compile(job: Job, out_dir: Path, target: Target, log: Path) -> "CompiledCon
     model = onnx.load(job.model, load_external_data=False)
     require_interface(read_interface(model, job.spec.name), job.spec, job.model.name)
     require_clean(model, job.model.name, job.model.parent)
-    return compile_context(job.model, out_dir, job.spec.name, target, log)
+    return compile_context(job.model, out_dir, job.spec.name, target, log, _held_by(model, two_bit))
+
+
+def _held_by(model: "onnx.ModelProto", two_bit: "TwoBit | None") -> "TwoBit | None":
+    """The 2-bit weights that this graph has."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    names = tuple(name for name in two_bit.names if name in stored) if two_bit else ()
+    return msgspec.structs.replace(two_bit, names=names) if two_bit and names else None
+
+
+def _share(slm: Path, out_dir: Path, target: Target, log: Path, two_bit: "TwoBit | None") -> "SharedContext":
+    """Both SLM graphs, which passed on their own, in one binary."""
+    from hyco_export.graph.shared_contexts import compile_shared
+
+    models = [slm / f"{name}.onnx" for name in SLM_GRAPHS]
+    return compile_shared(models, out_dir, SLM_GRAPHS, target, log, two_bit)
 
 
 def _compare(job: Job, context: "CompiledContext", config: CompileConfig, log: Path) -> "ParityReport":
-    """Run the sample feeds through the binary and through the QDQ graph on the CPU."""
+    """Run the sample feeds, as many as the emulator can afford, through the binary and the QDQ graph on the CPU."""
+    import onnx
+
+    from hyco_export.graph.emulation import affordable_feeds
     from hyco_export.graph.parity import ParityLimits, compare_sessions
     from hyco_export.graph.qnn import open_context
     from hyco_export.graph.reference import ReferenceSession
 
     gates = config.gates
     limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)
-    feeds = read_samples(job.samples)[job.spec.name][:EMULATED_FEEDS]
+    count = affordable_feeds(onnx.load(job.model, load_external_data=False), gates.emulated_feeds)
+    feeds = read_samples(job.samples)[job.spec.name][:count]
     with open_context(context.context_model, config.target, log) as compiled:
         return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, job.truth)
 
@@ -174,7 +225,7 @@ def _require_parity(report: "ParityReport") -> None:
             )
 
 
-def _metrics(context: "CompiledContext", report: "ParityReport") -> Metrics:
+def _metrics(context: "CompiledContext", report: "ParityReport | None") -> Metrics:
     (graph,) = context.info.graphs
     return {
         "binary_mb": round(context.binary_bytes / BYTES_PER_MB, 3),
@@ -183,11 +234,25 @@ def _metrics(context: "CompiledContext", report: "ParityReport") -> Metrics:
         "soc_model": context.info.soc_model,
         "optimisation_level": graph.optimisation_level,
         "spill_fill_bytes": graph.spill_fill_bytes,
+        **({"two_bit_weights": context.two_bit_weights} if context.two_bit_weights else {}),
         "compile_s": round(context.wall_s, 2),
         "compile_cpu_s": round(context.cpu_s, 2),
         "peak_rss_mb": round(context.peak_rss_bytes / BYTES_PER_MB),
-        "feeds": report.runs,
-        "parity": {output.name: _parity_metrics(output) for output in report.outputs},
+        "feeds": report.runs if report else 0,
+        "parity": {output.name: _parity_metrics(output) for output in report.outputs} if report else "not emulated",
+    }
+
+
+def _shared_metrics(shared: "SharedContext", contexts: Mapping[str, "CompiledContext"]) -> Metrics:
+    separate_bytes = sum(contexts[name].binary_bytes for name in SLM_GRAPHS)
+    return {
+        "binary_mb": round(shared.binary_bytes / BYTES_PER_MB, 3),
+        "separate_mb": round(separate_bytes / BYTES_PER_MB, 3),
+        "saved_mb": round((separate_bytes - shared.binary_bytes) / BYTES_PER_MB, 3),
+        "sha256": file_digest(shared.binary),
+        "compile_s": round(shared.wall_s, 2),
+        "peak_rss_mb": round(shared.peak_rss_bytes / BYTES_PER_MB),
+        "validated": "read back only: x86 cannot load it",
     }
 
 

@@ -50,7 +50,7 @@ def test_layout_has_the_sizes_that_were_measured() -> None:
     import ctypes
 
     assert ctypes.sizeof(context_layout.Tensor) == 144
-    assert ctypes.sizeof(context_layout.Graph) == 80
+    assert ctypes.sizeof(context_layout.Graph) == 88  # seen between the graphs of a weight-shared binary
     assert context_layout.Provider.functions.offset == 32
 
 
@@ -134,7 +134,7 @@ def test_another_target_is_noticed(compiled_mlp: CompiledContext) -> None:
         ({"soc_model": 69, "htp_arch": 79}, "the binary is for v79/SoC 69, asked for v81/SoC 87"),
         ({"soc": "SM8750"}, "the compiler's note in the binary says SM8750, asked for SM8850"),
         ({"backend_id": 5}, r"backend 5 instead of HTP \(6\)"),
-        ({"graphs": ()}, "0 graphs in the binary instead of one"),
+        ({"graphs": ()}, "0 graphs in the binary instead of 1"),
     ],
 )
 def test_what_the_binary_says_is_compared(

@@ -17,9 +17,11 @@ from hyco_export.core.recipe import CompileGates, embedded_recipe, load_recipe
 from hyco_export.core.samples import write_samples
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import ArtifactError, CompileError, GateError
+from hyco_export.graph.frames import ContextInfo
 from hyco_export.graph.interface import read_interface
 from hyco_export.graph.parity import ParityReport
 from hyco_export.graph.reference import ReferenceSession
+from hyco_export.graph.two_bit_backend import find_compiler
 from hyco_export.stages import compile as stage
 from hyco_export.stages.compile import CompileConfig, build, config
 from hyco_export.stages.stage import Silent
@@ -108,6 +110,71 @@ def test_all_graphs_are_compiled_read_back_and_compared(inputs: dict[str, Path],
     assert metrics["graphs"]["head"]["parity"] == {"chain": {"equal_share": 1.0}}
     reports = msgspec.json.decode((out / "parity.json").read_bytes(), type=dict[str, ParityReport])
     assert set(reports) == {"head", "slm_tree", "slm_prefill"} and all(report.passed for report in reports.values())
+
+
+def test_a_recipe_can_leave_the_emulator_out_and_the_metrics_say_so(inputs: dict[str, Path], tmp_path: Path) -> None:
+    unproved = CompileConfig(TARGETS["sm8850"], CompileGates(emulated_feeds=0), "test")
+    out = out_dir(tmp_path)
+    graphs = build(unproved, inputs, out, Silent())["graphs"]
+    assert [(graph["feeds"], graph["parity"]) for graph in graphs.values()] == [(0, "not emulated")] * 3
+    assert (out / "parity.json").read_text() == "{}"
+
+
+def narrow_slm(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLM graphs whose `up` has 2-bit integers; the head's weight of that name keeps its 4 bits."""
+    for name, rows in (("slm_tree", 4), ("slm_prefill", 4)):
+        save(two_layer_mlp(rows, seed=1, limits=(-2, 1)), inputs["convert-slm"], name)
+    monkeypatch.setattr(stage, "linears_of_width", lambda path, bits: ("elsewhere", "up") if bits == 2 else ())
+
+
+TWO_BIT = CompileConfig(TARGETS["sm8850"], CompileGates(two_bit_weights=True, shared_binary=True), "test")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+def test_2_bit_weights_and_a_shared_binary_where_the_recipe_asks(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow_slm(inputs, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = out_dir(tmp_path)
+    metrics = build(TWO_BIT, inputs, out, Silent())
+    graphs = metrics["graphs"]
+    assert [graphs[name].get("two_bit_weights") for name in ("head", "slm_tree", "slm_prefill")] == [None, 1, 1]
+    shared = metrics["slm_shared"]
+    assert shared["separate_mb"] == round(graphs["slm_tree"]["binary_mb"] + graphs["slm_prefill"]["binary_mb"], 3)
+    assert shared["saved_mb"] == pytest.approx(shared["separate_mb"] - shared["binary_mb"], abs=0.002)
+    assert shared["sha256"] == file_digest(out / "slm_tree_shared_ctx_qnn.bin")
+    contexts = msgspec.json.decode((out / "contexts.json").read_bytes(), type=dict[str, ContextInfo])
+    assert len(contexts["slm_shared"].graphs) == 2 and len(contexts["slm_tree"].graphs) == 1
+
+
+def test_without_a_compiler_2_bit_weights_take_4_bits_and_it_is_said(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow_slm(inputs, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("hyco_export.graph.two_bit_backend.find_compiler", lambda: None)
+    notes: list[str] = []
+
+    class Noted(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    only = CompileConfig(TARGETS["sm8850"], CompileGates(two_bit_weights=True), "test")
+    metrics = build(only, inputs, out_dir(tmp_path), Noted())
+    assert any(note.startswith("2-bit weights take 4 bits in the binary: no C compiler was found") for note in notes)
+    assert "two_bit_weights" not in metrics["graphs"]["slm_tree"] and "slm_shared" not in metrics
+
+
+def test_a_compiler_that_appears_makes_the_artifact_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(embedded_recipe())
+    asked = msgspec.structs.replace(recipe, compile=CompileGates(two_bit_weights=True))
+    found = {}
+    for command in ("cc", None):
+        monkeypatch.setattr("hyco_export.graph.two_bit_backend.find_compiler", lambda command=command: command)
+        found[command] = (config(recipe), config(asked))
+    assert found["cc"][0] == found[None][0] and found["cc"][1] != found[None][1]
 
 
 @pytest.mark.slow

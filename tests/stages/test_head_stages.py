@@ -321,7 +321,10 @@ def test_a_table_of_products_drafts_like_the_plain_float_head(run, tmp_path):
     assert found["float_agreement"] >= 0.9
     assert found["original_agreement"]["float_w4"] == metrics["convert-head"]["original_agreement"]["float_w4"]
     assert found["table"]["projected_sqnr_db"] > 40
-    assert found["table"]["projected_bytes"] <= found["table"]["embeddings_bytes"]
+    architecture = read_head(inputs["qat-head"]).architecture
+    rows = len(read_keepset(inputs["build-keepset"]))
+    assert found["table"]["projected_bytes"] == rows * architecture.width
+    assert found["table"]["embeddings_bytes"] == rows * architecture.backbone
     assert "table" not in metrics["convert-head"]
 
 

@@ -54,6 +54,22 @@ def write_slm(path: Path, network: SlmNetwork, weights: Weights) -> None:
             writer.put(name + SCALES, matrix.scales)
 
 
+def linears_of_width(path: Path, bits: int) -> tuple[str, ...]:
+    """Names of the linear layers whose integers have `bits` bits; reads no weights.
+
+    Raises:
+        ArtifactError: missing, damaged or written by another version.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            shape = msgspec.json.decode((file.metadata() or {})[SHAPE_KEY], type=SlmShape)
+    except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
+        raise ArtifactError(
+            f"SLM weights {path} cannot be read: {error}", "build it again: hyco-export convert-slm"
+        ) from error
+    return tuple(sorted(name for name, layout in shape.linears.items() if layout.bits == bits))
+
+
 def read_slm(path: Path) -> tuple[SlmNetwork, Weights]:
     """The network and its weights; the linear layers stay in the file and are read at every use.
 

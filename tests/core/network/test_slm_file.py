@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_slm_host import network
 
-from hyco_export.core.network.slm_file import read_slm, write_slm
+from hyco_export.core.network.slm_file import linears_of_width, read_slm, write_slm
 from hyco_export.core.network.weights import IntegerMatrix, MatrixShape, PackedMatrices, Weights
 from hyco_export.errors import ArtifactError
 
@@ -45,3 +45,10 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ArtifactError, match=r"SLM weights .*w\.safetensors cannot be read"):
         read_slm(path)
+    with pytest.raises(ArtifactError, match=r"SLM weights .*w\.safetensors cannot be read"):
+        linears_of_width(path, 2)
+
+
+def test_linear_layers_are_listed_by_width(tmp_path: Path) -> None:
+    write_slm(tmp_path / "w.safetensors", network(), weights())
+    assert [linears_of_width(tmp_path / "w.safetensors", bits) for bits in (2, 4, 8)] == [("w2",), ("w4",), ("w8",)]
