@@ -2,13 +2,15 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import onnx
 import pytest
-from packed_slm import VOCAB, random_ids, save_packed_slm
+import torch
+from packed_slm import VOCAB, edit_config, edit_tensors, random_ids, save_packed_slm, slm_config
 from safetensors.numpy import load_file, save_file
 
 from hyco_export.core.devicespec import SlmSpec, read_spec
@@ -192,6 +194,68 @@ def test_check_reads_the_checkpoint(tmp_path: Path) -> None:
     (inputs["slm"] / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
         convert_slm.STAGE.check(CONFIG, {"slm": inputs["slm"]})
+
+
+GATE = "model__layers__2__mlp__gate_proj"
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def name_absent_shard(folder: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+ODD_CHECKPOINTS = {
+    "zero scales": (
+        lambda folder: edit_tensors(folder, **{f"{GATE}__weight_scale": torch.zeros(80, 1)}),
+        r"weight_scale: scale of row 0 is \[0\.0\], 80 rows are not positive",
+    ),
+    "missing tensor": (lambda folder: edit_tensors(folder, **{f"{GATE}__weight": None}), "has no tensor .*gate_proj"),
+    "wrong type": (
+        lambda folder: edit_tensors(folder, **{f"{GATE}__weight": torch.zeros(80, 8)}),
+        "gate_proj.weight is stored as F32; 2 bits are U8",
+    ),
+    "wrong shape": (
+        lambda folder: edit_tensors(folder, model__norm__weight=torch.ones(3)),
+        r"model\.norm\.weight is \[3\], the model's config asks for \[32\]",
+    ),
+    "truncated file": (truncate, r"model\.safetensors is cut short or damaged"),
+    "absent shard": (name_absent_shard, r"model-00002-of-00002\.safetensors does not exist"),
+    "wrong width": (
+        lambda folder: edit_config(folder, quantization_config={"num_bits": 8, "quantize_embeddings": True}),
+        r"is stored as U8; 8 bits are I8",
+    ),
+    "width that cannot be packed": (
+        lambda folder: edit_config(folder, quantization_config={"num_bits": 3}),
+        r"num_bits of \* is 3, not one of \[2, 4, 8\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ODD_CHECKPOINTS)
+def test_an_odd_checkpoint_is_named_and_nothing_is_written(fault: str, tmp_path: Path) -> None:
+    break_it, words = ODD_CHECKPOINTS[fault]
+    inputs = make_inputs(tmp_path)
+    break_it(inputs["slm"])
+    with pytest.raises(CheckpointError, match=words):  # before any stage of a chain works
+        convert_slm.STAGE.check(CONFIG, {"slm": inputs["slm"]})
+    with pytest.raises(CheckpointError, match=words):
+        build(inputs, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("intermediate", [37, 38])  # 37 and 74 inputs: no multiple of 2, no multiple of 4
+def test_odd_widths_go_through_the_stage(intermediate: int, tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path)
+    shutil.rmtree(inputs["slm"])
+    save_packed_slm(inputs["slm"], slm_config(intermediate_size=intermediate))
+    metrics = build(inputs, tmp_path / "out")
+    done, _, count = metrics["tensors_equal"].partition(" of ")
+    assert done == count == "192"
 
 
 def test_lost_parity_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
