@@ -145,6 +145,22 @@ def train_tiny(
     train_tiny_family(out, quick)
 
 
+@app.command("create-checkpoints")
+def create_checkpoints(
+    out: Annotated[Path, typer.Argument(help="New folder for three checkpoints, prompts and a recipe.")],
+    scale: Annotated[
+        str, typer.Option(help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 6 GB; middle; small.")
+    ] = "full",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the tokenizer to fill up. Default: the embedded family's.")
+    ] = None,
+) -> None:
+    """Write checkpoints with random weights in real shapes, to try a pipeline without the real ones."""
+    from hyco_export.cli.commands import create_checkpoint_family
+
+    create_checkpoint_family(out, scale, tokenizer)
+
+
 def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool) -> None:
     from hyco_export.cli.commands import build_stage
 

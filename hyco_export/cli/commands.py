@@ -165,3 +165,22 @@ def train_tiny_family(out: Path, quick: bool) -> None:
             on_progress=lambda label, share: progress.step(label, round(PERCENT * share), PERCENT),
         )
     output.print((out / "MODEL_CARD.md").read_text(encoding="utf-8"), markup=False, highlight=False)
+
+
+def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None) -> None:
+    """Write created checkpoints into a new folder; print the command that runs them."""
+    if out.exists():
+        raise HycoError(f"{out} exists already", "give a new folder")
+    from hyco_export.nn.created.family import DEFAULT_SEED, RECIPE_FILE, create_family
+    from hyco_export.nn.created.scale import find_scale
+
+    scale = find_scale(scale_name)
+    with ConsoleProgress() as progress:
+        create_family(
+            out,
+            scale,
+            tokenizer,
+            DEFAULT_SEED,
+            lambda label, share: progress.step(label, int(PERCENT * share), PERCENT),
+        )
+    output.print(f"next: hyco-export compile --recipe {out / RECIPE_FILE}", highlight=False, soft_wrap=True)
