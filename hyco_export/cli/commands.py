@@ -1,15 +1,16 @@
 """What the commands do: open the run, call the stage runner, the server or the validation, print the outcome."""
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_plan
+from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_plan, show_rows
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import check_recipe, embedded_recipe, load_recipe
 from hyco_export.core.targets import find_target
-from hyco_export.errors import HycoError
+from hyco_export.errors import ArtifactError, HycoError, ServerError
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current, use_threads
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import STAGES
@@ -77,6 +78,7 @@ def serve_run(
     recipe_path: Path | None, run_dir: Path | None, host: str, port: int, device: str, threads: int | None
 ) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
+    require_free_port(host, port)  # a taken one is said before models are loaded
     from hyco_export.runtime.assembly import open_server_engine
     from hyco_export.runtime.server import create_app, serve
 
@@ -91,6 +93,18 @@ def serve_run(
             f"serving on http://{host}:{port} (stop with Ctrl-C)", highlight=False
         ),
     )
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises ServerError: another program listens there, or the address is not this machine's."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        raise ServerError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            "choose another --host or --port; --port 0 takes a free one",
+        ) from error
 
 
 def validate_run(server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None) -> int:
@@ -127,6 +141,7 @@ def inspect_path(path: Path) -> None:
     if path.is_dir():
         from hyco_export.core.artifact import verify
 
+        _require_artifact(path)
         manifest = verify(path)
         show_metrics(f"{manifest.stage} (every file has its recorded sha256)", msgspec.to_builtins(manifest.metrics))
         show_metrics(
@@ -144,19 +159,60 @@ def inspect_path(path: Path) -> None:
         raise HycoError(f"{path} is neither an artifact folder nor a context binary (.bin)", "give one of these")
 
 
+def _require_artifact(folder: Path) -> None:
+    """Tell a run folder and a foreign folder from an artifact.
+
+    Raises:
+        ArtifactError: the folder is one of these; the hint names what can be inspected.
+    """
+    from hyco_export.core.artifact import MANIFEST_NAME
+
+    if (folder / MANIFEST_NAME).is_file():
+        return
+    artifacts = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
+    if artifacts:
+        names = ", ".join(path.name for path in artifacts)
+        raise ArtifactError(
+            f"{folder} is a run folder with {len(artifacts)} artifacts: {names}",
+            f"inspect one of them: hyco-export inspect {artifacts[0]}",
+        )
+    raise ArtifactError(
+        f"{folder} is no artifact (no {MANIFEST_NAME})", "give a folder that a stage built, such as runs/tiny/capture"
+    )
+
+
 def list_targets() -> None:
-    """Print the target table."""
+    """Print the target table: the vendor's numbers, and the bits of weights and activations that compile."""
     from hyco_export.core.targets import TARGETS
 
-    show_metrics("targets", {name: msgspec.to_builtins(target) for name, target in TARGETS.items()})
+    rows = {
+        target.name: {
+            "chip": target.marketing_name,
+            "SoC": f"{target.soc} ({target.soc_model})",
+            "NPU": f"v{target.htp_arch}, {target.vtcm_mb} MB",
+            "W bits": "/".join(map(str, target.weight_bits)),
+            "A bits": "/".join(map(str, target.activation_bits)),
+        }
+        for target in TARGETS.values()
+    }
+    show_rows("targets", rows)
+
+
+def require_new(out: Path) -> None:
+    """Asked before anything heavy is imported.
+
+    Raises:
+        HycoError: the folder exists.
+    """
+    if out.exists():
+        raise HycoError(f"{out} exists already", "give a new folder")
 
 
 def train_tiny_family(out: Path, quick: bool) -> None:
     """Train the embedded family into a new folder."""
+    require_new(out)
     from hyco_export.nn.tiny.family import DEFAULT_SEED, train_family
 
-    if out.exists():
-        raise HycoError(f"{out} exists already", "give a new folder")
     with ConsoleProgress() as progress:
         train_family(
             out,
@@ -169,8 +225,7 @@ def train_tiny_family(out: Path, quick: bool) -> None:
 
 def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None) -> None:
     """Write created checkpoints into a new folder; print the command that runs them."""
-    if out.exists():
-        raise HycoError(f"{out} exists already", "give a new folder")
+    require_new(out)
     from hyco_export.nn.created.family import DEFAULT_SEED, RECIPE_FILE, create_family
     from hyco_export.nn.created.scale import find_scale
 

@@ -67,7 +67,12 @@ def show_metrics(title: str, metrics: Mapping[str, Any]) -> None:
     output.print(grid)
     for name, rows in metrics.items():
         if _is_table(rows):
-            output.print(_row_table(name, rows))
+            show_rows(name, rows)
+
+
+def show_rows(title: str, rows: Mapping[str, Any]) -> None:
+    """One line a row, or one column a row where that is narrower."""
+    output.print(_row_table(title, rows))
 
 
 def _is_table(value: Any) -> bool:
