@@ -4,7 +4,7 @@ Knows configs, read from a folder or known by a Hub id (`nn.known_configs`); rea
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ def verifier_shape(config: PreTrainedConfig) -> VerifierShape:
     """The text model alone: towers for images and sound are not loaded."""
     text = config.get_text_config()
     with torch.device("meta"):
-        model = Gemma4ForCausalLM(text)
+        model = Gemma4ForCausalLM(cast(Any, text))
     kv = {layer_type: _kv_layer(text, index) for layer_type, index in handoff_layers(config).items()}
     return VerifierShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -41,7 +41,7 @@ def head_shape(config: PreTrainedConfig) -> HeadShape:
     """The assistant's linear layers and norms."""
     text = config.get_text_config()
     with torch.device("meta"):
-        model = Gemma4AssistantForCausalLM(config)
+        model = Gemma4AssistantForCausalLM(cast(Any, config))
     return HeadShape(
         width=text.hidden_size,
         vocab_size=text.vocab_size,
@@ -58,7 +58,7 @@ def slm_shape(config: PreTrainedConfig, settings: GemmaQuantizationConfig | None
     """The SLM's packed linear layers and tables; `settings` of its quantizer, None for a checkpoint without one."""
     text: Any = config.get_text_config()
     with torch.device("meta"):
-        model = Gemma4ForCausalLM(text)
+        model = Gemma4ForCausalLM(cast(Any, text))
         if settings is not None:
             replace_with_quant_layers(model, settings, settings.modules_to_not_convert)
     modes = text.kv_sharing_modes
