@@ -99,6 +99,6 @@ def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; finished stages are kept, run the command again to go on" in errors
+    assert "interrupted; what is finished is kept, run the command again to go on" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "run" / "capture").exists()
