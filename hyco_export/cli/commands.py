@@ -6,12 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_plan, show_rows
+from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import check_recipe, embedded_recipe, load_recipe
 from hyco_export.core.targets import find_target
 from hyco_export.errors import ArtifactError, HycoError, ServerError
-from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current, use_threads
+from hyco_export.stages.forecast import forecast
+from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import STAGES
 
@@ -47,7 +48,7 @@ def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, targe
     run = open_run(recipe_path, run_dir, target)
     chain = chain_to(STAGES, name)
     if dry_run:
-        show_plan(plan(run, chain))
+        show_forecast(forecast(run, chain))
         return
     _build(run, chain)
     flags = "".join(f" {flag} {value}" for flag, value in (("--recipe", recipe_path), ("--run", run_dir)) if value)
@@ -67,7 +68,7 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
     """The whole chain, then serve and validate; the exit code of the validation."""
     run = open_run(recipe_path, run_dir, target)
     if dry_run:
-        show_plan(plan(run, STAGES))
+        show_forecast(forecast(run, STAGES))
         return 0
     _build(run, STAGES)
     with server_process(recipe_path, run.root) as url:

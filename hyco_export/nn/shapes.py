@@ -45,6 +45,7 @@ def head_shape(config: PreTrainedConfig) -> HeadShape:
     return HeadShape(
         width=text.hidden_size,
         vocab_size=text.vocab_size,
+        layers=text.num_hidden_layers,
         matrices=tuple(
             Matrix(module.out_features, module.in_features, UNPACKED_BITS)
             for name, module in model.named_modules()
@@ -54,9 +55,10 @@ def head_shape(config: PreTrainedConfig) -> HeadShape:
     )
 
 
-def slm_shape(config: PreTrainedConfig, settings: GemmaQuantizationConfig | None) -> SlmShape:
-    """The SLM's packed linear layers and tables; `settings` of its quantizer, None for a checkpoint without one."""
+def slm_shape(config: PreTrainedConfig) -> SlmShape:
+    """The SLM's linear layers and tables, packed where the config says so."""
     text: Any = config.get_text_config()
+    settings = _quantizer(config)
     with torch.device("meta"):
         model = Gemma4ForCausalLM(cast(Any, text))
         if settings is not None:
@@ -80,6 +82,17 @@ def slm_shape(config: PreTrainedConfig, settings: GemmaQuantizationConfig | None
         norm_values=_vector_values(model),
         storing=tuple(_kv_layer(text, index) for index in storing),
     )
+
+
+def _quantizer(config: PreTrainedConfig) -> GemmaQuantizationConfig | None:
+    """None for a checkpoint that is not quantised. Nothing is judged here: `convert-slm` does."""
+    raw = getattr(config, "quantization_config", None)
+    if raw is None:
+        return None
+    settings = dict(raw) if isinstance(raw, dict) else raw.to_dict()
+    settings.pop("quant_method", None)
+    settings["modules_to_not_convert"] = settings.get("modules_to_not_convert") or []  # None would skip the output
+    return GemmaQuantizationConfig(**settings)
 
 
 def _linears(model: nn.Module, last_storing: int) -> Iterator[tuple[str, Matrix]]:

@@ -1,5 +1,12 @@
-"""The stage table, in the order of the chain. One row is one artifact."""
+"""The stage table, in the order of the chain, and what each row is expected to take. One row is one artifact."""
 
+from collections.abc import Callable, Mapping
+
+from hyco_export.core.recipe import Recipe
+from hyco_export.core.sizes import head as head_sizes
+from hyco_export.core.sizes import slm as slm_sizes
+from hyco_export.core.sizes.estimate import Estimate, Work
+from hyco_export.core.sizes.shapes import FamilyShape
 from hyco_export.stages.build_keepset import STAGE as BUILD_KEEPSET
 from hyco_export.stages.capture import STAGE as CAPTURE
 from hyco_export.stages.compile import STAGE as COMPILE
@@ -8,3 +15,13 @@ from hyco_export.stages.convert_slm import STAGE as CONVERT_SLM
 from hyco_export.stages.qat_head import STAGE as QAT_HEAD
 
 STAGES = (CAPTURE, QAT_HEAD, BUILD_KEEPSET, CONVERT_HEAD, CONVERT_SLM, COMPILE)
+
+Estimator = Callable[[Recipe, FamilyShape, Work], Estimate]
+ESTIMATORS: Mapping[str, Estimator] = {
+    CAPTURE.name: head_sizes.capture_estimate,
+    QAT_HEAD.name: head_sizes.qat_estimate,
+    BUILD_KEEPSET.name: head_sizes.keepset_estimate,
+    CONVERT_HEAD.name: head_sizes.convert_head_estimate,
+    CONVERT_SLM.name: slm_sizes.convert_slm_estimate,
+    COMPILE.name: slm_sizes.compile_estimate,
+}

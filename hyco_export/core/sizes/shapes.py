@@ -63,6 +63,7 @@ class HeadShape(msgspec.Struct, frozen=True):
 
     width: int  # M
     vocab_size: int
+    layers: int
     matrices: tuple[Matrix, ...]
     norm_values: int
 
