@@ -20,9 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-RecipeOption = Annotated[
-    Path | None, typer.Option("--recipe", help="Recipe (YAML). Default: the embedded tiny family.")
-]
+RECIPE_HELP = "Recipe (YAML). Default: the embedded tiny family."
+RecipeArgument = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help=RECIPE_HELP, show_default=False)]
+RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="The same, as an option.", show_default=False)]
 INTERRUPTED = 130  # typer's exit code after Ctrl-C
 SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run")
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
@@ -38,46 +38,61 @@ def launched(context: typer.Context) -> None:
 
 
 @app.command()
-def capture(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+def capture(
+    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
+) -> None:
     """Record the verifier's greedy answers and the hand-offs the head reads."""
-    _run_stage("capture", recipe, run, None, dry_run)
+    _run_stage("capture", _only(path, recipe), run, None, dry_run)
 
 
 @app.command("qat-head")
-def qat_head(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+def qat_head(
+    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
+) -> None:
     """Train the MTP head's 4-bit weights by KL from the original head."""
-    _run_stage("qat-head", recipe, run, None, dry_run)
+    _run_stage("qat-head", _only(path, recipe), run, None, dry_run)
 
 
 @app.command("build-keepset")
-def build_keepset(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+def build_keepset(
+    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
+) -> None:
     """Choose the token ids both drafters may propose, and their 8-bit embedding table."""
-    _run_stage("build-keepset", recipe, run, None, dry_run)
+    _run_stage("build-keepset", _only(path, recipe), run, None, dry_run)
 
 
 @app.command("convert-head")
-def convert_head(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+def convert_head(
+    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
+) -> None:
     """Write the head's K steps as one integer graph."""
-    _run_stage("convert-head", recipe, run, None, dry_run)
+    _run_stage("convert-head", _only(path, recipe), run, None, dry_run)
 
 
 @app.command("convert-slm")
-def convert_slm(recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False) -> None:
+def convert_slm(
+    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
+) -> None:
     """Turn the SLM into static integer graphs over K/V rings."""
-    _run_stage("convert-slm", recipe, run, None, dry_run)
+    _run_stage("convert-slm", _only(path, recipe), run, None, dry_run)
 
 
 @app.command("compile")
 def compile_(
-    recipe: RecipeOption = None, run: RunOption = None, target: TargetOption = None, dry_run: DryRunOption = False
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Compile the graphs into Hexagon context binaries."""
-    _run_stage("compile", recipe, run, target, dry_run)
+    _run_stage("compile", _only(path, recipe), run, target, dry_run)
 
 
 @app.command()
 def run(
-    recipe: Annotated[Path | None, typer.Argument(help="Recipe (YAML). Default: the embedded tiny family.")] = None,
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
     dry_run: DryRunOption = False,
@@ -85,11 +100,12 @@ def run(
     """Everything: build what is not fresh, start the server, validate against it, stop it."""
     from hyco_export.cli.commands import run_everything
 
-    raise typer.Exit(run_everything(recipe, run, target, dry_run))
+    raise typer.Exit(run_everything(_only(path, recipe), run, target, dry_run))
 
 
 @app.command()
 def serve(
+    path: RecipeArgument = None,
     recipe: RecipeOption = None,
     run: RunOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -102,12 +118,13 @@ def serve(
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
     from hyco_export.cli.commands import serve_run
 
-    serve_run(recipe, run, host, port, device, threads)
+    serve_run(_only(path, recipe), run, host, port, device, threads)
 
 
 @app.command()
 def validate(
     server: Annotated[str, typer.Option("--server", help="URL of a running `hyco-export serve`.")],
+    path: RecipeArgument = None,
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
@@ -115,7 +132,7 @@ def validate(
     """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
     from hyco_export.cli.commands import validate_run
 
-    raise typer.Exit(validate_run(server, recipe, run, target))
+    raise typer.Exit(validate_run(server, _only(path, recipe), run, target))
 
 
 @app.command()
@@ -143,6 +160,33 @@ def train_tiny(
     from hyco_export.cli.commands import train_tiny_family
 
     train_tiny_family(out, quick)
+
+
+@app.command("create-checkpoints")
+def create_checkpoints(
+    out: Annotated[Path, typer.Argument(help="New folder for three checkpoints, prompts and a recipe.")],
+    scale: Annotated[
+        str, typer.Option(help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 6 GB; middle; small.")
+    ] = "full",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the tokenizer to fill up. Default: the embedded family's.")
+    ] = None,
+) -> None:
+    """Write checkpoints with random weights in real shapes, to try a pipeline without the real ones."""
+    from hyco_export.cli.commands import create_checkpoint_family
+
+    create_checkpoint_family(out, scale, tokenizer)
+
+
+def _only(path: Path | None, option: Path | None) -> Path | None:
+    """The recipe, whichever way it was given.
+
+    Raises:
+        HycoError: both ways.
+    """
+    if path is not None and option is not None:
+        raise HycoError(f"two recipes: {path} and --recipe {option}", "give one")
+    return path or option
 
 
 def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool) -> None:

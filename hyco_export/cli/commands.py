@@ -1,16 +1,18 @@
 """What the commands do: open the run, call the stage runner, the server or the validation, print the outcome."""
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_plan
+from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import check_recipe, embedded_recipe, load_recipe
 from hyco_export.core.targets import find_target
-from hyco_export.errors import HycoError
-from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current, use_threads
+from hyco_export.errors import ArtifactError, HycoError, ServerError
+from hyco_export.stages.forecast import forecast
+from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import require_stage, stages_of
 
@@ -52,7 +54,7 @@ def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, targe
     require_stage(run.recipe, name)
     chain = chain_to(stages_of(run.recipe), name)
     if dry_run:
-        show_plan(plan(run, chain))
+        show_forecast(forecast(run, chain))
         return
     _build(run, chain)
     follow = NEXT_SLM_COMMAND if run.recipe.models.head is None else NEXT_COMMAND
@@ -75,7 +77,7 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
     """The whole chain, then serve and validate; the exit code of the validation."""
     run = open_run(recipe_path, run_dir, target)
     if dry_run:
-        show_plan(plan(run, stages_of(run.recipe)))
+        show_forecast(forecast(run, stages_of(run.recipe)))
         return 0
     _build(run, stages_of(run.recipe))
     if run.recipe.models.head is None:
@@ -89,6 +91,7 @@ def serve_run(
     recipe_path: Path | None, run_dir: Path | None, host: str, port: int, device: str, threads: int | None
 ) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
+    require_free_port(host, port)  # a taken one is said before models are loaded
     from hyco_export.runtime.assembly import open_server_engine
     from hyco_export.runtime.server import create_app, serve
 
@@ -103,6 +106,18 @@ def serve_run(
             f"serving on http://{host}:{port} (stop with Ctrl-C)", highlight=False
         ),
     )
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises ServerError: another program listens there, or the address is not this machine's."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        raise ServerError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            "choose another --host or --port; --port 0 takes a free one",
+        ) from error
 
 
 def validate_run(server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None) -> int:
@@ -140,6 +155,7 @@ def inspect_path(path: Path) -> None:
     if path.is_dir():
         from hyco_export.core.artifact import verify
 
+        _require_artifact(path)
         manifest = verify(path)
         show_metrics(f"{manifest.stage} (every file has its recorded sha256)", msgspec.to_builtins(manifest.metrics))
         show_metrics(
@@ -157,19 +173,60 @@ def inspect_path(path: Path) -> None:
         raise HycoError(f"{path} is neither an artifact folder nor a context binary (.bin)", "give one of these")
 
 
+def _require_artifact(folder: Path) -> None:
+    """Tell a run folder and a foreign folder from an artifact.
+
+    Raises:
+        ArtifactError: the folder is one of these; the hint names what can be inspected.
+    """
+    from hyco_export.core.artifact import MANIFEST_NAME
+
+    if (folder / MANIFEST_NAME).is_file():
+        return
+    artifacts = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
+    if artifacts:
+        names = ", ".join(path.name for path in artifacts)
+        raise ArtifactError(
+            f"{folder} is a run folder with {len(artifacts)} artifacts: {names}",
+            f"inspect one of them: hyco-export inspect {artifacts[0]}",
+        )
+    raise ArtifactError(
+        f"{folder} is no artifact (no {MANIFEST_NAME})", "give a folder that a stage built, such as runs/tiny/capture"
+    )
+
+
 def list_targets() -> None:
-    """Print the target table."""
+    """Print the target table: the vendor's numbers, and the bits of weights and activations that compile."""
     from hyco_export.core.targets import TARGETS
 
-    show_metrics("targets", {name: msgspec.to_builtins(target) for name, target in TARGETS.items()})
+    rows = {
+        target.name: {
+            "chip": target.marketing_name,
+            "SoC": f"{target.soc} ({target.soc_model})",
+            "NPU": f"v{target.htp_arch}, {target.vtcm_mb} MB",
+            "W bits": "/".join(map(str, target.weight_bits)),
+            "A bits": "/".join(map(str, target.activation_bits)),
+        }
+        for target in TARGETS.values()
+    }
+    show_rows("targets", rows)
+
+
+def require_new(out: Path) -> None:
+    """Asked before anything heavy is imported.
+
+    Raises:
+        HycoError: the folder exists.
+    """
+    if out.exists():
+        raise HycoError(f"{out} exists already", "give a new folder")
 
 
 def train_tiny_family(out: Path, quick: bool) -> None:
     """Train the embedded family into a new folder."""
+    require_new(out)
     from hyco_export.nn.tiny.family import DEFAULT_SEED, train_family
 
-    if out.exists():
-        raise HycoError(f"{out} exists already", "give a new folder")
     with ConsoleProgress() as progress:
         train_family(
             out,
@@ -178,3 +235,21 @@ def train_tiny_family(out: Path, quick: bool) -> None:
             on_progress=lambda label, share: progress.step(label, round(PERCENT * share), PERCENT),
         )
     output.print((out / "MODEL_CARD.md").read_text(encoding="utf-8"), markup=False, highlight=False)
+
+
+def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None) -> None:
+    """Write created checkpoints into a new folder; print the command that runs them."""
+    require_new(out)
+    from hyco_export.nn.created.family import DEFAULT_SEED, RECIPE_FILE, create_family
+    from hyco_export.nn.created.scale import find_scale
+
+    scale = find_scale(scale_name)
+    with ConsoleProgress() as progress:
+        create_family(
+            out,
+            scale,
+            tokenizer,
+            DEFAULT_SEED,
+            lambda label, share: progress.step(label, int(PERCENT * share), PERCENT),
+        )
+    output.print(f"next: hyco-export compile --recipe {out / RECIPE_FILE}", highlight=False, soft_wrap=True)

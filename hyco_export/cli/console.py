@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hyco_export.core.sizes.estimate import Estimate
 from hyco_export.errors import HycoError
-from hyco_export.stages.runner import PlannedStage
+from hyco_export.stages.forecast import Forecast
 
 RANK = "RANK"  # of this process in a launch of several, set by the launcher
 output = Console(quiet=int(os.environ.get(RANK, "0")) > 0)  # the main process speaks for all
@@ -67,7 +68,12 @@ def show_metrics(title: str, metrics: Mapping[str, Any]) -> None:
     output.print(grid)
     for name, rows in metrics.items():
         if _is_table(rows):
-            output.print(_row_table(name, rows))
+            show_rows(name, rows)
+
+
+def show_rows(title: str, rows: Mapping[str, Any]) -> None:
+    """One line a row, or one column a row where that is narrower."""
+    output.print(_row_table(title, rows))
 
 
 def _is_table(value: Any) -> bool:
@@ -130,11 +136,34 @@ def _escape(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def show_plan(planned: Sequence[PlannedStage]) -> None:
-    """One line a stage: where its artifact lives, and whether it is reused."""
+def show_forecast(forecast: Forecast) -> None:
+    """One line a stage: what happens and what it takes; then what is missing and what was assumed."""
     table = _grid("plan", header=True)
-    for column in ("stage", "artifact", "what happens"):
-        table.add_column(column)
-    for item in planned:
-        table.add_row(item.stage.name, str(item.folder), "fresh, reused" if item.fresh else f"build: {item.reason}")
+    table.add_column("stage")
+    table.add_column("what happens")
+    for column in ("tokens", "disk", "memory", "binaries"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for item in forecast.stages:
+        happens = "fresh, reused" if item.fresh else f"build: {item.reason}"
+        table.add_row(item.stage.name, happens, *_estimate_cells(item.estimate))
     output.print(table)
+    for line in forecast.missing:
+        output.print(f"missing: {line}", highlight=False, markup=False, soft_wrap=True)
+    for line in forecast.notes:
+        output.print(f"assumed: {line}", highlight=False, markup=False, soft_wrap=True)
+    output.print(f"artifacts: {forecast.stages[0].folder.parent}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _estimate_cells(estimate: Estimate | None) -> list[str]:
+    if estimate is None:
+        return ["?", "?", "?", ""]
+    sizes = (estimate.disk_bytes, estimate.ram_bytes, estimate.binary_bytes)
+    return [f"{estimate.tokens:,}" if estimate.tokens else "", *(format_bytes(size) if size else "" for size in sizes)]
+
+
+def format_bytes(size: int) -> str:
+    """Decimal units, three digits: 365 MB."""
+    for unit, value in (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)):
+        if size >= value:
+            return f"{size / value:.{2 if size < 10 * value else 1 if size < 100 * value else 0}f} {unit}"
+    return f"{size} B"

@@ -41,6 +41,13 @@ class Manifest(msgspec.Struct, frozen=True):
     versions: dict[str, str]  # library -> version
     wall_s: float  # of the process that finished it
     origins: dict[str, str] = {}  # checkpoint -> Hub id and commit, or the folder's reference in the recipe
+    peak_rss_bytes: int = 0  # of the process that built it; 0 in manifests of older versions
+    children_rss_bytes: int = 0  # of its child processes together, at their peak
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files but the manifest."""
+        return sum(record.size_bytes for record in self.files.values())
 
 
 def file_digest(path: Path) -> str:

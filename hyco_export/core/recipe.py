@@ -12,6 +12,7 @@ import yaml
 from msgspec import Meta
 
 from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.limits import NODE_LIMIT
 from hyco_export.core.resources import resource_path
 from hyco_export.core.targets import find_target
 from hyco_export.errors import CompileError, RecipeError
@@ -264,6 +265,8 @@ def load_recipe(path: Path) -> Recipe:
     Raises:
         RecipeError: file missing, not YAML, an unknown key, a wrong type or an impossible pair; names the field.
     """
+    if path.is_dir():
+        raise RecipeError(f"recipe {path} is a folder", "give the YAML file in it")
     if not path.is_file():
         raise RecipeError(f"recipe {path} does not exist", "give a YAML file, or none for the embedded tiny family")
     try:
@@ -322,6 +325,10 @@ def check_recipe(recipe: Recipe) -> None:
         (
             recipe.drafting.budget >= planted,
             f"$.drafting.budget is {recipe.drafting.budget}, smaller than the {planted} planted nodes",
+        ),
+        (
+            recipe.drafting.budget <= NODE_LIMIT,
+            f"$.drafting.budget is {recipe.drafting.budget}, the server takes trees of at most {NODE_LIMIT} nodes",
         ),
         (
             recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,

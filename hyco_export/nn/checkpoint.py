@@ -6,7 +6,7 @@ Knows files, not models: `nn.verifier` loads them.
 import hashlib
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -81,6 +81,33 @@ def fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
             f"{hub_id} is not on this machine and the Hub cannot be reached",
             f"with a network, run: {download}",
         ) from error
+
+
+def local_checkpoint(checkpoint: Checkpoint, recipe_folder: Path | None) -> Path | None:
+    """The folder of a checkpoint that is on this machine, in the Hub's cache or elsewhere; None: it must be fetched.
+
+    Raises:
+        CheckpointError: a local path without a checkpoint.
+    """
+    found = locate(checkpoint.model, recipe_folder)
+    if found is not None:
+        return require_checkpoint(found)
+    if checkpoint.model.startswith((EMBEDDED_PREFIX, "/", ".")):
+        return fetch(checkpoint.model, checkpoint.revision)  # says that there is no such folder
+    try:
+        cached = snapshot_download(checkpoint.model, revision=checkpoint.revision, local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+    whole = any(Path(cached).glob("*.safetensors")) and (Path(cached) / CONFIG_FILE).is_file()
+    return Path(cached) if whole else None
+
+
+def fetch_config(hub_id: str, revision: str | None) -> Path | None:
+    """A folder with the config alone of a Hub repository, None where the Hub does not give it."""
+    try:
+        return Path(hf_hub_download(hub_id, CONFIG_FILE, revision=revision)).parent
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError):
+        return None
 
 
 def checkpoint_digest(folder: Path) -> str:

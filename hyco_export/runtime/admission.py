@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from hyco_export.core.limits import NODE_LIMIT
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
 
@@ -27,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True):
     """What a server gives at most."""
 
     sessions: int = 16
-    node_limit: int = 64  # twice the paper's budget of 32
+    node_limit: int = NODE_LIMIT
     prompt_limit: int = 32_768
     idle_s: float = 600.0
 

@@ -17,6 +17,7 @@ import msgspec
 
 from hyco_export.core.artifact import Manifest, artifact_key, file_digest, publish, read_manifest, verify
 from hyco_export.core.layout import artifact_name
+from hyco_export.core.memory import measured
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.resources import locate
 from hyco_export.errors import ArtifactError, CheckpointError
@@ -247,7 +248,8 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
     began = time.monotonic()
     if item.stage.shared:
         crew.tell((item.stage.name, inputs, build_dir))
-    metrics = item.stage.build(config, inputs, build_dir, progress)
+    with measured() as peak:
+        metrics = item.stage.build(config, inputs, build_dir, progress)
     publish(
         build_dir,
         item.folder,
@@ -262,6 +264,8 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
             metrics=metrics,
             versions=library_versions(LIBRARIES),
             wall_s=round(time.monotonic() - began, 3),
+            peak_rss_bytes=peak.own_bytes,
+            children_rss_bytes=peak.children_bytes,
         ),
     )
 

@@ -1,9 +1,14 @@
-"""The stage table, in the order of the chain. One row is one artifact."""
+"""The stage table, in the order of the chain, and what each row is expected to take. One row is one artifact."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hyco_export.core.layout import SLM
 from hyco_export.core.recipe import Recipe
+from hyco_export.core.sizes import head as head_sizes
+from hyco_export.core.sizes import slm as slm_sizes
+from hyco_export.core.sizes.estimate import Estimate, Work
+from hyco_export.core.sizes.shapes import FamilyShape
 from hyco_export.errors import RecipeError
 from hyco_export.stages.build_keepset import STAGE as BUILD_KEEPSET
 from hyco_export.stages.capture import STAGE as CAPTURE
@@ -16,6 +21,16 @@ from hyco_export.stages.stage import Stage
 
 STAGES = (CAPTURE, QAT_HEAD, BUILD_KEEPSET, CONVERT_HEAD, CONVERT_SLM, COMPILE)
 SLM_STAGES = (CAPTURE_TEXT, BUILD_KEEPSET, CONVERT_SLM, replace(COMPILE, needs=(SLM,)))
+
+Estimator = Callable[[Recipe, FamilyShape, Work], Estimate]
+ESTIMATORS: Mapping[str, Estimator] = {
+    CAPTURE.name: head_sizes.capture_estimate,
+    QAT_HEAD.name: head_sizes.qat_estimate,
+    BUILD_KEEPSET.name: head_sizes.keepset_estimate,
+    CONVERT_HEAD.name: head_sizes.convert_head_estimate,
+    CONVERT_SLM.name: slm_sizes.convert_slm_estimate,
+    COMPILE.name: slm_sizes.compile_estimate,
+}
 
 
 def stages_of(recipe: Recipe) -> tuple[Stage, ...]:

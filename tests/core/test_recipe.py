@@ -51,6 +51,8 @@ def edited(tmp_path: Path, field: str, value: object) -> Path:
         ("head.runner_up_steps", 5, r"\$.head.runner_up_steps is 5, more than"),
         ("slm.rows", 6, r"\$.slm.rows is 6, too few for the root and 6 planted nodes"),
         ("drafting.budget", 5, r"\$.drafting.budget is 5, smaller than the 6 planted nodes"),
+        ("drafting.budget", 64, None),
+        ("drafting.budget", 65, r"\$.drafting.budget is 65, the server takes trees of at most 64 nodes"),
         ("qat.clip_ratio_low", 1.0, None),
         ("qat.clip_ratio_high", 0.5, r"\$.qat.clip_ratio_low 0.6 is above clip_ratio_high 0.5"),
         ("qat.unrolled_steps", 9, r"\$.qat.unrolled_steps is 9, more than"),
@@ -90,6 +92,8 @@ def test_unknown_target_lists_the_known_ones(tmp_path: Path) -> None:
 def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="does not exist"):
         load_recipe(tmp_path / "none.yaml")
+    with pytest.raises(RecipeError, match=r"is a folder \(give the YAML file in it\)"):
+        load_recipe(tmp_path)
     broken = tmp_path / "broken.yaml"
     broken.write_text("name: [")
     with pytest.raises(RecipeError, match="is not YAML"):

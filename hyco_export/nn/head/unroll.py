@@ -88,10 +88,10 @@ class RootRows:
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "RootRows":
         """The same rows in another precision, elsewhere."""
-        lowest = torch.finfo(dtype).min  # of a wider type it would become -inf
+        lowest = torch.finfo(dtype).min  # a wider type's lowest arrives as -inf
         return RootRows(
             positions=self.positions.to(device),
-            masks={name: mask.clamp_min(lowest).to(device, dtype) for name, mask in self.masks.items()},
+            masks={name: mask.to(device, dtype).clamp_min(lowest) for name, mask in self.masks.items()},
             keys_values={name: (k.to(device, dtype), v.to(device, dtype)) for name, (k, v) in self.keys_values.items()},
             embeddings=self.embeddings.to(device, dtype),
             states=self.states.to(device, dtype),

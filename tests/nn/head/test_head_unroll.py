@@ -141,3 +141,17 @@ def test_packed_sequences_do_not_see_each_other(verifier, head):
             packed.sequences[packed.reaching(depth)],
             np.repeat(range(3), [max(0, len(part) - depth) for part in parts]),
         )
+
+
+def test_rows_of_a_bfloat16_capture_reach_a_float32_head_and_back(head):
+    verifier = builders.small_verifier(VOCAB).to(torch.bfloat16)
+    captured = teacher_forced(verifier, builders.random_ids(LENGTH, VOCAB), ANSWER_START)
+    rows = response_rows(captured, head_spans(head.config), WIDE)
+    for moved in (
+        rows.to(torch.float32, head.device),
+        rows.to(torch.float32, head.device).to(rows.states.dtype, head.device),
+    ):
+        for name, mask in moved.masks.items():
+            assert torch.isfinite(mask).all()
+            assert torch.equal(mask == 0, rows.masks[name] == 0)
+    assert torch.isfinite(unroll(head, rows, STEPS)[-1]).all()

@@ -1,0 +1,66 @@
+"""The recipe that lies beside created checkpoints: the paper's settings, with a few prompts and steps."""
+
+from hyco_export.nn.created.scale import Scale
+
+TEMPLATE = """\
+# Created checkpoints at scale `{scale}`: random weights in real shapes. Sizes, times and memory are those to expect of
+# real ones; answers and agreements mean nothing. Fields that are not here have the paper's values.
+name: created-{scale}
+target: sm8850
+
+models:
+  verifier: {{model: verifier, dtype: bfloat16}}
+  head: {{model: head, dtype: bfloat16}}
+  slm: {{model: slm, dtype: float32}}
+
+data:
+  calibration: calibration.jsonl  # {prompts} prompts; the paper has 60
+  validation: validation.jsonl
+  conversations: "embedded:conversations.jsonl"
+
+capture:
+  max_new_tokens: {new_tokens}  # paper: 1,024
+  validation_max_new_tokens: {new_tokens}  # paper: 512
+
+qat:
+  clip_ratio_count: {clip_ratios}
+  warmup_steps: 1
+  steps: {qat_steps}  # paper: 100
+  accumulation: 1
+
+keepset:
+  size: {keepset}
+
+head:
+  window: {window}
+
+slm:
+  prefill_rows: {prefill_rows}
+  ring: {window}
+  sliding_ring: {sliding_ring}
+
+compile:  # random logits are near-ties: rounding alone decides between them
+  max_outside_share: 1.0
+  min_id_agreement: 0.0
+
+validation:
+  prompts: {prompts}
+  emulator_prompts: 1
+  gates: {{min_head_agreement: 0.0, min_slm_agreement: 0.0}}
+"""
+
+
+def recipe_text(scale: Scale) -> str:
+    """YAML that runs the checkpoints in the recipe's own folder."""
+    run = scale.run
+    return TEMPLATE.format(
+        scale=scale.name,
+        prompts=run.prompts,
+        new_tokens=run.new_tokens,
+        qat_steps=run.qat_steps,
+        clip_ratios=run.clip_ratios,
+        keepset=run.keepset,
+        window=run.window,
+        sliding_ring=run.window // 2,
+        prefill_rows=run.prefill_rows,
+    )

@@ -1,0 +1,104 @@
+"""The command line from outside: what it refuses, what it says then, and what it imports before it refuses."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hyco_export.core.recipe import embedded_recipe
+
+HEAVY = ("torch", "transformers", "onnx", "onnxruntime")
+WATCHED = f"""
+import sys
+from hyco_export.cli import main
+try:
+    main()
+finally:
+    sys.stderr.write("heavy: " + ",".join(name for name in {HEAVY!r} if name in sys.modules) + "\\n")
+"""
+
+
+def run(*arguments: str, cwd: Path | None = None, columns: int = 80) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own; its last line on stderr says which heavy modules it imported."""
+    environment = {**os.environ, "COLUMNS": str(columns), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", WATCHED, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
+
+
+def refused(*arguments: str) -> str:
+    """stderr of a command that must end with exit code 2 before anything heavy is imported."""
+    done = run(*arguments)
+    assert done.returncode == 2, done
+    assert done.stderr.endswith("heavy: \n"), done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_recipe_is_taken_either_way_but_once(tmp_path: Path) -> None:
+    recipe = str(embedded_recipe())
+    for given in ([recipe], ["--recipe", recipe]):
+        done = run("capture", *given, "--dry-run", "--run", str(tmp_path / "run"))
+        assert done.returncode == 0, done.stderr
+        assert "embedded" not in done.stdout
+    assert "two recipes" in refused("capture", recipe, "--recipe", recipe)
+
+
+def test_a_wrong_target_option_is_not_blamed_on_the_recipe() -> None:
+    message = refused("compile", "--target", "sm9999", "--dry-run")
+    assert "unknown target 'sm9999'" in message
+    assert "$.target" not in message
+
+
+def test_targets_fit_eighty_columns() -> None:
+    done = run("targets")
+    lines = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]
+    assert len(lines) == 2 + 7  # title, header, one line a target
+    assert all(re.search(r"v\d\d, 8 MB", line) for line in lines[2:])
+    assert max(map(len, lines)) <= 80
+
+
+def test_folders_that_are_no_artifact_are_told_apart(tmp_path: Path) -> None:
+    assert "is no artifact" in refused("inspect", str(tmp_path))
+    (tmp_path / "capture").mkdir()
+    (tmp_path / "capture" / "manifest.json").write_text("{}")
+    message = refused("inspect", str(tmp_path))
+    assert "is a run folder with 1 artifacts: capture" in message
+    assert f"hyco-export inspect {tmp_path / 'capture'}" in message
+    assert "cannot be read" in refused("inspect", str(tmp_path / "capture"))
+
+
+def test_existing_folders_and_taken_ports_are_refused_at_once(tmp_path: Path) -> None:
+    for command in ("train-tiny", "create-checkpoints"):
+        assert "exists already" in refused(command, str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}" in refused("serve", "--port", str(port), "--run", str(tmp_path))
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("capture", "--run", str(tmp_path / "file" / "run"))
+    assert done.returncode == 2
+    assert f"run folder {tmp_path / 'file' / 'run'} cannot be made" in done.stderr
+    assert "next: give another folder with --run" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no signals")
+def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "hyco_export", "capture", "--run", str(tmp_path / "run")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("run/.build/*")) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; what is finished is kept, run the command again to go on" in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "run" / "capture").exists()

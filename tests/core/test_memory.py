@@ -1,0 +1,36 @@
+"""Peaks of memory: what a block allocates and frees is seen, what came before is not, children count by themselves."""
+
+import subprocess
+import sys
+
+from hyco_export.core.memory import measured
+
+MEGABYTE = 1 << 20
+
+
+def fill(megabytes: int) -> int:
+    return len(b"x" * (megabytes * MEGABYTE))
+
+
+def test_a_freed_allocation_is_in_the_peak() -> None:
+    with measured() as idle:
+        pass
+    with measured() as busy:
+        fill(200)
+    assert 190 * MEGABYTE < busy.own_bytes - idle.own_bytes < 230 * MEGABYTE
+
+
+def test_the_peak_of_earlier_work_is_not() -> None:
+    fill(200)
+    with measured() as after:
+        pass
+    with measured() as busy:
+        fill(200)
+    assert busy.own_bytes - after.own_bytes > 150 * MEGABYTE
+
+
+def test_children_are_counted_apart() -> None:
+    script = "import time; held = b'x' * (100 << 20); time.sleep(0.5)"
+    with measured() as peak:
+        subprocess.run([sys.executable, "-c", script], check=True)
+    assert 100 * MEGABYTE < peak.children_bytes < 160 * MEGABYTE

@@ -1,0 +1,73 @@
+"""The dry run: it works without checkpoints, names what is missing, and foretells what a real run takes."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.errors import CheckpointError
+from hyco_export.nn.created.family import create_family
+from hyco_export.nn.created.scale import SMALL
+from hyco_export.stages.forecast import forecast
+from hyco_export.stages.runner import RunFolder, build_all
+from hyco_export.stages.stage import Silent
+from hyco_export.stages.table import STAGES
+
+RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))
+CLOSE = 0.2  # of the measured value
+
+
+def dry_run(path: Path, root: Path, **models: object) -> RunFolder:
+    recipe = load_recipe(path)
+    if models:
+        recipe = msgspec.structs.replace(recipe, models=msgspec.structs.replace(recipe.models, **models))
+    return RunFolder(root, recipe, path.parent)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_are_estimated_without_the_hub(path: Path, tmp_path: Path) -> None:
+    found = forecast(dry_run(path, tmp_path / "run"), STAGES)
+    assert [item.stage for item in found.stages] == list(STAGES)
+    for item in found.stages:
+        assert item.reason
+        assert item.estimate is not None
+        assert item.estimate.disk_bytes > 100_000
+        assert item.estimate.ram_bytes > 900_000_000
+    assert found.stages[0].estimate.tokens > 0
+    assert found.stages[-1].estimate.binary_bytes > 1_000_000
+    assert not (tmp_path / "run").exists()
+    if path == embedded_recipe():
+        assert found.missing == ()
+    else:
+        assert any("hf download google/gemma-4-E2B-it-qat-mobile-transformers" in line for line in found.missing)
+        assert "needs verifier" in found.stages[0].reason
+
+
+def test_a_model_nobody_knows_gives_a_plan_without_estimates(tmp_path: Path) -> None:
+    recipe = load_recipe(embedded_recipe())
+    unknown = msgspec.structs.replace(recipe.models.slm, model="somebody/else")
+    found = forecast(dry_run(embedded_recipe(), tmp_path / "run", slm=unknown), STAGES)
+    assert all(item.estimate is None for item in found.stages)
+    assert any("nothing is known of somebody/else" in note for note in found.notes)
+    gone = msgspec.structs.replace(recipe.models.slm, model="./gone")
+    with pytest.raises(CheckpointError, match=r"'./gone' does not exist"):
+        forecast(dry_run(embedded_recipe(), tmp_path / "run", slm=gone), STAGES)
+
+
+@pytest.mark.slow
+def test_estimates_of_a_created_family_are_what_its_run_takes(tmp_path: Path) -> None:
+    create_family(tmp_path / "family", SMALL, None, 0, lambda label, share: None)
+    run = dry_run(tmp_path / "family" / "recipe.yaml", tmp_path / "run")
+    before = forecast(run, STAGES)
+    manifests = build_all(run, STAGES, Silent())
+    for item in before.stages:
+        manifest, estimate = manifests[item.stage.name], item.estimate
+        assert estimate is not None
+        assert estimate.disk_bytes == pytest.approx(manifest.size_bytes, rel=CLOSE), item.stage.name
+        measured = manifest.peak_rss_bytes + manifest.children_rss_bytes
+        assert estimate.ram_bytes == pytest.approx(measured, rel=CLOSE), item.stage.name
+    assert before.stages[0].estimate.tokens == manifests["capture"].metrics["tokens"]
+    binaries = sum(path.stat().st_size for path in run.folder(STAGES[-1]).glob("*.bin"))
+    assert before.stages[-1].estimate.binary_bytes == pytest.approx(binaries, rel=CLOSE)
+    assert all(item.fresh for item in forecast(run, STAGES).stages)
