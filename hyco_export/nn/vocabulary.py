@@ -1,21 +1,37 @@
-"""What a tokenizer's entries are: special tokens, byte tokens, and the text of each id.
+"""What a tokenizer's entries are: special tokens, byte tokens, placeholders, and the text of each id.
 
 Knows tokenizers; not which entries a keep set takes, and no model. Legend: V vocabulary size.
 """
+
+import re
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from hyco_export.core.recipe import BYTE_TOKENS
+from hyco_export.core.keepset_choice import BYTE_TOKENS
 from hyco_export.errors import CheckpointError
+
+PLACEHOLDER = re.compile(r"[<\[](\|)?(unused|reserved)\w*?_?\d+(\|)?[>\]]", re.IGNORECASE)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> np.ndarray:
-    """Sorted ids of the special tokens that the model has a row for (a tokenizer may know more: image marks)."""
+    """Sorted ids of the special tokens that the model has a row for (a tokenizer may know more: image marks).
+
+    Placeholders are none, although some files mark them so (Gemma's GGUF: 6,242 of its 6,249 control tokens); nor are
+    added tokens without that mark (Gemma's HTML tags, tabs and line ends): they are text, and counted.
+    """
     marked = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    found = marked | set(tokenizer.all_special_ids)
+    found = (marked | set(tokenizer.all_special_ids)) - set(placeholder_ids(tokenizer, vocab_size).tolist())
     return np.array(sorted(token_id for token_id in found if token_id < vocab_size), dtype=np.int32)
+
+
+def placeholder_ids(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> np.ndarray:
+    """Sorted ids that stand for no text: `<unused7>`, `<|reserved_special_token_7|>`, rows without an entry."""
+    vocabulary = tokenizer.get_vocab()
+    named = {token_id for token, token_id in vocabulary.items() if PLACEHOLDER.fullmatch(token)}
+    absent = set(range(vocab_size)) - set(vocabulary.values())
+    return np.array(sorted(token_id for token_id in named | absent if token_id < vocab_size), dtype=np.int32)
 
 
 def byte_ids(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
