@@ -144,6 +144,26 @@ def inspect_path(path: Path) -> None:
         raise HycoError(f"{path} is neither an artifact folder nor a context binary (.bin)", "give one of these")
 
 
+def measure_counting(
+    recipe_path: Path | None, run_dir: Path | None, tokenizer_dir: Path | None, created: int | None
+) -> None:
+    """Print the speed of counting beside the tokenizer's own, over the recipe's conversations or created ones."""
+    from tempfile import TemporaryDirectory
+
+    from hyco_export.evaluate.counting_bench import bench_counting, load_backend, write_created
+
+    run = open_run(recipe_path, run_dir)
+    backend = load_backend(tokenizer_dir or run.source("verifier", run.recipe.models.verifier))
+    with ConsoleProgress() as progress, TemporaryDirectory() as folder:
+        if created is None:
+            path = run.source("conversations", run.recipe.data.conversations)
+        else:
+            path = Path(folder) / "created"
+            write_created(path, backend, created, progress.step)
+        result = bench_counting(path, backend, progress.step)
+    show_metrics("\ncounting against the tokenizer's own encode_batch", result.summary)
+
+
 def list_targets() -> None:
     """Print the target table."""
     from hyco_export.core.targets import TARGETS

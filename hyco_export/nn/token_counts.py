@@ -12,17 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Encoding, Tokenizer
 
 from hyco_export.core.conversations import Conversation
 from hyco_export.core.data.identity import Identities
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
 
 BATCH_CHARACTERS = 1 << 20  # hundreds of texts: enough for every core, and about 60 MB of encodings
 HASH_BYTES = 8
@@ -56,7 +52,7 @@ class _Batch:
 
 def count_tokens(
     conversations: Iterable[Conversation],
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Tokenizer,
     vocab_size: int,
     excluded: Identities,
     held_out_share: float,
@@ -88,15 +84,13 @@ def is_held_out(conversation_id: str, share: float) -> bool:
     return int.from_bytes(digest, "little") < share * 2 ** (8 * HASH_BYTES)
 
 
-def _encoded_ahead(
-    tokenizer: PreTrainedTokenizerFast, batches: Iterator[_Batch]
-) -> Iterator[tuple[_Batch, list["Encoding"]]]:
+def _encoded_ahead(tokenizer: Tokenizer, batches: Iterator[_Batch]) -> Iterator[tuple[_Batch, list[Encoding]]]:
     """Each batch with the encodings of its texts; without Python's lock, the tokenizer is at the next one meanwhile."""
     with ThreadPoolExecutor(max_workers=1) as encoder:
 
-        def begin(batch: _Batch) -> "Future[list[Encoding]]":
+        def begin(batch: _Batch) -> Future[list[Encoding]]:
             texts = _texts(batch.counted) + _texts(batch.held_out)
-            return encoder.submit(tokenizer.backend_tokenizer.encode_batch_fast, texts, add_special_tokens=False)
+            return encoder.submit(tokenizer.encode_batch_fast, texts, add_special_tokens=False)
 
         waiting: tuple[_Batch, Future[list[Encoding]]] | None = None
         for batch in batches:
@@ -111,7 +105,7 @@ def _texts(conversations: Iterable[Conversation]) -> list[str]:
     return [text for conversation in conversations for text in conversation.assistant_texts]
 
 
-def _add(counts: TokenCounts, batch: _Batch, encodings: list["Encoding"]) -> None:
+def _add(counts: TokenCounts, batch: _Batch, encodings: list[Encoding]) -> None:
     first_held_out = len(_texts(batch.counted))
     for total, part in ((counts.counted, encodings[:first_held_out]), (counts.held_out, encodings[first_held_out:])):
         ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in part), dtype=np.int64)
@@ -157,9 +151,10 @@ def _save(path: Path, counts: TokenCounts) -> None:
 
 
 def _load(path: Path | None, vocab_size: int) -> TokenCounts:
-    """The count that `path` holds, or an empty one."""
-    if path is None or not path.is_file():
+    """The count that `path` holds; an empty one where it holds none, or was not written to its end."""
+    try:
+        state = msgspec.msgpack.decode(b"" if path is None else path.read_bytes(), type=_State)
+    except (OSError, msgspec.DecodeError):
         return TokenCounts(np.zeros(vocab_size, dtype=np.int64), np.zeros(vocab_size, dtype=np.int64))
-    state = msgspec.msgpack.decode(path.read_bytes(), type=_State)
     counted, held_out = (np.frombuffer(part, dtype=np.int64).copy() for part in (state.counted, state.held_out))
     return TokenCounts(counted, held_out, state.counted_ids, state.held_out_ids, state.excluded_ids)

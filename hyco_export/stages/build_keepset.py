@@ -239,7 +239,7 @@ def _count_conversations(
     excluded = identities(chain(*(read_conversations(inputs[name]) for name in ("calibration", "validation"))))
     return count_tokens(
         read_conversations(path),
-        tokenizer,
+        tokenizer.backend_tokenizer,
         vocab_size,
         excluded,
         config.held_out_share,

@@ -37,7 +37,7 @@ def by_hand(tokenizer, chosen):
 
 def test_every_turn_lands_in_its_count_whatever_the_batches(tokenizer, small_batches):
     items, read = conversations(50), []
-    counts = count_tokens(items, tokenizer, len(tokenizer), identities(items[:7]), 0.3, read.append)
+    counts = count_tokens(items, tokenizer.backend_tokenizer, len(tokenizer), identities(items[:7]), 0.3, read.append)
     held_out = [item for item in items[7:] if is_held_out(item.id, 0.3)]
     counted = [item for item in items[7:] if not is_held_out(item.id, 0.3)]
     assert 0 < len(held_out) < 43
@@ -51,12 +51,12 @@ def test_every_turn_lands_in_its_count_whatever_the_batches(tokenizer, small_bat
 
 def test_ids_beyond_the_models_rows_are_left_out(tokenizer):
     items = conversations(5)
-    counts = count_tokens(items, tokenizer, 270, NOBODY, 0.0, lambda done: None)
+    counts = count_tokens(items, tokenizer.backend_tokenizer, 270, NOBODY, 0.0, lambda done: None)
     assert counts.counted.tolist() == by_hand(tokenizer, items)[:270].tolist()
 
 
 def test_nothing_to_count_is_an_empty_count(tokenizer):
-    counts = count_tokens([], tokenizer, len(tokenizer), NOBODY, 0.1, lambda done: None)
+    counts = count_tokens([], tokenizer.backend_tokenizer, len(tokenizer), NOBODY, 0.1, lambda done: None)
     assert counts.read == 0 and not counts.counted.any()
 
 
@@ -69,12 +69,16 @@ def test_a_killed_count_goes_on_where_it_was_saved(tokenizer, small_batches, mon
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        count_tokens(items, tokenizer, len(tokenizer), NOBODY, 0.3, die, state)
+        count_tokens(items, tokenizer.backend_tokenizer, len(tokenizer), NOBODY, 0.3, die, state)
     assert [path.name for path in tmp_path.iterdir()] == ["counting"]
-    counts = count_tokens(items, tokenizer, len(tokenizer), NOBODY, 0.3, seen.append, state)
+    saved = state.read_bytes()
+    counts = count_tokens(items, tokenizer.backend_tokenizer, len(tokenizer), NOBODY, 0.3, seen.append, state)
     assert seen[0] > 20  # the first ones were not counted again
-    whole = count_tokens(items, tokenizer, len(tokenizer), NOBODY, 0.3, lambda done: None)
+    whole = count_tokens(items, tokenizer.backend_tokenizer, len(tokenizer), NOBODY, 0.3, lambda done: None)
     assert counts.counted.tolist() == whole.counted.tolist()
     assert counts.held_out.tolist() == whole.held_out.tolist()
     assert counts.counted_ids == whole.counted_ids
     assert list(tmp_path.iterdir()) == []
+    state.write_bytes(saved[:-9])  # cut short: counted from the start
+    again = count_tokens(items, tokenizer.backend_tokenizer, len(tokenizer), NOBODY, 0.3, lambda done: None, state)
+    assert again.counted.tolist() == whole.counted.tolist()
