@@ -150,10 +150,11 @@ def measure_counting(
     """Print the speed of counting beside the tokenizer's own, over the recipe's conversations or created ones."""
     from tempfile import TemporaryDirectory
 
-    from hyco_export.evaluate.counting_bench import bench_counting, load_backend, write_created
+    from hyco_export.evaluate.counting_bench import bench_counting, write_created
+    from hyco_export.nn.tokenizer_file import open_tokenizer
 
     run = open_run(recipe_path, run_dir)
-    backend = load_backend(tokenizer_dir or run.source("verifier", run.recipe.models.verifier))
+    backend = open_tokenizer(tokenizer_dir or run.source("verifier", run.recipe.models.verifier)).backend
     with ConsoleProgress() as progress, TemporaryDirectory() as folder:
         if created is None:
             path = run.source("conversations", run.recipe.data.conversations)

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 
 from hyco_export.core.data.files import data_files, read_conversations
 from hyco_export.core.data.identity import identities
-from hyco_export.errors import CheckpointError
 from hyco_export.evaluate.created_conversations import words_of, write_conversations
 from hyco_export.nn.token_counts import BATCH_CHARACTERS, count_tokens
 
@@ -51,21 +50,6 @@ class CountingBench(msgspec.Struct, frozen=True):
     def summary(self) -> dict[str, Any]:
         """All of it, by name."""
         return {**msgspec.structs.asdict(self), "ratio": self.ratio, "cpu_ratio": self.cpu_ratio}
-
-
-def load_backend(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder, without a model.
-
-    Raises:
-        CheckpointError: no tokenizer.json there, or not one.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no tokenizer.json", "save its fast tokenizer there: save_pretrained")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise CheckpointError(f"{path} is not a tokenizer: {error}", "fetch or save it again") from error
 
 
 def write_created(folder: Path, tokenizer: Tokenizer, count: int, on_step: OnStep) -> None:

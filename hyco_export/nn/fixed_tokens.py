@@ -6,10 +6,10 @@ Knows tokenizers through `nn.vocabulary`; counts nothing. Legend: V vocabulary s
 from dataclasses import dataclass
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from hyco_export.core.scripts import in_scripts
 from hyco_export.errors import RecipeError
+from hyco_export.nn.tokenizer_file import TokenizerFile
 from hyco_export.nn.vocabulary import byte_ids, placeholder_ids, special_ids, token_texts
 
 
@@ -31,7 +31,7 @@ class FixedPart:
         return {name: int(getattr(self, name).sum()) for name in ("specials", "bytes", "scripts")}
 
 
-def find_fixed_part(tokenizer: PreTrainedTokenizerFast, vocab_size: int, scripts: tuple[str, ...]) -> FixedPart:
+def find_fixed_part(tokenizer: TokenizerFile, vocab_size: int, scripts: tuple[str, ...]) -> FixedPart:
     """The fixed part as the verifier's own tokenizer gives it.
 
     Raises:
@@ -39,9 +39,9 @@ def find_fixed_part(tokenizer: PreTrainedTokenizerFast, vocab_size: int, scripts
         RecipeError: a script that Unicode does not have.
     """
     specials = _mask(special_ids(tokenizer, vocab_size), vocab_size)
-    bytes_ = _mask(byte_ids(tokenizer), vocab_size) & ~specials
-    in_script = in_scripts(token_texts(tokenizer, vocab_size), scripts)
-    placeholders = _mask(placeholder_ids(tokenizer, vocab_size), vocab_size) & ~specials & ~bytes_
+    bytes_ = _mask(byte_ids(tokenizer.backend), vocab_size) & ~specials
+    in_script = in_scripts(token_texts(tokenizer.backend, vocab_size), scripts)
+    placeholders = _mask(placeholder_ids(tokenizer.backend, vocab_size), vocab_size) & ~specials & ~bytes_
     return FixedPart(specials, bytes_, in_script & ~specials & ~bytes_, placeholders)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 
 from hyco_export.errors import CheckpointError
@@ -48,10 +49,14 @@ class TensorFiles:
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) of a floating-point tensor as float32, without reading the others.
 
+        The file is mapped for this call alone: what a long-lived map has read stays in the process's memory.
+
         Raises:
             CheckpointError: no such tensor; names it.
         """
-        return self._shard(name).get_slice(name)[start:stop].float().numpy()
+        self._shard(name)
+        with safe_open(self.folder / self._owner[name], framework="pt") as shard:
+            return shard.get_slice(name)[start:stop].to(torch.float32, copy=True).numpy()
 
     def _shard(self, name: str) -> safe_open:
         if name not in self._owner:

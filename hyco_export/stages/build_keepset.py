@@ -27,13 +27,15 @@ from hyco_export.core.data.files import conversation_count, read_conversations
 from hyco_export.core.data.identity import identities
 from hyco_export.core.keepset import KEEPSET_FILE, MISSING, KeepSet
 from hyco_export.core.layout import CAPTURE, KEEPSET
+from hyco_export.core.memory import release_freed
 from hyco_export.core.recipe import Dtype, Recipe
+from hyco_export.core.tensor_writer import Declared, TensorWriter
 from hyco_export.errors import RecipeError
 from hyco_export.stages.capture import read_answers
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
     from hyco_export.nn.embedding_table import EmbeddingSource
     from hyco_export.nn.fixed_tokens import FixedPart
@@ -82,10 +84,11 @@ def check_keepset(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
     """
     from hyco_export.nn.embedding_table import find_embedding
     from hyco_export.nn.fixed_tokens import find_fixed_part, require_room
-    from hyco_export.nn.verifier import load_tokenizer
+    from hyco_export.nn.tokenizer_file import open_tokenizer
 
     vocab_size = find_embedding(inputs["verifier"]).vocab_size
-    fixed = find_fixed_part(load_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
+    fixed = find_fixed_part(open_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
+    release_freed()
     if config.size is not None:
         require_room(config.size, fixed, vocab_size)
 
@@ -94,14 +97,16 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
     """Write the files of the module's list; the coverage is also the stage's metrics."""
     from hyco_export.nn.embedding_table import find_embedding
     from hyco_export.nn.fixed_tokens import find_fixed_part, require_room
-    from hyco_export.nn.verifier import load_tokenizer
+    from hyco_export.nn.tokenizer_file import open_tokenizer
 
-    tokenizer = load_tokenizer(inputs["verifier"])
+    tokenizer = open_tokenizer(inputs["verifier"])
     embedding = find_embedding(inputs["verifier"])
     fixed = find_fixed_part(tokenizer, embedding.vocab_size, config.scripts)
     if config.size is not None:
         require_room(config.size, fixed, embedding.vocab_size)
-    counts = _count_conversations(config, inputs, tokenizer, embedding.vocab_size, out_dir / COUNTING_FILE, progress)
+    counts = _count_conversations(
+        config, inputs, tokenizer.backend, embedding.vocab_size, out_dir / COUNTING_FILE, progress
+    )
     ranking = rank(counts.counted, fixed.union, fixed.placeholders)
     size = config.size or size_for(config.coverage, ranking, counts)
     keepset = KeepSet(np.sort(ranking.order[:size]), embedding.vocab_size)
@@ -148,14 +153,20 @@ def sizes_by_share(ranking: Ranking, counts: "TokenCounts") -> dict[str, int | N
 
 
 def save_keepset(path: Path, keepset: KeepSet, embedding: "EmbeddingSource", dtype: Dtype) -> None:
-    """Write the ids with their rows of the 8-bit table (`core.keepset.KEEPSET_FILE`)."""
-    from safetensors.numpy import save_file
+    """Write the ids with their rows of the 8-bit table (`core.keepset.KEEPSET_FILE`) as a stream: 242 MB."""
+    from hyco_export.nn.embedding_table import quantized_blocks
 
-    from hyco_export.nn.embedding_table import quantized_embedding
-
-    table = quantized_embedding(embedding, keepset.ids, dtype)
-    tensors = {"ids": keepset.ids, "table": table.integers, "table_scale": table.scale}
-    save_file(tensors, path, metadata={"vocab_size": str(keepset.vocab_size)})
+    n = len(keepset)
+    declared = {
+        "ids": Declared("int32", (n,)),
+        "table": Declared("int8", (n, embedding.hidden)),
+        "table_scale": Declared("float32", (n,)),
+    }
+    with TensorWriter(path, declared, {"vocab_size": str(keepset.vocab_size)}) as writer:
+        writer.put("ids", keepset.ids)
+        for first, block in quantized_blocks(embedding, keepset.ids, dtype):
+            writer.put("table", block.integers, first)
+            writer.put("table_scale", block.scale, first)
 
 
 def _write_reports(out_dir: Path, coverage: dict[str, Any], ranking: Ranking, counts: "TokenCounts") -> None:
@@ -225,7 +236,7 @@ def count_answers(capture: Path, vocab_size: int) -> dict[str, np.ndarray]:
 def _count_conversations(
     config: KeepSetConfig,
     inputs: Mapping[str, Path],
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: "Tokenizer",
     vocab_size: int,
     state: Path,
     progress: Progress,
@@ -239,7 +250,7 @@ def _count_conversations(
     excluded = identities(chain(*(read_conversations(inputs[name]) for name in ("calibration", "validation"))))
     return count_tokens(
         read_conversations(path),
-        tokenizer.backend_tokenizer,
+        tokenizer,
         vocab_size,
         excluded,
         config.held_out_share,

@@ -1,10 +1,7 @@
 """Created conversations and the measurement over them: shapes and sums, no times."""
 
-import pytest
-
 from hyco_export.core.data.files import read_conversations
-from hyco_export.errors import CheckpointError
-from hyco_export.evaluate.counting_bench import bench_counting, load_backend, write_created
+from hyco_export.evaluate.counting_bench import bench_counting, write_created
 from hyco_export.evaluate.created_conversations import created, words_of
 from tests.builders import small_tokenizer
 
@@ -33,11 +30,3 @@ def test_the_measurement_counts_every_token_once(tmp_path):
     assert result.conversations == 30
     assert result.tokens == sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
     assert min(result.raw_s, result.counting_s, result.ratio, result.cpu_ratio, result.peak_rss_bytes) > 0
-
-
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"has no tokenizer.json"):
-        load_backend(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tokenizer.json is not a tokenizer"):
-        load_backend(tmp_path)

@@ -3,9 +3,9 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from hyco_export.nn.fixed_tokens import find_fixed_part
+from hyco_export.nn.tokenizer_file import TokenizerFile
 from hyco_export.nn.vocabulary import byte_ids, placeholder_ids, special_ids, token_texts
 
 PAPER_HANGUL = 4678  # Appendix A
@@ -22,33 +22,34 @@ def tokenizer():
     inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     inner.add_tokens([AddedToken("<table>", special=False), AddedToken("<|reserved_special_token_12|>", special=True)])
     inner.add_special_tokens(["<pad>", "<unused0>", "<turn>"])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>")
+    return TokenizerFile(inner, frozenset({"<pad>"}))
 
 
 def names(tokenizer, ids):
-    return [tokenizer.convert_ids_to_tokens(int(i)) for i in ids]
+    return [tokenizer.backend.id_to_token(int(i)) for i in ids]
 
 
 def test_placeholders_are_no_specials_and_plain_added_tokens_are_text(tokenizer):
-    rows = len(tokenizer) + 2  # a model may have more rows than its tokenizer has entries
+    backend = tokenizer.backend
+    rows = backend.get_vocab_size() + 2  # a model may have more rows than its tokenizer has entries
     assert names(tokenizer, special_ids(tokenizer, rows)) == ["<pad>", "<turn>"]
-    assert placeholder_ids(tokenizer, rows).tolist() == [
-        tokenizer.convert_tokens_to_ids("<unused0>"),
-        tokenizer.convert_tokens_to_ids("<|reserved_special_token_12|>"),
+    assert placeholder_ids(backend, rows).tolist() == [
+        backend.token_to_id("<unused0>"),
+        backend.token_to_id("<|reserved_special_token_12|>"),
         rows - 2,
         rows - 1,
     ]
 
 
 def test_texts_lose_sentencepieces_mark_and_rows_without_entry_are_empty(tokenizer):
-    texts = token_texts(tokenizer, len(tokenizer) + 1)
+    texts = list(token_texts(tokenizer.backend, tokenizer.backend.get_vocab_size() + 1))
     assert texts[2:6] == [" 가", "각나", " the", "ㄱ"]
     assert texts[-1] == ""
-    assert texts[byte_ids(tokenizer)[0xEA]] == "\ufffd"  # the first byte of 가 is no letter
+    assert texts[byte_ids(tokenizer.backend)[0xEA]] == "\ufffd"  # the first byte of 가 is no letter
 
 
 def test_the_fixed_part_counts_each_token_once(tokenizer):
-    fixed = find_fixed_part(tokenizer, len(tokenizer), ("Hangul",))
+    fixed = find_fixed_part(tokenizer, tokenizer.backend.get_vocab_size(), ("Hangul",))
     assert fixed.sizes == {"specials": 2, "bytes": 256, "scripts": 3}
     assert fixed.union.sum() == 261
     assert not (fixed.union & fixed.placeholders).any()
@@ -60,14 +61,14 @@ def gemma():
     from transformers import AutoTokenizer
 
     path = package.assemble()
-    return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    return TokenizerFile(AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer)
 
 
 @pytest.mark.slow
 def test_the_real_gemma_vocabulary_has_the_papers_hangul(gemma):
-    assert len(gemma) == GEMMA_VOCABULARY
+    assert gemma.backend.get_vocab_size() == GEMMA_VOCABULARY
     fixed = find_fixed_part(gemma, GEMMA_VOCABULARY, ("Hangul",))
     assert fixed.sizes == {"specials": len(GEMMA_CONTROLS), "bytes": 256, "scripts": PAPER_HANGUL}
     assert sorted(names(gemma, special_ids(gemma, GEMMA_VOCABULARY))) == sorted(GEMMA_CONTROLS)
     assert fixed.placeholders.sum() == 6242
-    assert byte_ids(gemma).tolist() == list(range(238, 494))
+    assert byte_ids(gemma.backend).tolist() == list(range(238, 494))

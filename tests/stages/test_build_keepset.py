@@ -13,6 +13,7 @@ from hyco_export.core.keepset import KEEPSET_FILE, read_keepset
 from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.nn.tiny.tokenizer import train_tokenizer
 from hyco_export.nn.token_counts import is_held_out
+from hyco_export.nn.tokenizer_file import TokenizerFile
 from hyco_export.nn.vocabulary import byte_ids, special_ids, token_texts
 from hyco_export.stages.build_keepset import STAGE, KeepSetConfig, check_keepset
 from hyco_export.stages.stage import Silent
@@ -67,7 +68,10 @@ def inputs(tmp_path, verifier, tokenizer):
 
 
 def fixed_size(tokenizer):
-    korean = sum(any("가" <= letter <= "힣" for letter in text) for text in token_texts(tokenizer, len(tokenizer)))
+    korean = sum(
+        any("가" <= letter <= "힣" for letter in text)
+        for text in token_texts(tokenizer.backend_tokenizer, len(tokenizer))
+    )
     assert korean > 0
     return 7 + 256 + korean
 
@@ -230,7 +234,7 @@ def test_an_unknown_script_is_refused_before_counting(tmp_path, inputs):
 
 
 def test_byte_tokens_come_from_the_tokenizer(tokenizer):
-    assert [tokenizer.convert_ids_to_tokens(int(i)) for i in byte_ids(tokenizer)[[0, 10, 255]]] == [
+    assert [tokenizer.convert_ids_to_tokens(int(i)) for i in byte_ids(tokenizer.backend_tokenizer)[[0, 10, 255]]] == [
         "<0x00>",
         "<0x0A>",
         "<0xFF>",
@@ -244,11 +248,11 @@ def test_a_tokenizer_without_byte_tokens_is_refused():
 
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")))
     with pytest.raises(CheckpointError, match="no byte token <0x00>"):
-        byte_ids(plain)
+        byte_ids(plain.backend_tokenizer)
 
 
 def test_specials_beyond_the_models_rows_are_left_out(tokenizer):
-    assert special_ids(tokenizer, 5).tolist() == [0, 1, 2, 3, 4]
+    assert special_ids(TokenizerFile(tokenizer.backend_tokenizer), 5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_the_stage_config_holds_what_changes_the_bytes():
