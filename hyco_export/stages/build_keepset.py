@@ -107,6 +107,8 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
     counts = _count_conversations(
         config, inputs, tokenizer.backend, embedding.vocab_size, out_dir / COUNTING_FILE, progress
     )
+    del tokenizer
+    release_freed()
     ranking = rank(counts.counted, fixed.union, fixed.placeholders)
     size = config.size or size_for(config.coverage, ranking, counts)
     keepset = KeepSet(np.sort(ranking.order[:size]), embedding.vocab_size)
