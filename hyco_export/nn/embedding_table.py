@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from hyco_export.core.network.row_grid import QuantizedRows, quantize_rows
 from hyco_export.core.recipe import Dtype
@@ -65,6 +64,8 @@ def quantized_blocks(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) -> 
     transformers' `Gemma4TextScaledWordEmbedding` rounds its factor sqrt(H) to the weight's dtype and multiplies in it
     (bfloat16: 53 instead of 53.07 at H = 2,816), so the same is done here in the `dtype` the verifier runs in.
     """
+    import torch  # hundreds of MB that finding the table does without
+
     run_dtype = getattr(torch, dtype)
     factor = torch.tensor(source.hidden**0.5).to(run_dtype)
     for start in range(0, source.vocab_size, CHUNK_ROWS):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 
 from hyco_export.errors import CheckpointError
@@ -43,20 +42,23 @@ class TensorFiles:
         Raises:
             CheckpointError: no such tensor; names it.
         """
-        tensor = self._shard(name).get_tensor(name)
+        with self._mapped(name) as shard:
+            tensor = shard.get_tensor(name)
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) of a floating-point tensor as float32, without reading the others.
 
-        The file is mapped for this call alone: what a long-lived map has read stays in the process's memory.
-
         Raises:
             CheckpointError: no such tensor; names it.
         """
+        with self._mapped(name) as shard:
+            return shard.get_slice(name)[start:stop].float().numpy().copy()
+
+    def _mapped(self, name: str) -> safe_open:
+        """The shard as torch reads it, mapped anew: what a long-lived map has read stays in the process's memory."""
         self._shard(name)
-        with safe_open(self.folder / self._owner[name], framework="pt") as shard:
-            return shard.get_slice(name)[start:stop].to(torch.float32, copy=True).numpy()
+        return safe_open(self.folder / self._owner[name], framework="pt")
 
     def _shard(self, name: str) -> safe_open:
         if name not in self._owner:
@@ -76,7 +78,7 @@ def _file_names(folder: Path) -> list[str]:
 
 def _opened(path: Path) -> safe_open:
     try:
-        return safe_open(path, framework="pt")
+        return safe_open(path, framework="numpy")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist", FETCH_HINT) from error
     except (SafetensorError, OSError) as error:
