@@ -16,7 +16,7 @@ from hyco_export.errors import CheckpointError
 from hyco_export.nn.tensor_files import TensorFiles
 
 EMBEDDING_SUFFIX = ".embed_tokens.weight"
-CHUNK_ROWS = 2048  # 23 MB of float32 at the 2,816 columns of Gemma 4 26B-A4B
+CHUNK_ROWS = 512  # 6 MB of float32 at the 2,816 columns of Gemma 4 26B-A4B
 
 
 @dataclass(frozen=True)
