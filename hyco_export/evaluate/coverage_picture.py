@@ -12,6 +12,7 @@ HEIGHT_IN = 3.0
 LOWEST_SHOWN = 0.5  # the fixed part may start far below: what matters is near 1
 SERIES_NAMES = (("held_out_share", "held out"), ("counted_share", "counted"))
 LINE_WIDTH = 1.8
+CROWDED_SHARE = 0.5  # of the vocabulary: beyond it a label has no room before the right edge
 
 
 def coverage_picture(rows: Sequence[Mapping[str, Any]], chosen: int) -> str:
@@ -22,6 +23,7 @@ def coverage_picture(rows: Sequence[Mapping[str, Any]], chosen: int) -> str:
     sizes = [row["size"] for row in rows]
     shown = [(key, name) for key, name in SERIES_NAMES if rows[-1][key] > 0] or SERIES_NAMES[-1:]
     share = next(row[shown[0][0]] for row in rows if row["size"] == chosen)
+    crowded = chosen > sizes[-1] * CROWDED_SHARE
     lowest = min(LOWEST_SHOWN, max(0.0, share - 0.1))
     with drawing(HEIGHT_IN) as (figure, axes):
         for color, (key, name) in zip(SERIES, shown, strict=False):
@@ -31,9 +33,9 @@ def coverage_picture(rows: Sequence[Mapping[str, Any]], chosen: int) -> str:
         axes.annotate(
             f"{chosen:,} tokens: {100 * share:.2f} %",
             (chosen, share),
-            (-6, -14),
+            (-6 if crowded else 6, -14),
             textcoords="offset points",
-            ha="right",
+            ha="right" if crowded else "left",  # below a rising curve there is room on its right
             color=INK,
         )
         axes.set_xscale("log")
