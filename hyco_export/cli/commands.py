@@ -195,6 +195,27 @@ def _require_artifact(folder: Path) -> None:
     )
 
 
+def measure_counting(
+    recipe_path: Path | None, run_dir: Path | None, tokenizer_dir: Path | None, created: int | None
+) -> None:
+    """Print the speed of counting beside the tokenizer's own, over the recipe's conversations or created ones."""
+    from tempfile import TemporaryDirectory
+
+    from hyco_export.evaluate.counting_bench import bench_counting, write_created
+    from hyco_export.nn.tokenizer_file import open_tokenizer
+
+    run = open_run(recipe_path, run_dir)
+    backend = open_tokenizer(tokenizer_dir or run.source("verifier", run.recipe.models.verifier)).backend
+    with ConsoleProgress() as progress, TemporaryDirectory() as folder:
+        if created is None:
+            path = run.source("conversations", run.recipe.data.conversations)
+        else:
+            path = Path(folder) / "created"
+            write_created(path, backend, created, progress.step)
+        result = bench_counting(path, backend, progress.step)
+    show_metrics("\ncounting against the tokenizer's own encode_batch", result.summary)
+
+
 def list_targets() -> None:
     """Print the target table: the vendor's numbers, and the bits of weights and activations that compile."""
     from hyco_export.core.targets import TARGETS

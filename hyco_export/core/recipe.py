@@ -11,24 +11,18 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from hyco_export.core.data.source import DataSource, as_source, check_source
 from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.keepset_choice import KeepSetChoice, check_keepset_choice
 from hyco_export.core.limits import NODE_LIMIT
 from hyco_export.core.resources import resource_path
+from hyco_export.core.section import Count, NonNegative, Positive, Section, Share
 from hyco_export.core.targets import find_target
 from hyco_export.errors import CompileError, RecipeError
 
-Count = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Positive = Annotated[float, Meta(gt=0.0)]
 Dtype = Literal["float32", "bfloat16"]
 WeightBits = Literal[4, 8]
 LPBQ_BITS = 4  # the only width of low-power blocks on HTP
-BYTE_TOKENS = 256  # always kept: they can spell any string
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of the recipe; an unknown key is an error, not a default."""
 
 
 class Checkpoint(Section, frozen=True):
@@ -67,11 +61,11 @@ class Models(Section, frozen=True):
 
 
 class Data(Section, frozen=True):
-    """JSONL files of chat messages ({"id", "messages"}); relative to the recipe, then to the package."""
+    """Conversations: a path alone (relative to the recipe, then to the package), or a `DataSource`."""
 
-    calibration: str
-    validation: str
-    conversations: str  # counted for the keep set
+    calibration: str | DataSource
+    validation: str | DataSource
+    conversations: str | DataSource  # counted for the keep set, without those of the other two
 
 
 class Capture(Section, frozen=True):
@@ -101,7 +95,7 @@ class Qat(Section, frozen=True):
     weight_bits: WeightBits = 4
     split_projection: bool = False
     grid: Literal["per-channel", "lpbq"] = "per-channel"
-    overrides: dict[str, WeightBits] = {}
+    overrides: dict[str, WeightBits] = msgspec.field(default_factory=dict)
     evidence_sequences: NonNegative = 0
     clip_ratio_low: Share = 0.6
     clip_ratio_high: Share = 1.0
@@ -118,14 +112,6 @@ class Qat(Section, frozen=True):
     unrolled_steps: Count = 1
     trained_grids: bool = False
     seed: int = 20261011
-
-
-class KeepSetChoice(Section, frozen=True):
-    """Which tokens both drafters may propose (Appendix A)."""
-
-    size: Count
-    scripts: tuple[str, ...] = ("Hangul",)
-    held_out_share: Share = 0.1  # of the conversations, for the coverage report
 
 
 class HeadGraph(Section, frozen=True):
@@ -220,7 +206,7 @@ class Drafting(Section, frozen=True):
 class Gates(Section, frozen=True):
     """What `validate` demands of a run."""
 
-    min_mat: dict[Literal["cloud-mtp", "hyco-exact", "hyco"], float] = {}  # by system
+    min_mat: dict[Literal["cloud-mtp", "hyco-exact", "hyco"], float] = msgspec.field(default_factory=dict)
     min_head_agreement: Share = 0.97  # K-step graph against the step-by-step W4 head
     min_slm_agreement: Share = 0.9  # best token of a row, integer graph against the float network
     max_bytes_up: Count = 300
@@ -296,12 +282,11 @@ def check_recipe(recipe: Recipe) -> None:
         target = find_target(recipe.target)
     except CompileError as error:
         raise RecipeError(f"$.target: {error.message}", error.hint) from error
+    for name in ("calibration", "validation", "conversations"):
+        check_source(getattr(recipe.data, name), f"$.data.{name}")
+    check_keepset_choice(recipe.keepset)
     planted = recipe.head.steps + recipe.head.runner_up_steps
     rules = (
-        (
-            recipe.keepset.size > BYTE_TOKENS,
-            f"$.keepset.size is {recipe.keepset.size}, but the {BYTE_TOKENS} byte tokens and specials always stay",
-        ),
         (
             recipe.slm.ring >= recipe.slm.rows,
             f"$.slm.ring is {recipe.slm.ring}, shorter than a tree pass of $.slm.rows = {recipe.slm.rows}",
@@ -371,8 +356,8 @@ def check_recipe(recipe: Recipe) -> None:
             f"$.capture.sampled_answers is {recipe.capture.sampled_answers}, $.sampling.temperature 0 draws nothing",
         ),
         (
-            recipe.data.calibration != recipe.data.validation,
-            "$.data.validation is the same file as $.data.calibration",
+            as_source(recipe.data.calibration) != as_source(recipe.data.validation),
+            "$.data.validation is the same source as $.data.calibration",
         ),
     )
     for holds, message in rules:

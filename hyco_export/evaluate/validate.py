@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import hyco_export
-from hyco_export.core.conversations import prompt_messages, read_conversations
+from hyco_export.core.conversations import prompt_messages
+from hyco_export.core.data.prompts import read_prompts as read_prompt_set
+from hyco_export.core.data.prompts import require_enough
 from hyco_export.core.recipe import Recipe, Validation
-from hyco_export.errors import RecipeError
 from hyco_export.evaluate.backend_parity import compare_backends
 from hyco_export.evaluate.compatibility import require_compatible
 from hyco_export.evaluate.examples import median_times, pick_tree
@@ -144,22 +145,20 @@ def wire_sampling(recipe: Recipe) -> Sampling:
 
 
 def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -> list[Prompt]:
-    """The first `count` prompts of a JSONL file through the chat template; fewer when the file has fewer.
+    """The first `count` prompts of the validation set through the chat template.
 
     Raises:
-        RecipeError: no file, no prompt in it, or two with one id.
+        RecipeError: the set cannot be used, or has fewer.
     """
     from hyco_export.nn.capture import encode_prompt
 
-    if not path.is_file():
-        raise RecipeError(f"$.data.validation: {path} does not exist", "correct the path")
+    found = read_prompt_set(path, "$.data.validation")
+    require_enough(len(found), count, path)
     prompts = []
-    for conversation in read_conversations(path):
+    for conversation in found[:count]:
         messages = [{"role": m.role, "content": m.content} for m in prompt_messages(conversation)]
         prompts.append(Prompt(conversation.id, tuple(encode_prompt(tokenizer, messages))))
-    if len({prompt.id for prompt in prompts}) != len(prompts) or not prompts:
-        raise RecipeError(f"$.data.validation: {path} holds {len(prompts)} prompts, ids must be unique", "correct it")
-    return prompts[:count]
+    return prompts
 
 
 def check_backends(
@@ -190,6 +189,4 @@ def notes(plan: Validation, found: int) -> tuple[str, ...]:
         f"The sampled systems ran on {INTEGER}: the integer graphs that were compiled, with ONNX Runtime's own "
         "optimisations off, so draft times are those of a reference, not of a phone.",
     ]
-    if found < plan.prompts:
-        lines.append(f"The prompt file holds {found} prompts; the recipe asks for {plan.prompts}.")
     return tuple(lines)

@@ -55,14 +55,19 @@ def require_checkpoint(folder: Path) -> Path:
     return folder
 
 
+def require_hub_id(model: str) -> None:
+    """Raises CheckpointError: the reference is of a folder, and there is none."""
+    if model.startswith((EMBEDDED_PREFIX, "/", ".")):
+        raise CheckpointError(f"checkpoint {model!r} does not exist", "correct $.models in the recipe")
+
+
 def fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
     """Download a Hub repository's files of these patterns (or find them in the cache); its snapshot folder.
 
     Raises:
         CheckpointError: gated, unknown, or the Hub cannot be reached.
     """
-    if hub_id.startswith((EMBEDDED_PREFIX, "/", ".")):
-        raise CheckpointError(f"checkpoint {hub_id!r} does not exist", "correct $.models in the recipe")
+    require_hub_id(hub_id)
     download = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
     try:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
@@ -92,8 +97,7 @@ def local_checkpoint(checkpoint: Checkpoint, recipe_folder: Path | None) -> Path
     found = locate(checkpoint.model, recipe_folder)
     if found is not None:
         return require_checkpoint(found)
-    if checkpoint.model.startswith((EMBEDDED_PREFIX, "/", ".")):
-        return fetch(checkpoint.model, checkpoint.revision)  # says that there is no such folder
+    require_hub_id(checkpoint.model)
     try:
         cached = snapshot_download(checkpoint.model, revision=checkpoint.revision, local_files_only=True)
     except (LocalEntryNotFoundError, HFValidationError, OSError):

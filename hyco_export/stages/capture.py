@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.conversations import Conversation, Message, prompt_messages, read_conversations
+from hyco_export.core.conversations import Conversation, Message, prompt_messages
+from hyco_export.core.data.prompts import read_prompts
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE
 from hyco_export.core.partial import PartialBuild
@@ -206,15 +207,9 @@ def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, pa
 def _prompts(inputs: Mapping[str, Path]) -> Iterator[Prompt]:
     number = 0
     for split in PROMPT_SPLITS:
-        path = inputs[split]
-        if not path.is_file():
-            raise RecipeError(f"$.data.{split}: {path} does not exist", "correct the path")
-        before = number
-        for index, conversation in enumerate(read_conversations(path)):
+        for index, conversation in enumerate(read_prompts(inputs[split], f"$.data.{split}")):
             yield Prompt(split, index, number, conversation)
             number += 1
-        if number == before:
-            raise RecipeError(f"$.data.{split}: {path} holds no conversation", "give at least one prompt")
 
 
 def _answer_limit(config: CaptureConfig, split: Split, prompt_tokens: int) -> int:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.conversations import ASSISTANT_ROLES, Conversation, Message, read_conversations
+from hyco_export.core.conversations import ASSISTANT_ROLES, Conversation, Message
+from hyco_export.core.data.prompts import read_prompts
 from hyco_export.core.layout import CAPTURE
 from hyco_export.errors import RecipeError
 from hyco_export.stages.capture import ANSWERS_FILE, PROMPT_SPLITS, Answer, Split
@@ -71,11 +72,7 @@ def _conversations(inputs: Mapping[str, Path]) -> Iterator[tuple[Split, Conversa
         RecipeError: a file holds none.
     """
     for split in PROMPT_SPLITS:
-        path = inputs[split]
-        found = list(read_conversations(path))
-        if not found:
-            raise RecipeError(f"$.data.{split}: {path} holds no conversation", "give at least one")
-        yield from ((split, conversation) for conversation in found)
+        yield from ((split, conversation) for conversation in read_prompts(inputs[split], f"$.data.{split}"))
 
 
 def _answer(

@@ -15,7 +15,7 @@ import msgspec
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.sizes.estimate import Estimate, Split, Work
 from hyco_export.core.sizes.shapes import FamilyShape
-from hyco_export.errors import CheckpointError
+from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.stages.runner import RunFolder, plan
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import ESTIMATORS
@@ -167,11 +167,17 @@ def _answer_share(verifier: Path | None) -> float:
 
 def _prompts(run: RunFolder, name: str, verifier: Path | None, notes: list[str]) -> tuple[int, int]:
     """Prompts of a set, and tokens of all of them together."""
-    from hyco_export.core.conversations import prompt_messages, read_conversations
+    from hyco_export.core.conversations import prompt_messages
+    from hyco_export.core.data.files import read_conversations
+    from hyco_export.core.data.source import as_source
 
+    reference = getattr(run.recipe.data, name)
     try:
-        path = run.source(name, getattr(run.recipe.data, name))
-    except CheckpointError:
+        local = as_source(reference).path is not None  # others may have to be fetched
+        path = run.source(name, reference) if local else None
+    except (CheckpointError, RecipeError):
+        path = None
+    if path is None:
         notes.append(f"$.data.{name} is not here: {MISSING_PROMPTS} prompts of {MISSING_PROMPT_TOKENS} tokens assumed")
         return MISSING_PROMPTS, MISSING_PROMPTS * MISSING_PROMPT_TOKENS
     prompts = [[msgspec.to_builtins(m) for m in prompt_messages(c)] for c in read_conversations(path)]

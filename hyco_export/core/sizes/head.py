@@ -50,7 +50,7 @@ def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
     """Teacher, student with an output layer of its own, AdamW's moments, and the variants that are compared."""
     head, qat = family.head, recipe.qat
     trained = head.body_values + head.output_values
-    teacher = DTYPE_BYTES[recipe.models.head.dtype]
+    teacher = DTYPE_BYTES[recipe.models.require_head().dtype]
     cast = 0 if qat.autocast == "float32" else DTYPE_BYTES[qat.autocast]  # autocast keeps cast weights of a pass
     rows = max(work.calibration.answer_tokens, min(PACKED_ROWS, qat.accumulation * work.calibration.answer_tokens))
     logits = rows * head.vocab_size * LOGIT_BYTES * qat.unrolled_steps
@@ -78,7 +78,7 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
     weights = family.head.body_values + kept * family.head.width
     compared = work.validation.sequences * min(ROOTS_PER_SEQUENCE, work.validation.answer_tokens)
     sample = family.verifier.round_values + recipe.head.window * family.verifier.row_values
-    original = DTYPE_BYTES[recipe.models.head.dtype]
+    original = DTYPE_BYTES[recipe.models.require_head().dtype]
     return Estimate(
         disk_bytes=graph + -(-compared // SAVED_EVERY) * sample,
         ram_bytes=TRAINING_BASE_BYTES
@@ -109,8 +109,8 @@ def head_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:
 
 
 def kept_tokens(recipe: Recipe, family: FamilyShape) -> int:
-    """n."""
-    return recipe.keepset.size
+    """n; the whole vocabulary for a recipe that asks for a coverage, whose size only counting tells."""
+    return recipe.keepset.size or family.head.vocab_size
 
 
 def _layer_steps(recipe: Recipe, head: HeadShape) -> int:
