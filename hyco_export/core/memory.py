@@ -6,6 +6,7 @@ before the work where that is allowed (`/proc/self/clear_refs`), else samples st
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import psutil
 
 SAMPLE_INTERVAL_S = 0.1
 RESET_PEAK = "5"  # proc(5): writing 5 to clear_refs resets the peak resident set size
+SETTLED_S = 0.2  # a younger child may still be the fork of its parent, whose pages it shares
 BYTES_PER_KB = 1024
 PROC_SELF = Path("/proc/self")
 
@@ -52,7 +54,8 @@ def _sample(peak: PeakMemory, stop: threading.Event) -> None:
 def _take(peak: PeakMemory) -> None:
     process = psutil.Process()
     peak.own_bytes = max(peak.own_bytes, _resident_bytes(process))
-    peak.children_bytes = max(peak.children_bytes, sum(map(_resident_bytes, process.children(recursive=True))))
+    settled = [child for child in process.children(recursive=True) if _age_s(child) > SETTLED_S]
+    peak.children_bytes = max(peak.children_bytes, sum(map(_resident_bytes, settled)))
 
 
 def _reset_peak() -> bool:
@@ -69,6 +72,10 @@ def _own_peak_bytes() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * BYTES_PER_KB
     return 0
+
+
+def _age_s(process: psutil.Process) -> float:
+    return time.time() - process.create_time()
 
 
 def _resident_bytes(process: psutil.Process) -> int:

@@ -97,7 +97,7 @@ def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
     while not list(tmp_path.glob("run/.build/*")) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "interrupted; what is finished is kept, run the command again to go on" in errors
     assert "Traceback" not in errors
