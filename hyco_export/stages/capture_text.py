@@ -15,7 +15,7 @@ import msgspec
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.conversations import ASSISTANT_ROLES, Conversation, Message
-from hyco_export.core.data.prompts import read_prompts
+from hyco_export.core.data.files import read_conversations
 from hyco_export.core.layout import CAPTURE
 from hyco_export.errors import RecipeError
 from hyco_export.stages.capture import ANSWERS_FILE, PROMPT_SPLITS, Answer, Split
@@ -72,7 +72,10 @@ def _conversations(inputs: Mapping[str, Path]) -> Iterator[tuple[Split, Conversa
         RecipeError: a file holds none.
     """
     for split in PROMPT_SPLITS:
-        yield from ((split, conversation) for conversation in read_prompts(inputs[split], f"$.data.{split}"))
+        found = list(read_conversations(inputs[split]))
+        if not found:
+            raise RecipeError(f"$.data.{split}: {inputs[split]} holds no conversation", "give at least one")
+        yield from ((split, conversation) for conversation in found)
 
 
 def _answer(
