@@ -198,6 +198,11 @@ def groups(sequences: Sequence[RootRows], row_limit: int) -> Iterator[list[RootR
         yield waiting
 
 
+def packs(sequences: Sequence[RootRows], row_limit: int) -> Iterator[RootRows]:
+    """The groups put together."""
+    return map(pack, groups(sequences, row_limit))
+
+
 def rate_factor(step: int, warmup_steps: int, steps: int) -> float:
     """Share of the peak rate at a step: (step + 1) / warm-up, then half a cosine down to 0 after the last step."""
     if step < warmup_steps:
