@@ -48,6 +48,7 @@ class Models(Section, frozen=True):
     slm: Checkpoint
     head: Checkpoint | None = None
     hidden_norm: HiddenNorm = "post"  # side of the verifier's final norm from which h travels
+    allow_quantised_capture: bool = False  # a quantised verifier may teach the head; the paper's is in bfloat16
 
     def require_head(self) -> Checkpoint:
         """The head.

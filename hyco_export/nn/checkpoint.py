@@ -4,6 +4,7 @@ Knows files, not models: `nn.verifier` loads them.
 """
 
 import hashlib
+import re
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download, snapshot_download
@@ -25,6 +26,9 @@ HASHED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model")  # weights, 
 FETCHED_PATTERNS = [*HASHED_PATTERNS, "*.txt"]
 READ_BYTES = 1 << 22
 CONFIG_FILE = "config.json"
+SNAPSHOTS_FOLDER = "snapshots"  # of the Hub's cache: one folder a commit, with links to
+BLOBS_FOLDER = "blobs"  # the files, under the sha256 of their contents where the Hub keeps them as large files
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def checkpoint_folder(checkpoint: Checkpoint, recipe_folder: Path | None = None) -> Path:
@@ -136,12 +140,27 @@ def tokenizer_digest(folder: Path) -> str:
     return _digest(folder, ["tokenizer.json"])
 
 
+def checkpoint_origin(checkpoint: Checkpoint, folder: Path) -> str:
+    """Where a checkpoint came from: `<Hub id>@<commit>` for a snapshot of the Hub, else the recipe's reference."""
+    if folder.parent.name != SNAPSHOTS_FOLDER:
+        return checkpoint.model
+    return f"{checkpoint.model}@{folder.name}"
+
+
 def _digest(folder: Path, names: list[str]) -> str:
     total = hashlib.sha256()
     for name in names:
-        content = hashlib.sha256()
-        with (folder / name).open("rb") as file:
-            while block := file.read(READ_BYTES):
-                content.update(block)
-        total.update(f"{name}:{content.hexdigest()}\n".encode())
+        total.update(f"{name}:{_content_digest(folder / name)}\n".encode())
     return total.hexdigest()
+
+
+def _content_digest(path: Path) -> str:
+    """sha256 of a file, hex. The Hub's cache has large files under that name already: 50 GB need no reading."""
+    stored = path.resolve()
+    if path.is_symlink() and stored.parent.name == BLOBS_FOLDER and SHA256.fullmatch(stored.name):
+        return stored.name
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(READ_BYTES):
+            content.update(block)
+    return content.hexdigest()

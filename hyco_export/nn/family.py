@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.verifier import ATTENTION_NAMES, kv_shapes, layer_kv_shape
+from hyco_export.nn.verifier import ATTENTION_NAMES, READS_KV, kv_shapes, layer_kv_shape
 
 HEAD_MODEL_TYPE = "gemma4_assistant"
 SET_HINT = "use the head that was published for this verifier and an SLM with the same tokenizer ($.models)"
@@ -48,11 +48,13 @@ def _head_mismatches(verifier: PreTrainedConfig, head: PreTrainedConfig) -> Iter
         yield "the head orders its vocabulary by centroids, which has no static graph"
     text = head.get_text_config()
     shapes = kv_shapes(verifier)
+    for index, mode in enumerate(text.kv_sharing_modes):
+        if mode != READS_KV:
+            yield f"the head's layer {index} computes K/V of its own"
     for layer_type in LAYER_TYPES:
-        name = ATTENTION_NAMES[layer_type]
-        layers = [i for i, kind in enumerate(text.layer_types) if kind == name]
-        for index in layers[:1]:
-            own, given = layer_kv_shape(text, index), shapes[layer_type]
+        layers = [i for i, kind in enumerate(text.layer_types) if kind == ATTENTION_NAMES[layer_type]]
+        for own in dict.fromkeys(layer_kv_shape(text, index) for index in layers):
+            given = shapes[layer_type]
             if own != given:
                 yield (
                     f"the head reads {layer_type} K/V of {own.heads} heads x {own.dim}, "

@@ -90,6 +90,7 @@ class Prompt:
 def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Answer every prompt, then capture its sequences; see the module for the files."""
     from hyco_export.nn.crew import current_crew
+    from hyco_export.nn.verifier import handoff_values, load_config
 
     crew = current_crew()
     partial = PartialBuild(out_dir)
@@ -100,7 +101,10 @@ def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, prog
         progress.note(f"  going on: {len(own) - len(missing)} of {len(own)} prompts are done")
     _capture_prompts(config, inputs, partial, missing, progress)
     crew.wait()
-    return _gather(partial, prompts) if crew.main else {}
+    if not crew.main:
+        return {}
+    per_round, per_token = handoff_values(load_config(inputs["verifier"]))
+    return {**_gather(partial, prompts), "handoff_values": {"round": per_round, "token": per_token}}
 
 
 def _capture_prompts(

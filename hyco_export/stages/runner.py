@@ -17,10 +17,12 @@ from hyco_export.core.artifact import Manifest, artifact_key, publish, read_mani
 from hyco_export.core.data.prompts import require_prompts
 from hyco_export.core.data.reading import OnCount
 from hyco_export.core.data.source import as_source
+from hyco_export.core.layout import CAPTURE
 from hyco_export.core.memory import measured
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import ArtifactError
 from hyco_export.stages.build_folder import build_folder, sweep
+from hyco_export.stages.checkpoints import origins, require_full_precision
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.stage import Progress, Silent, Source, Stage
 
@@ -170,6 +172,8 @@ def _check_all(run: RunFolder, planned: Sequence[PlannedStage]) -> None:
     stale = [item for item in planned if not item.fresh]
     if stale:
         require_family(run)
+    if any(item.stage.name == CAPTURE for item in stale) and not run.recipe.models.allow_quantised_capture:
+        require_full_precision(run)
     for item in stale:
         item.stage.check(item.stage.config(run.recipe), _sources(run, item.stage))
 
@@ -220,6 +224,7 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
             wall_s=round(time.monotonic() - began, 3),
             peak_rss_bytes=peak.own_bytes,
             children_rss_bytes=peak.children_bytes,
+            origins=origins(run, item.stage),
         ),
     )
 

@@ -1,0 +1,30 @@
+"""What the runner asks of a recipe's checkpoints and records of them. Knows recipes and configs; no weights."""
+
+from typing import TYPE_CHECKING
+
+from hyco_export.core.recipe import Checkpoint
+from hyco_export.stages.stage import Stage
+
+if TYPE_CHECKING:
+    from hyco_export.stages.runner import RunFolder
+
+
+def require_full_precision(run: "RunFolder") -> None:
+    """The verifier that is captured is not quantised.
+
+    Raises:
+        CheckpointError: it is.
+    """
+    from hyco_export.nn import model_types
+    from hyco_export.nn.verifier import load_config
+
+    model_types.require_full_precision(load_config(run.source("verifier", run.recipe.models.verifier)))
+
+
+def origins(run: "RunFolder", stage: Stage) -> dict[str, str]:
+    """Where each checkpoint of a stage came from: Hub id and commit, or the recipe's reference."""
+    from hyco_export.nn.checkpoint import checkpoint_origin
+
+    references = stage.sources(run.recipe).items()
+    named = {name: reference for name, reference in references if isinstance(reference, Checkpoint)}
+    return {name: checkpoint_origin(reference, run.source(name, reference)) for name, reference in named.items()}
