@@ -1,7 +1,9 @@
 """What the runner asks of a recipe's checkpoints and records of them. Knows recipes and configs; no weights."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from hyco_export.core.layout import CAPTURE
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.stages.stage import Stage
 
@@ -9,12 +11,14 @@ if TYPE_CHECKING:
     from hyco_export.stages.runner import RunFolder
 
 
-def require_full_precision(run: "RunFolder") -> None:
-    """The verifier that is captured is not quantised.
+def require_full_precision(run: "RunFolder", stale: Collection[str]) -> None:
+    """A verifier that is about to be captured is not quantised, unless the recipe allows it.
 
     Raises:
         CheckpointError: it is.
     """
+    if CAPTURE not in stale or run.recipe.models.allow_quantised_capture:
+        return
     from hyco_export.nn import model_types
     from hyco_export.nn.verifier import load_config
 

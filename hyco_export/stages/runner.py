@@ -17,7 +17,6 @@ from hyco_export.core.artifact import Manifest, artifact_key, publish, read_mani
 from hyco_export.core.data.prompts import require_prompts
 from hyco_export.core.data.reading import OnCount
 from hyco_export.core.data.source import as_source
-from hyco_export.core.layout import CAPTURE
 from hyco_export.core.memory import measured
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import ArtifactError
@@ -172,8 +171,7 @@ def _check_all(run: RunFolder, planned: Sequence[PlannedStage]) -> None:
     stale = [item for item in planned if not item.fresh]
     if stale:
         require_family(run)
-    if any(item.stage.name == CAPTURE for item in stale) and not run.recipe.models.allow_quantised_capture:
-        require_full_precision(run)
+    require_full_precision(run, {item.stage.name for item in stale})
     for item in stale:
         item.stage.check(item.stage.config(run.recipe), _sources(run, item.stage))
 
