@@ -1,14 +1,16 @@
 """What the runner asks of a recipe's checkpoints and records of them. Knows recipes and configs; no weights."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from hyco_export.core.layout import CAPTURE
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.stages.stage import Stage
 
 if TYPE_CHECKING:
-    from hyco_export.stages.runner import RunFolder
+    from hyco_export.stages.run_folder import RunFolder
 
 
 def require_full_precision(run: "RunFolder", stale: Collection[str]) -> None:
@@ -23,6 +25,17 @@ def require_full_precision(run: "RunFolder", stale: Collection[str]) -> None:
     from hyco_export.nn.verifier import load_config
 
     model_types.require_full_precision(load_config(run.source("verifier", run.recipe.models.verifier)))
+
+
+def note_unpinned(run: "RunFolder", note: Callable[[str], None]) -> None:
+    """Say which commit stands behind a Hub id that the recipe does not pin: the next run may find another."""
+    from hyco_export.nn.checkpoint import checkpoint_origin
+
+    for name, checkpoint in msgspec.structs.asdict(run.recipe.models).items():
+        if isinstance(checkpoint, Checkpoint) and checkpoint.revision is None:
+            _, _, commit = checkpoint_origin(checkpoint, run.source(name, checkpoint)).partition("@")
+            if commit:
+                note(f"$.models.{name} is not pinned: add revision: {commit} to keep what this run uses")
 
 
 def origins(run: "RunFolder", stage: Stage) -> dict[str, str]:

@@ -21,7 +21,7 @@ from hyco_export.core.memory import measured
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import ArtifactError
 from hyco_export.stages.build_folder import build_folder, sweep
-from hyco_export.stages.checkpoints import origins, require_full_precision
+from hyco_export.stages.checkpoints import note_unpinned, origins, require_full_precision
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.stage import Progress, Silent, Source, Stage
 
@@ -127,7 +127,7 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
         names = [item.folder.name for item in planned]
         sweep(run.root, names, [_build_dir(run, item) for item in planned if item.stage.resumable and not item.fresh])
         _prepare_data(run, planned, progress)
-        _check_all(run, planned)
+        _check_all(run, planned, progress)
         for position, item in enumerate(planned, 1):
             label = f"[{position}/{len(stages)}] {item.stage.name}"
             if item.fresh:
@@ -166,12 +166,13 @@ def _reading(name: str, limit: int | None, progress: Progress) -> OnCount:
     return lambda done: progress.step(f"{name} read", done, limit or done)
 
 
-def _check_all(run: RunFolder, planned: Sequence[PlannedStage]) -> None:
+def _check_all(run: RunFolder, planned: Sequence[PlannedStage], progress: Progress) -> None:
     """Ask what the checkpoints and every stage that will be built forbid, before the first one works for minutes."""
     stale = [item for item in planned if not item.fresh]
     if stale:
         require_family(run)
     require_full_precision(run, {item.stage.name for item in stale})
+    note_unpinned(run, progress.note)
     for item in stale:
         item.stage.check(item.stage.config(run.recipe), _sources(run, item.stage))
 
