@@ -26,6 +26,7 @@ def short_recipe(folder: Path, prompts: int, **sections: dict[str, Any]) -> Path
         lines = resource_path(content["data"][split]).read_text().splitlines()[:prompts]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
         content["data"][split] = f"{split}.jsonl"
+    content["validation"] |= {"prompts": prompts, "emulator_prompts": 1}
     for section, fields in sections.items():
         content[section] |= fields
     path = folder / "short.yaml"
