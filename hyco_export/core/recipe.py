@@ -14,7 +14,7 @@ from msgspec import Meta
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.limits import NODE_LIMIT
 from hyco_export.core.resources import resource_path
-from hyco_export.core.targets import find_target
+from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import CompileError, RecipeError
 
 Count = Annotated[int, Meta(ge=1)]
@@ -261,8 +261,19 @@ def check_recipe(recipe: Recipe) -> None:
         target = find_target(recipe.target)
     except CompileError as error:
         raise RecipeError(f"$.target: {error.message}", error.hint) from error
+    for holds, message in (*_graph_rules(recipe), *_qat_rules(recipe, target), *_data_rules(recipe)):
+        if not holds:
+            raise RecipeError(message, "change the field")
+
+
+Rule = tuple[bool, str]
+"""Does it hold, and what is said where it does not."""
+
+
+def _graph_rules(recipe: Recipe) -> tuple[Rule, ...]:
+    """Keep set, rings, rows and the tree that they must hold."""
     planted = recipe.head.steps + recipe.head.runner_up_steps
-    rules = (
+    return (
         (
             recipe.keepset.size > BYTE_TOKENS,
             f"$.keepset.size is {recipe.keepset.size}, but the {BYTE_TOKENS} byte tokens and specials always stay",
@@ -295,6 +306,12 @@ def check_recipe(recipe: Recipe) -> None:
             recipe.drafting.budget <= NODE_LIMIT,
             f"$.drafting.budget is {recipe.drafting.budget}, the server takes trees of at most {NODE_LIMIT} nodes",
         ),
+    )
+
+
+def _qat_rules(recipe: Recipe, target: Target) -> tuple[Rule, ...]:
+    """Widths and grids that the target computes, and a schedule that ends."""
+    return (
         (
             recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,
             f"$.qat.clip_ratio_low {recipe.qat.clip_ratio_low} is above clip_ratio_high {recipe.qat.clip_ratio_high}",
@@ -322,6 +339,12 @@ def check_recipe(recipe: Recipe) -> None:
             recipe.qat.grid == "per-channel" or recipe.qat.weight_bits == LPBQ_BITS,
             f"$.qat.grid is lpbq, which has {LPBQ_BITS} bits, and $.qat.weight_bits is {recipe.qat.weight_bits}",
         ),
+    )
+
+
+def _data_rules(recipe: Recipe) -> tuple[Rule, ...]:
+    """Prompts and what is drawn from them."""
+    return (
         (
             recipe.capture.sampled_answers == 0 or recipe.sampling.temperature > 0,
             f"$.capture.sampled_answers is {recipe.capture.sampled_answers}, $.sampling.temperature 0 draws nothing",
@@ -331,6 +354,3 @@ def check_recipe(recipe: Recipe) -> None:
             "$.data.validation is the same file as $.data.calibration",
         ),
     )
-    for holds, message in rules:
-        if not holds:
-            raise RecipeError(message, "change the field")
