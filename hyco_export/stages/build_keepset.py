@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.core.conversations import conversation_ids, read_conversations
+from hyco_export.core.json_file import write_json
 from hyco_export.core.keepset import KEEPSET_FILE, MISSING, KeepSet
 from hyco_export.core.layout import CAPTURE, KEEPSET
 from hyco_export.core.recipe import Dtype, Recipe
@@ -108,7 +109,7 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
     coverage = describe(keepset, fixed, counts, count_answers(inputs[CAPTURE], keepset.vocab_size))
     if unseen := coverage["parts"]["of_them_unseen"]:
         progress.note(f"{unseen} kept tokens never occur in the conversations: the size is larger than the data needs")
-    (out_dir / COVERAGE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(coverage), indent=2))
+    write_json(out_dir / COVERAGE_FILE, coverage)
     return coverage
 
 
