@@ -51,6 +51,11 @@ def require_checkpoint(folder: Path) -> Path:
     return folder
 
 
+def download_command(hub_id: str, revision: str | None) -> str:
+    """What a user runs to have a Hub repository here."""
+    return f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+
+
 def fetch(hub_id: str, revision: str | None) -> Path:
     """Download a Hub repository (or find it in the cache) and return its snapshot folder.
 
@@ -59,7 +64,7 @@ def fetch(hub_id: str, revision: str | None) -> Path:
     """
     if hub_id.startswith((EMBEDDED_PREFIX, "/", ".")):
         raise CheckpointError(f"checkpoint {hub_id!r} does not exist", "correct $.models in the recipe")
-    download = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+    download = download_command(hub_id, revision)
     try:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=FETCHED_PATTERNS))
     except GatedRepoError as error:
