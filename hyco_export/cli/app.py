@@ -3,13 +3,13 @@
 Flags say where things are; what changes an artifact's bytes stands in the recipe.
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hyco_export.cli.launch import is_main
 from hyco_export.errors import HycoError
 
 app = typer.Typer(
@@ -33,7 +33,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan an
 @app.callback()
 def launched(context: typer.Context) -> None:
     # of the processes of an `accelerate launch` only the main one does what they cannot do together
-    if int(os.environ.get("RANK", "0")) > 0 and context.invoked_subcommand not in SHARED_COMMANDS:
+    if not is_main() and context.invoked_subcommand not in SHARED_COMMANDS:
         raise typer.Exit()
 
 

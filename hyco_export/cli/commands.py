@@ -8,7 +8,8 @@ import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
-from hyco_export.core.recipe import check_recipe, embedded_recipe, load_recipe
+from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.targets import find_target
 from hyco_export.errors import ArtifactError, HycoError, ServerError
 from hyco_export.stages.forecast import forecast

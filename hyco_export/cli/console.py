@@ -1,6 +1,5 @@
 """What the terminal shows: progress of stages, tables of metrics, errors. Knows rich; computes nothing."""
 
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -10,12 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hyco_export.cli.launch import is_launched, is_main
 from hyco_export.core.sizes.estimate import Estimate
 from hyco_export.errors import HycoError
 from hyco_export.stages.forecast import Forecast
 
-RANK = "RANK"  # of this process in a launch of several, set by the launcher
-output = Console(quiet=int(os.environ.get(RANK, "0")) > 0)  # the main process speaks for all
+output = Console(quiet=not is_main())  # the main process speaks for all
 problems = Console(stderr=True)
 DIGEST = re.compile("[0-9a-f]{64}")
 SHOWN_DIGEST = 16  # enough to compare by eye
@@ -122,7 +121,7 @@ def format_value(value: Any) -> str:
 
 def show_error(error: HycoError) -> None:
     """One line, and the next step; in a launch of several processes from the first that fails."""
-    if RANK in os.environ:
+    if is_launched():
         from hyco_export.nn.crew import first_to_fail
 
         if not first_to_fail():

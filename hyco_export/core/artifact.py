@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hyco_export.core.json_file import write_json
 from hyco_export.errors import ArtifactError
 
 MANIFEST_NAME = "manifest.json"
@@ -80,7 +81,7 @@ def publish(build_dir: Path, folder: Path, manifest: Manifest) -> None:
         _sync(path)
     complete = msgspec.structs.replace(manifest, files=records)
     target = build_dir / MANIFEST_NAME
-    target.write_bytes(msgspec.json.format(msgspec.json.encode(complete), indent=2))
+    write_json(target, complete)
     _sync(target)
     if folder.exists():
         retired = build_dir.with_name(f"{build_dir.name}.retired")

@@ -26,6 +26,7 @@ import msgspec
 
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.handoff import HandoffSpec, KvShape
+from hyco_export.core.json_file import write_json
 from hyco_export.errors import ArtifactError
 
 HEAD_SPEC_FILE = "head.json"
@@ -82,7 +83,7 @@ Spec = TypeVar("Spec", HeadSpec, SlmSpec)
 
 def write_spec(path: Path, spec: HeadSpec | SlmSpec) -> None:
     """Store it as JSON for people and programs."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+    write_json(path, spec)
 
 
 def read_spec(path: Path, kind: type[Spec]) -> Spec:

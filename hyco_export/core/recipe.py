@@ -1,7 +1,8 @@
-"""The recipe: one YAML file = one run. Decodes it strictly and checks what no single field can say.
+"""The recipe: one YAML file = one run, decoded strictly.
 
-Knows names, types, defaults and which values fit together; not what the stages do with them. Flags of the CLI say where
-things are; whatever changes the bytes of an artifact stands here. Defaults are the paper's (HyCo, §3, Appendix A).
+Knows names, types and defaults; not which values fit together (`core.recipe_rules`) nor what the stages do with them.
+Flags of the CLI say where things are; whatever changes the bytes of an artifact stands here. Defaults are the paper's
+(HyCo, §3, Appendix A).
 """
 
 from pathlib import Path
@@ -11,18 +12,16 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from hyco_export.core.data.source import DataSource, as_source, check_source
+from hyco_export.core.data.source import DataSource
 from hyco_export.core.handoff import HiddenNorm
-from hyco_export.core.keepset_choice import KeepSetChoice, check_keepset_choice
-from hyco_export.core.limits import NODE_LIMIT
+from hyco_export.core.keepset_choice import KeepSetChoice
+from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.resources import resource_path
 from hyco_export.core.section import Count, NonNegative, Positive, Section, Share
-from hyco_export.core.targets import find_target
-from hyco_export.errors import CompileError, RecipeError
+from hyco_export.errors import RecipeError
 
 Dtype = Literal["float32", "bfloat16"]
 WeightBits = Literal[4, 8]
-LPBQ_BITS = 4  # the only width of low-power blocks on HTP
 
 
 class Checkpoint(Section, frozen=True):
@@ -271,96 +270,3 @@ def load_recipe(path: Path) -> Recipe:
 def embedded_recipe() -> Path:
     """The tiny family's recipe, shipped with the package."""
     return resource_path("recipes/tiny.yaml")
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Rules that need more than one field.
-
-    Raises:
-        RecipeError: the first broken rule, with the path of the field to change.
-    """
-    try:
-        target = find_target(recipe.target)
-    except CompileError as error:
-        raise RecipeError(f"$.target: {error.message}", error.hint) from error
-    for name in ("calibration", "validation", "conversations"):
-        check_source(getattr(recipe.data, name), f"$.data.{name}")
-    check_keepset_choice(recipe.keepset)
-    planted = recipe.head.steps + recipe.head.runner_up_steps
-    rules = (
-        (
-            recipe.slm.ring >= recipe.slm.rows,
-            f"$.slm.ring is {recipe.slm.ring}, shorter than a tree pass of $.slm.rows = {recipe.slm.rows}",
-        ),
-        (
-            recipe.slm.sliding_ring >= recipe.slm.rows,
-            f"$.slm.sliding_ring is {recipe.slm.sliding_ring}, shorter than a tree pass of {recipe.slm.rows} rows",
-        ),
-        (
-            min(recipe.slm.ring, recipe.slm.sliding_ring) >= recipe.slm.prefill_rows,
-            f"$.slm.prefill_rows is {recipe.slm.prefill_rows}, longer than the shortest ring",
-        ),
-        (
-            recipe.head.runner_up_steps <= recipe.head.steps,
-            f"$.head.runner_up_steps is {recipe.head.runner_up_steps}, more than $.head.steps = {recipe.head.steps}",
-        ),
-        (
-            recipe.slm.rows > planted,
-            f"$.slm.rows is {recipe.slm.rows}, too few for the root and {planted} planted nodes",
-        ),
-        (
-            recipe.drafting.budget >= planted,
-            f"$.drafting.budget is {recipe.drafting.budget}, smaller than the {planted} planted nodes",
-        ),
-        (
-            recipe.drafting.budget <= NODE_LIMIT,
-            f"$.drafting.budget is {recipe.drafting.budget}, the server takes trees of at most {NODE_LIMIT} nodes",
-        ),
-        (
-            recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,
-            f"$.qat.clip_ratio_low {recipe.qat.clip_ratio_low} is above clip_ratio_high {recipe.qat.clip_ratio_high}",
-        ),
-        (
-            not recipe.slm.weights or recipe.slm.weights.clip_ratio_low <= recipe.slm.weights.clip_ratio_high,
-            "$.slm.weights.clip_ratio_low is above clip_ratio_high",
-        ),
-        (
-            not recipe.slm.weights
-            or {recipe.slm.weights.bits, recipe.slm.weights.output_bits} <= set(target.weight_bits),
-            f"$.slm.weights has widths that {target.name} does not compute: it has {sorted(target.weight_bits)}",
-        ),
-        (
-            recipe.qat.warmup_steps <= recipe.qat.steps,
-            f"$.qat.warmup_steps is {recipe.qat.warmup_steps}, more than $.qat.steps = {recipe.qat.steps}",
-        ),
-        (
-            recipe.qat.unrolled_steps <= recipe.head.steps,
-            f"$.qat.unrolled_steps is {recipe.qat.unrolled_steps}, more than $.head.steps = {recipe.head.steps}",
-        ),
-        (
-            recipe.qat.weight_bits in target.weight_bits,
-            f"$.qat.weight_bits is {recipe.qat.weight_bits}, {target.name} computes {sorted(target.weight_bits)}",
-        ),
-        *(
-            (
-                bits in target.weight_bits,
-                f"$.qat.overrides: {pattern} has {bits}, {target.name} computes {sorted(target.weight_bits)}",
-            )
-            for pattern, bits in recipe.qat.overrides.items()
-        ),
-        (
-            recipe.qat.grid == "per-channel" or recipe.qat.weight_bits == LPBQ_BITS,
-            f"$.qat.grid is lpbq, which has {LPBQ_BITS} bits, and $.qat.weight_bits is {recipe.qat.weight_bits}",
-        ),
-        (
-            recipe.capture.sampled_answers == 0 or recipe.sampling.temperature > 0,
-            f"$.capture.sampled_answers is {recipe.capture.sampled_answers}, $.sampling.temperature 0 draws nothing",
-        ),
-        (
-            as_source(recipe.data.calibration) != as_source(recipe.data.validation),
-            "$.data.validation is the same source as $.data.calibration",
-        ),
-    )
-    for holds, message in rules:
-        if not holds:
-            raise RecipeError(message, "change the field")

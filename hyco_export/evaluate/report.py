@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from hyco_export.core.json_file import pretty_json
 from hyco_export.evaluate import pictures
 from hyco_export.evaluate.canvas import css_colors
 from hyco_export.evaluate.examples import DrawnTree, RoundTimes
@@ -58,7 +59,7 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     content = {"verdict": report.verdict, **msgspec.to_builtins(report)}
     content["gates"] = [{**msgspec.to_builtins(gate), "passed": gate.passed} for gate in report.gates]
     json_path, html_path = folder / JSON_NAME, folder / HTML_NAME
-    _replace(json_path, msgspec.json.format(msgspec.json.encode(content), indent=2))
+    _replace(json_path, pretty_json(content))
     _replace(html_path, render_html(report).encode())
     return json_path, html_path
 

@@ -65,6 +65,11 @@ def require_hub_id(model: str) -> None:
         raise CheckpointError(f"checkpoint {model!r} does not exist", "correct $.models in the recipe")
 
 
+def download_command(hub_id: str, revision: str | None) -> str:
+    """What a user runs to have a Hub repository here."""
+    return f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+
+
 def fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
     """Download a Hub repository's files of these patterns (or find them in the cache); its snapshot folder.
 
@@ -72,7 +77,7 @@ def fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
         CheckpointError: gated, unknown, or the Hub cannot be reached.
     """
     require_hub_id(hub_id)
-    download = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+    download = download_command(hub_id, revision)
     try:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:

@@ -26,6 +26,7 @@ from hyco_export.core.coverage import Ranking, curve, kept_share, rank, smallest
 from hyco_export.core.data.files import conversation_count, read_conversations
 from hyco_export.core.data.identity import identities
 from hyco_export.core.heap import release_freed
+from hyco_export.core.json_file import write_json
 from hyco_export.core.keepset import KEEPSET_FILE, MISSING, KeepSet
 from hyco_export.core.layout import CAPTURE, KEEPSET
 from hyco_export.core.recipe import Dtype, Recipe
@@ -182,7 +183,7 @@ def _write_reports(out_dir: Path, coverage: dict[str, Any], ranking: Ranking, co
         "excluded": counts.excluded_ids,
     }
     for name, content in ((COVERAGE_FILE, coverage), (CURVE_FILE, rows), (CONVERSATIONS_FILE, ids)):
-        (out_dir / name).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2))
+        write_json(out_dir / name, content)
     write_picture(out_dir / PICTURE_FILE, coverage_picture(rows, coverage["size"]))
 
 

@@ -33,6 +33,7 @@ from hyco_export.core.devicespec import (
     read_spec,
 )
 from hyco_export.core.graphspec import GraphSession, GraphSpec
+from hyco_export.core.json_file import write_json
 from hyco_export.core.layout import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, linears_of_width
 from hyco_export.core.samples import read_samples
@@ -109,8 +110,8 @@ def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, prog
     shared = _share(inputs[SLM], out_dir, config.target, log, two_bit) if config.gates.shared_binary else None
     if shared:
         infos[SHARED] = shared.info
-    _write_json(out_dir / CONTEXTS_FILE, infos)
-    _write_json(out_dir / PARITY_FILE, reports)
+    write_json(out_dir / CONTEXTS_FILE, infos)
+    write_json(out_dir / PARITY_FILE, reports)
     return {
         "target": f"{config.target.name}: {config.target.marketing_name}, Hexagon v{config.target.htp_arch}",
         "compiler": config.compiler,
@@ -269,10 +270,6 @@ def _parity_metrics(output: "OutputParity") -> Metrics:
         **{name: round(figure, 1) for name, figure in figures.items() if figure is not None},
         "outside_share": round(output.outside_share, 6),
     }
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 STAGE = Stage(

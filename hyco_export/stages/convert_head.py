@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.devicespec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec
+from hyco_export.core.devicespec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, write_spec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm, KvShape
 from hyco_export.core.keepset import KeepSet, read_keepset
@@ -75,7 +75,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     emitted, table_db = with_projected_table(head) if settings.projected_table else (head, None)
     graph = _emit(emitted, learned, grids, calibration, out_dir / GRAPH_FILE, progress)
     spec = _spec(head.network, graph, grids, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value)
-    (out_dir / HEAD_SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+    write_spec(out_dir / HEAD_SPEC_FILE, spec)
     positions = _positions(config, head.network, graph, inputs, held_out)
     write_samples(out_dir / HEAD_SAMPLES_FILE, {HEAD_GRAPH: [position.feeds for position in positions[::SAVED_EVERY]]})
     return {

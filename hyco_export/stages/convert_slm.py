@@ -29,6 +29,7 @@ from hyco_export.core import recipe as recipes
 from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_SPEC_FILE, SLM_TREE_GRAPH, write_spec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
+from hyco_export.core.json_file import write_json
 from hyco_export.core.keepset import read_keepset
 from hyco_export.core.layout import CAPTURE, KEEPSET, SLM, SLM_OPENING_FILE, SLM_SAMPLES_FILE
 from hyco_export.core.network.boundary import to_integers
@@ -215,7 +216,7 @@ def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, En
     for model, file in ((tree_model, TREE_FILE), (prefill_model, PREFILL_FILE)):
         require_clean(model, file, out_dir)
         onnx.save(model, out_dir / file)
-    (out_dir / ENCODINGS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(dict(encodings)), indent=2))
+    write_json(out_dir / ENCODINGS_FILE, dict(encodings))
     return Graphs(tree_model, tree, prefill, encodings)
 
 
@@ -264,7 +265,7 @@ def _measure(
         original_best,
         surgery.opening,
     )
-    (out_dir / SQNR_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(quality), indent=2))
+    write_json(out_dir / SQNR_FILE, quality)
     return quality
 
 

@@ -21,7 +21,7 @@ from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import ESTIMATORS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 EMBEDDED_VERIFIER = "embedded:verifier"
 ROLES = ("verifier", "head", "slm")
@@ -80,12 +80,13 @@ def _local(run: RunFolder, checkpoint: Checkpoint) -> Path | None:
 
 def _missing(run: RunFolder, folders: Mapping[str, Path | None]) -> dict[str, str]:
     """What is not on this machine, by source, with the next step."""
+    from hyco_export.nn.checkpoint import download_command
+
     found = {}
     for role, folder in folders.items():
         checkpoint = getattr(run.recipe.models, role)
         if folder is None:
-            revision = f" --revision {checkpoint.revision}" if checkpoint.revision else ""
-            found[role] = f"{checkpoint.model} (run: hf download {checkpoint.model}{revision})"
+            found[role] = f"{checkpoint.model} (run: {download_command(checkpoint.model, checkpoint.revision)})"
     data = run.recipe.data
     for name in ("calibration", "validation", "conversations"):
         try:
@@ -148,11 +149,12 @@ def _work(run: RunFolder, verifier: Path | None, notes: list[str]) -> Work:
     def answer(limit: int) -> int:
         return min(limit, EMBEDDED_ANSWER_TOKENS) if model == EMBEDDED_VERIFIER else round(share * limit)
 
-    prompts, tokens = _prompts(run, "calibration", verifier, notes)
+    tokenizer = _tokenizer(verifier)
+    prompts, tokens = _prompts(run, "calibration", tokenizer, notes)
     calibration = Split(prompts, tokens, answer(limits.max_new_tokens))
     drawn = limits.sampled_answers
     sampled = Split(drawn * prompts, drawn * tokens, calibration.answer_tokens)
-    held_out = _prompts(run, "validation", verifier, notes)
+    held_out = _prompts(run, "validation", tokenizer, notes)
     return Work(calibration, sampled, Split(*held_out, answer(limits.validation_max_new_tokens)))
 
 
@@ -165,8 +167,18 @@ def _answer_share(verifier: Path | None) -> float:
     return ANSWER_SHARE if load_config(verifier).get_text_config().eos_token_id is not None else 1.0
 
 
-def _prompts(run: RunFolder, name: str, verifier: Path | None, notes: list[str]) -> tuple[int, int]:
-    """Prompts of a set, and tokens of all of them together."""
+def _tokenizer(verifier: Path | None) -> "PreTrainedTokenizerFast | None":
+    if verifier is None:
+        return None
+    from hyco_export.nn.verifier import load_tokenizer
+
+    return load_tokenizer(verifier)
+
+
+def _prompts(
+    run: RunFolder, name: str, tokenizer: "PreTrainedTokenizerFast | None", notes: list[str]
+) -> tuple[int, int]:
+    """Prompts of a set, and tokens of all of them together; estimated by their length where no tokenizer is here."""
     from hyco_export.core.conversations import prompt_messages
     from hyco_export.core.data.files import read_conversations
     from hyco_export.core.data.source import as_source
@@ -181,11 +193,9 @@ def _prompts(run: RunFolder, name: str, verifier: Path | None, notes: list[str])
         notes.append(f"$.data.{name} is not here: {MISSING_PROMPTS} prompts of {MISSING_PROMPT_TOKENS} tokens assumed")
         return MISSING_PROMPTS, MISSING_PROMPTS * MISSING_PROMPT_TOKENS
     prompts = [[msgspec.to_builtins(m) for m in prompt_messages(c)] for c in read_conversations(path)]
-    if verifier is None:
+    if tokenizer is None:
         characters = sum(len(message["content"]) for messages in prompts for message in messages)
         return len(prompts), characters // CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS * len(prompts)
     from hyco_export.nn.capture import encode_prompt
-    from hyco_export.nn.verifier import load_tokenizer
 
-    tokenizer = load_tokenizer(verifier)
     return len(prompts), sum(len(encode_prompt(tokenizer, messages)) for messages in prompts)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hyco_export.core.json_file import write_json
 from hyco_export.stages.stage import Metrics, Progress
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def write_evidence(
     _write_costs(costs, out_dir)
     combinations = _combinations(heads, by_gain_per_byte(costs), held_out, steps, progress)
     suggestion = _suggest(combinations)
-    (out_dir / SUGGESTION_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(suggestion), indent=2))
+    write_json(out_dir / SUGGESTION_FILE, suggestion)
     return {"suggestion": suggestion.sentence, "suggested_overrides": suggestion.overrides}
 
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.json_file import write_json
 from hyco_export.core.layout import CAPTURE, QAT_HEAD
 from hyco_export.core.network.head_file import HEAD_FILE, write_head
 from hyco_export.core.partial import PartialBuild
@@ -100,13 +101,13 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     if crew.main:
         require_norm_side(inputs[CAPTURE], held_out, teacher, reading)
     fake_quant.untie_output_layer(student)
-    variants = _plain_variants(config.qat, _weights(student))
+    variants = _plain_variants(config.qat, fake_quant.linear_weights(student))
     if config.qat.split_projection:
         split_projection(teacher)
         split_projection(student)
         variants = {name: split_matrices(matrices) for name, matrices in variants.items()}
     if _asks_for_more(config.qat):
-        variants[CHOSEN] = _on_chosen_grids(config.qat, _weights(student))
+        variants[CHOSEN] = _on_chosen_grids(config.qat, fake_quant.linear_weights(student))
     start = variants.get(CHOSEN, variants[SEARCHED])
     fake_quant.attach(student, start)
     if config.qat.trained_grids:
@@ -122,7 +123,7 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     found = _compare(teacher, student, variants, sequences, config.steps, progress)
     write_head(out_dir / HEAD_FILE, store(student, variants[TRAINED], config.qat.weight_bits))
     report = _report(found, match_verifier(teacher, sequences, config.steps))
-    (out_dir / AGREEMENT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    write_json(out_dir / AGREEMENT_FILE, report)
     metrics = {**report, "bytes": (out_dir / HEAD_FILE).stat().st_size}
     if config.qat.evidence_sequences:
         measured = sequence_paths(inputs[CAPTURE], "calibration")[: config.qat.evidence_sequences]
@@ -130,12 +131,6 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
         heads = Heads(teacher, student, start, variants[WIDE])
         metrics |= write_evidence(heads, ranked_on, sequences, config.steps, out_dir, progress)
     return metrics
-
-
-def _weights(head: "Gemma4AssistantForCausalLM") -> dict[str, "torch.Tensor"]:
-    from hyco_export.nn.head.fake_quant import linear_layers
-
-    return {name: layer.weight.detach() for name, layer in linear_layers(head)}
 
 
 def _plain_variants(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, dict[str, "IntegerMatrix"]]:

@@ -89,15 +89,27 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert "next: give another folder with --run" in done.stderr
 
 
+def listen_to_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and so do its children; a user's Ctrl-C is in front."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no signals")
 def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "hyco_export", "capture", "--run", str(tmp_path / "run")]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen_to_interrupts,
+    )
     while not list(tmp_path.glob("run/.build/*")) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=600)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted; what is finished is kept, run the command again to go on" in errors
     assert "Traceback" not in errors

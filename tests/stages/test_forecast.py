@@ -18,6 +18,15 @@ from hyco_export.stages.table import STAGES
 
 RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))
 CLOSE = 0.2  # of the measured value
+LIBRARIES_BYTES = 803_000_000  # of LOAD_LIBRARIES where core.sizes' base was measured
+LOAD_LIBRARIES = """
+from hyco_export.core.memory import measured
+with measured() as peak:
+    import hyco_export.nn.capture
+    import torch, transformers
+    transformers.Gemma4ForCausalLM, transformers.Gemma4AssistantForCausalLM, torch.ones(64, 64) @ torch.ones(64, 64)
+print(peak.own_bytes)
+"""
 
 
 def dry_run(path: Path, root: Path, **models: object) -> RunFolder:
@@ -66,13 +75,21 @@ def test_estimates_of_a_created_family_are_what_its_run_takes(tmp_path: Path) ->
     command = [sys.executable, "-m", "hyco_export", "compile", "--recipe", recipe, "--run", run.root]
     subprocess.run(command, check=True, capture_output=True)  # in a process that holds nothing else
     manifests = {stage.name: read_manifest(run.folder(stage)) for stage in STAGES}
+    elsewhere = abs(_libraries_bytes() - LIBRARIES_BYTES)
     for item in before.stages:
         manifest, estimate = manifests[item.stage.name], item.estimate
         assert estimate is not None
         assert estimate.disk_bytes == pytest.approx(manifest.size_bytes, rel=CLOSE), item.stage.name
         measured = manifest.peak_rss_bytes + manifest.children_rss_bytes
-        assert estimate.ram_bytes == pytest.approx(measured, rel=CLOSE), item.stage.name
+        assert estimate.ram_bytes == pytest.approx(measured, abs=CLOSE * measured + elsewhere), item.stage.name
     assert before.stages[0].estimate.tokens == manifests["capture"].metrics["tokens"]
     binaries = sum(path.stat().st_size for path in run.folder(STAGES[-1]).glob("*.bin"))
     assert before.stages[-1].estimate.binary_bytes == pytest.approx(binaries, rel=CLOSE)
     assert all(item.fresh for item in forecast(run, STAGES).stages)
+
+
+def _libraries_bytes() -> int:
+    """What torch and transformers take here before any model: some kernels count far more of a mapped file."""
+    return int(
+        subprocess.run([sys.executable, "-c", LOAD_LIBRARIES], check=True, capture_output=True, text=True).stdout
+    )

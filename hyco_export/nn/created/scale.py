@@ -5,7 +5,7 @@ What the device sees of `full` is the paper's: the head, the hand-off, vocabular
 experts: enough to give every kind of hand-off. Layer patterns: S sliding, F full attention.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hyco_export.errors import RecipeError
 
@@ -84,8 +84,7 @@ MIDDLE = Scale(
     slm=SlmSize(layers=10, shared=5, narrow=False),
     run=RunSize(keepset=8_192, window=256, prefill_rows=64, prompts=4, new_tokens=32, qat_steps=2, clip_ratios=3),
 )
-SMALL = replace(
-    MIDDLE,
+SMALL = Scale(
     name="small",
     vocab_size=4_096,
     attention=AttentionSize(kv_heads=2, global_kv_heads=1, head_dim=32, global_head_dim=64, sliding_window=64),

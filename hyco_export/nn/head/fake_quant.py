@@ -29,6 +29,11 @@ def linear_layers(head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             yield name, module
 
 
+def linear_weights(head: nn.Module) -> dict[str, torch.Tensor]:
+    """Weight [N, K] of every linear layer by its name in the module, without a gradient."""
+    return {name: layer.weight.detach() for name, layer in linear_layers(head)}
+
+
 def untie_output_layer(head: Gemma4AssistantForCausalLM) -> None:
     """Give the output layer weights of its own; the tied table is never looked up by a head."""
     head.lm_head.weight = nn.Parameter(head.lm_head.weight.detach().clone(), requires_grad=False)

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.network.weights import IntegerMatrix
-from hyco_export.nn.head.fake_quant import linear_layers, load_weight
+from hyco_export.nn.head.fake_quant import linear_layers, linear_weights, load_weight
 from hyco_export.nn.head.qat import PACKED_ROWS, divergences, packs
 from hyco_export.nn.head.unroll import RootRows, unroll
 
@@ -67,7 +67,7 @@ def layer_costs(
         tell: done and total passes.
     """
     layers = dict(linear_layers(student))
-    weights = {name: layer.weight.detach() for name, layer in linear_layers(teacher)}
+    weights = linear_weights(teacher)
     names = ["", *layers]  # "": all layers in integers
     alone = {name: _Tally(np.zeros(steps), np.zeros(steps)) for name in layers}
     raised = {name: _Tally(np.zeros(steps), np.zeros(steps)) for name in names}

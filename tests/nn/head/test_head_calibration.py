@@ -41,7 +41,7 @@ def paths(tmp_path_factory):
 def head():
     module = builders.small_head(VOCAB)
     fake_quant.untie_output_layer(module)
-    weights = {name: layer.weight.detach() for name, layer in fake_quant.linear_layers(module)}
+    weights = fake_quant.linear_weights(module)
     stored = store(module, weight_grids.nearest_matrices(weights, 4), 4)
     rng = np.random.default_rng(0)
     table = IntegerTable(rng.integers(0, 255, (VOCAB, builders.HIDDEN), np.uint8), np.full(VOCAB, 0.01, np.float32))

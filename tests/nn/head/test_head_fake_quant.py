@@ -20,10 +20,6 @@ def head():
     return head
 
 
-def weights_of(head):
-    return {name: layer.weight.detach() for name, layer in fake_quant.linear_layers(head)}
-
-
 def error(weight, scales, bits):
     return (weight_grids.quantise(weight, scales, bits) * scales[:, None] - weight).square().sum(dim=1)
 
@@ -59,7 +55,7 @@ def test_the_search_finds_the_best_ratio_of_each_channel():
 
 @pytest.mark.parametrize("block", [None, 8])
 def test_the_fake_quantised_head_computes_with_the_stored_integers(head, block):
-    weights = weights_of(head)
+    weights = fake_quant.linear_weights(head)
     grids = dict.fromkeys(weights, LayerGrid(4, block)) | {"lm_head": LayerGrid(8)}
     fake_quant.attach(head, searched_on(weights, grids, RATIOS))
     x = torch.randn(5, 2 * builders.HIDDEN, generator=torch.Generator().manual_seed(2))
@@ -79,7 +75,7 @@ def test_the_fake_quantised_head_computes_with_the_stored_integers(head, block):
 
 
 def test_only_weights_are_trainable_and_the_estimator_is_straight_through(head):
-    weights = weights_of(head)
+    weights = fake_quant.linear_weights(head)
     clipped = {name: weight_grids.clipped_scales(w, 4, 0.6) for name, w in weights.items()}
     fake_quant.attach(head, {name: weight_grids.integer_matrix(w, clipped[name], 4) for name, w in weights.items()})
     trainable = {name for name, parameter in head.named_parameters() if parameter.requires_grad}

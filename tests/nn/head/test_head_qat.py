@@ -59,7 +59,7 @@ def fake_quantised(grid=PER_CHANNEL):
     student = builders.small_head(VOCAB)
     fake_quant.untie_output_layer(student)
     ratios = np.linspace(1.0, 0.6, 9)
-    weights = {name: layer.weight for name, layer in fake_quant.linear_layers(student)}
+    weights = fake_quant.linear_weights(student)
     fake_quant.attach(student, searched_on(weights, dict.fromkeys(weights, grid), ratios))
     return student
 

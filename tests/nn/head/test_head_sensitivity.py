@@ -33,10 +33,6 @@ def untied():
     return head
 
 
-def weights_of(head):
-    return {name: layer.weight.detach() for name, layer in fake_quant.linear_layers(head)}
-
-
 def mean_kl(teacher, student, matrices, sequences):
     fake_quant.load_matrices(student, matrices)
     depths = compare_heads(teacher, student, sequences, 2)
@@ -45,7 +41,7 @@ def mean_kl(teacher, student, matrices, sequences):
 
 def test_gains_are_those_of_the_head_with_one_layer_changed(teacher, sequences):
     student = untied()
-    weights = weights_of(student)
+    weights = fake_quant.linear_weights(student)
     narrow = nearest_on(weights, dict.fromkeys(weights, LayerGrid(4)))
     wide = nearest_on(weights, dict.fromkeys(weights, LayerGrid(8)))
     costs = {cost.name: cost for cost in layer_costs(teacher, student, narrow, wide, sequences, 2, lambda d, t: None)}
@@ -81,14 +77,14 @@ def test_a_split_head_is_the_same_head(teacher, sequences):
     split_projection(head)
     for wanted, given in zip(unroll(teacher, sequences[0], 2), unroll(head, sequences[0], 2), strict=True):
         torch.testing.assert_close(given, wanted, atol=1e-4, rtol=1e-4)
-    names = set(weights_of(head))
+    names = set(fake_quant.linear_weights(head))
     assert {"pre_projection.embedding", "pre_projection.state"} <= names and "pre_projection" not in names
 
 
 def test_split_matrices_are_the_halves_of_the_whole(sequences):
     whole, halves = untied(), untied()
     split_projection(halves)
-    weights = weights_of(whole)
+    weights = fake_quant.linear_weights(whole)
     matrices = nearest_on(weights, dict.fromkeys(weights, LayerGrid(4)))
     fake_quant.load_matrices(whole, matrices)
     fake_quant.load_matrices(halves, split_matrices(matrices))

@@ -39,7 +39,7 @@ def quantised():
     """transformers' module with the real values of 4-bit weights, and the same weights as stored."""
     head = builders.small_head(VOCAB)
     fake_quant.untie_output_layer(head)
-    weights = {name: layer.weight.detach() for name, layer in fake_quant.linear_layers(head)}
+    weights = fake_quant.linear_weights(head)
     matrices = weight_grids.nearest_matrices(weights, 4)
     fake_quant.load_matrices(head, matrices)
     return head, store(head, matrices, 4)
