@@ -7,7 +7,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.core.resources import EMBEDDED_PREFIX, locate
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.gguf_import import imported_gguf
+from hyco_export.nn.gguf_import import import_folder, imported_gguf
 
 HASHED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model")  # weights, configs, templates, vocabularies
 FETCHED_PATTERNS = [*HASHED_PATTERNS, "*.txt"]
@@ -98,12 +98,18 @@ def fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
 
 
 def local_checkpoint(checkpoint: Checkpoint, recipe_folder: Path | None) -> Path | None:
-    """The folder of a checkpoint that is on this machine, in the Hub's cache or elsewhere; None: it must be fetched.
+    """The folder of a checkpoint that is on this machine, in the Hub's cache or elsewhere.
+
+    None where it must be fetched, or imported, first (`next_step`).
 
     Raises:
         CheckpointError: a local path without a checkpoint.
     """
     found = locate(checkpoint.model, recipe_folder)
+    if checkpoint.gguf_file is not None:
+        file = _gguf_file(checkpoint, found)
+        folder = None if file is None else import_folder(file, checkpoint.dtype)
+        return folder if folder and folder.is_dir() else None
     if found is not None:
         return require_checkpoint(found)
     require_hub_id(checkpoint.model)
@@ -113,6 +119,27 @@ def local_checkpoint(checkpoint: Checkpoint, recipe_folder: Path | None) -> Path
         return None
     whole = any(Path(cached).glob("*.safetensors")) and (Path(cached) / CONFIG_FILE).is_file()
     return Path(cached) if whole else None
+
+
+def next_step(checkpoint: Checkpoint, recipe_folder: Path | None) -> str:
+    """What brings here a checkpoint for which `local_checkpoint` gives None."""
+    found = locate(checkpoint.model, recipe_folder)
+    if checkpoint.gguf_file is not None and _gguf_file(checkpoint, found) is not None:
+        return f"{checkpoint.gguf_file} is here: the first build imports it"
+    if found is not None:
+        return f"put {checkpoint.gguf_file} there"
+    return f"run: {download_command(checkpoint.model, checkpoint.revision)}"
+
+
+def _gguf_file(checkpoint: Checkpoint, found: Path | None) -> Path | None:
+    """The GGUF file, in the folder that was found or in the Hub's cache; None where it is in neither."""
+    assert checkpoint.gguf_file is not None
+    if found is not None:
+        path = found / checkpoint.gguf_file
+        return path if path.is_file() else None
+    require_hub_id(checkpoint.model)
+    cached = try_to_load_from_cache(checkpoint.model, checkpoint.gguf_file, revision=checkpoint.revision)
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def fetch_config(hub_id: str, revision: str | None) -> Path | None:

@@ -25,17 +25,22 @@ def imported_gguf(path: Path, dtype: Dtype) -> Path:
     """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist", "correct gguf_file in $.models")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
-    folder = cache / f"{path.stem}-{file_digest(path)[:DIGEST_LETTERS]}-{dtype}"
+    folder = import_folder(path, dtype)
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        build = Path(tempfile.mkdtemp(prefix=".gguf-", dir=cache))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        build = Path(tempfile.mkdtemp(prefix=".gguf-", dir=folder.parent))
         try:
             _convert(path, dtype, build)
             build.rename(folder)
         finally:
             shutil.rmtree(build, ignore_errors=True)
     return folder
+
+
+def import_folder(path: Path, dtype: Dtype) -> Path:
+    """Where the checkpoint folder of a GGUF file is, or will be."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
+    return cache / f"{path.stem}-{file_digest(path)[:DIGEST_LETTERS]}-{dtype}"
 
 
 def _convert(path: Path, dtype: Dtype, out_dir: Path) -> None:

@@ -94,7 +94,7 @@ def _answer(
     from hyco_export.nn.plain_text import encode_turns
 
     limits = config.capture
-    asked, said = _split(conversation)
+    asked, said = asked_and_said(conversation)
     prompt_ids = encode_turns(tokenizer, [msgspec.to_builtins(message) for message in asked])
     room = limits.sequence_limit - len(prompt_ids)
     if room < 1:
@@ -111,7 +111,7 @@ def _answer(
     return Answer(conversation.id, split, asked, prompt_ids, answer_ids, text)
 
 
-def _split(conversation: Conversation) -> tuple[tuple[Message, ...], str | None]:
+def asked_and_said(conversation: Conversation) -> tuple[tuple[Message, ...], str | None]:
     """The turns before the assistant's last word, and that word; None where a question stands last."""
     last = conversation.messages[-1] if conversation.messages else None
     if last is None or last.role not in ASSISTANT_ROLES:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hyco_export.core.data.reading import OnCount, prepared, source_digest
+from hyco_export.core.conversations import Conversation
+from hyco_export.core.data.reading import OnCount, at_hand, prepared, source_digest
+from hyco_export.core.data.source import Reference
 from hyco_export.core.layout import artifact_name
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.errors import ArtifactError, RecipeError
@@ -48,6 +50,15 @@ class RunFolder:
             return checkpoint_folder(source, self.recipe_folder)
         with _field_named(name):
             return prepared(name, source, self.recipe_folder, self.root / DATA_FOLDER, on_count)
+
+    def at_hand(self, name: str, source: Reference) -> Iterator[Conversation] | None:
+        """Conversations that can be read without writing or fetching any (`core.data.reading.at_hand`), else None.
+
+        Raises:
+            RecipeError: a local path that does not exist.
+        """
+        with _field_named(name):
+            return at_hand(name, source, self.recipe_folder, self.root / DATA_FOLDER)
 
     def digest(self, name: str, source: Source) -> str:
         """What a source adds to a key (`core.data.reading.source_digest`; for a checkpoint its files).

@@ -32,6 +32,13 @@ ESTIMATORS: Mapping[str, Estimator] = {
     COMPILE.name: slm_sizes.compile_estimate,
 }
 
+SLM_ESTIMATORS = {**ESTIMATORS, CAPTURE_TEXT.name: head_sizes.capture_text_estimate}
+
+
+def estimators_of(recipe: Recipe) -> Mapping[str, Estimator]:
+    """What tells what a stage takes, by its name."""
+    return SLM_ESTIMATORS if recipe.models.head is None else ESTIMATORS
+
 
 def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
     """The stages of a recipe: those of the SLM alone where it names no head."""

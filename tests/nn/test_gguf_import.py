@@ -9,7 +9,7 @@ from tiny_gguf import VOCAB, write_gguf
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import CheckpointError
 from hyco_export.nn import gguf_import
-from hyco_export.nn.checkpoint import checkpoint_folder
+from hyco_export.nn.checkpoint import checkpoint_folder, local_checkpoint, next_step
 from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint, Rounding
 from hyco_export.nn.verifier import load_language_model, read_tokenizer
 
@@ -54,6 +54,21 @@ def test_an_interrupted_import_leaves_nothing(tmp_path: Path, cache: Path, monke
     with pytest.raises(KeyboardInterrupt):
         checkpoint_folder(checkpoint(tmp_path / "tiny.gguf"))
     assert list(cache.iterdir()) == []
+
+
+def test_a_dry_run_knows_whether_a_file_is_imported(tmp_path: Path, cache: Path) -> None:
+    wanted = checkpoint(tmp_path / "tiny.gguf")
+    assert local_checkpoint(wanted, None) is None
+    assert next_step(wanted, None) == "put tiny.gguf there"
+    write_gguf(tmp_path / "tiny.gguf")
+    assert local_checkpoint(wanted, None) is None
+    assert next_step(wanted, None) == "tiny.gguf is here: the first build imports it"
+    assert not cache.exists()
+    folder = checkpoint_folder(wanted)
+    assert local_checkpoint(wanted, None) == folder
+    fetched = Checkpoint(model="somebody/else", gguf_file="tiny.gguf")
+    assert local_checkpoint(fetched, None) is None
+    assert next_step(fetched, None) == "run: hf download somebody/else"
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path, cache: Path) -> None:

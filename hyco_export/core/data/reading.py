@@ -81,6 +81,18 @@ def _resolved(source: DataSource, recipe_folder: Path | None) -> DataSource:
     return msgspec.structs.replace(source, path=path, mix=tuple(_resolved(part, recipe_folder) for part in source.mix))
 
 
+def at_hand(name: str, reference: Reference, recipe_folder: Path | None, folder: Path) -> Iterator[Conversation] | None:
+    """A source's conversations, without writing or fetching any; None for those of a Hub set that is not `prepared`.
+
+    Raises:
+        RecipeError: a local path that does not exist; while reading: what is not a conversation.
+    """
+    source = as_source(reference)
+    if source.plain_path is None and (target := _target(name, source, recipe_folder, folder)).exists():
+        return read_conversations(target)
+    return None if source.on_hub else conversations(source, recipe_folder)
+
+
 def prepared(name: str, reference: Reference, recipe_folder: Path | None, folder: Path, on_count: OnCount) -> Path:
     """The local path that holds a source's conversations; written into `folder` unless the source is a path alone.
 
@@ -92,7 +104,7 @@ def prepared(name: str, reference: Reference, recipe_folder: Path | None, folder
     source = as_source(reference)
     if source.plain_path is not None:
         return local_path(source.plain_path, recipe_folder)
-    target = folder / PREPARED_NAME.format(name=name, digest=source_digest(source, recipe_folder))
+    target = _target(name, source, recipe_folder, folder)
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -102,6 +114,11 @@ def prepared(name: str, reference: Reference, recipe_folder: Path | None, folder
         finally:
             partial.unlink(missing_ok=True)
     return target
+
+
+def _target(name: str, source: DataSource, recipe_folder: Path | None, folder: Path) -> Path:
+    """Where `prepared` writes a source's conversations."""
+    return folder / PREPARED_NAME.format(name=name, digest=source_digest(source, recipe_folder))
 
 
 def _write(path: Path, items: Iterator[Conversation], on_count: OnCount) -> None:

@@ -39,6 +39,11 @@ class DataSource(Section, frozen=True):
         """The path, where the source is nothing but that path."""
         return self.path if self == DataSource(path=self.path, weight=self.weight) else None
 
+    @property
+    def on_hub(self) -> bool:
+        """Does any part of it come from the Hub?"""
+        return self.dataset is not None or any(part.on_hub for part in self.mix)
+
 
 Reference = str | DataSource  # in a recipe a plain string is a path
 

@@ -1,4 +1,4 @@
-"""Estimates of the stages on the head's side: capture, qat-head, build-keepset, convert-head.
+"""Estimates of the stages on the head's side: capture (and of text alone), qat-head, build-keepset, convert-head.
 
 Knows what each stage holds and writes, in bytes per value; see the stage for why. The factors without a derivation
 were fitted to runs of the embedded family and of created checkpoints of three sizes.
@@ -46,9 +46,17 @@ def capture_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimat
     )
 
 
+def capture_text_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
+    """The same of a recipe without a head, which hands nothing off."""
+    weights = family.verifier.parameters * DTYPE_BYTES[recipe.models.verifier.dtype]
+    return Estimate(
+        tokens=work.tokens, disk_bytes=work.tokens * ANSWER_BYTES + REPORT_BYTES, ram_bytes=BASE_BYTES + weights
+    )
+
+
 def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
     """Teacher, student with an output layer of its own, AdamW's moments, and the variants that are compared."""
-    head, qat = family.head, recipe.qat
+    head, qat = family.require_head(), recipe.qat
     trained = head.body_values + head.output_values
     teacher = DTYPE_BYTES[recipe.models.require_head().dtype]
     cast = 0 if qat.autocast == "float32" else DTYPE_BYTES[qat.autocast]  # autocast keeps cast weights of a pass
@@ -74,8 +82,9 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
     """The graph with kept rows, table and samples; in memory also the stored head, the original one and both floats."""
     graph = head_graph_bytes(recipe, family)
     kept = kept_tokens(recipe, family)
-    stored = family.head.body_values + family.head.output_values
-    weights = family.head.body_values + kept * family.head.width
+    head = family.require_head()
+    stored = head.body_values + head.output_values
+    weights = head.body_values + kept * head.width
     compared = work.validation.sequences * min(ROOTS_PER_SEQUENCE, work.validation.answer_tokens)
     sample = family.verifier.round_values + recipe.head.window * family.verifier.row_values
     original = DTYPE_BYTES[recipe.models.require_head().dtype]
@@ -91,18 +100,18 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
 
 def head_graph_bytes(recipe: Recipe, family: FamilyShape) -> int:
     """head.onnx."""
-    return head_weight_bytes(recipe, family) + LAYER_STEP_BYTES * _layer_steps(recipe, family.head)
+    return head_weight_bytes(recipe, family) + LAYER_STEP_BYTES * _layer_steps(recipe, family.require_head())
 
 
 def head_binary_bytes(recipe: Recipe, family: FamilyShape) -> int:
     """The head's context binary."""
-    steps = BINARY_STEP_BYTES * _layer_steps(recipe, family.head)
+    steps = BINARY_STEP_BYTES * _layer_steps(recipe, family.require_head())
     return int(BINARY_FACTOR * head_weight_bytes(recipe, family)) + steps
 
 
 def head_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:
     """Weights at the recipe's width and the 8-bit table, which all steps share."""
-    kept, head = kept_tokens(recipe, family), family.head
+    kept, head = kept_tokens(recipe, family), family.require_head()
     weights = (head.body_values + kept * head.width) * recipe.qat.weight_bits // 8
     channels = head.channels - head.vocab_size + kept
     return weights + kept * family.verifier.hidden + int(INT4_CHANNEL_BYTES * channels)
@@ -110,7 +119,7 @@ def head_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:
 
 def kept_tokens(recipe: Recipe, family: FamilyShape) -> int:
     """n; the whole vocabulary for a recipe that asks for a coverage, whose size only counting tells."""
-    return recipe.keepset.size or family.head.vocab_size
+    return recipe.keepset.size or family.verifier.vocab_size
 
 
 def _layer_steps(recipe: Recipe, head: HeadShape) -> int:

@@ -42,9 +42,9 @@ def convert_slm_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Est
 
 
 def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """Three binaries, compiled one after the other; the largest decides the compiler's memory."""
+    """One binary a graph, compiled one after the other; the largest decides the compiler's memory."""
     slm = family.slm
-    head = head_binary_bytes(recipe, family)
+    head = head_binary_bytes(recipe, family) if family.head else 0
     tree = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers)
     prefill = slm_binary_bytes(prefill_weight_bytes(slm), len(slm.storing))
     packed = sum(matrix.packed_bytes for matrix in slm.matrices)
@@ -83,6 +83,5 @@ def feed_bytes(recipe: Recipe, slm: SlmShape, rows: int) -> int:
 
 
 def _carried_bytes(matrix: Matrix) -> int:
-    """Unquantised weights take 4 bits as well."""
     bits = BITS_PER_BYTE if matrix.bits == BITS_PER_BYTE else CARRIER_BITS
     return matrix.values * bits // BITS_PER_BYTE + int(INT4_CHANNEL_BYTES * matrix.rows)

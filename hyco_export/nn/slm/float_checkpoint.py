@@ -74,7 +74,7 @@ class FloatCheckpoint:
         self._files = TensorFiles(folder)
         self._ratios = rounding.ratios
         model = empty_model(folder)
-        self.modules = {module.name: module for module in _modules(model, rounding)}
+        self.modules = {module.name: module for module in float_modules(model, rounding)}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         self.vectors = tuple(name for name in shapes if name.rpartition(".")[0] not in self.modules)
         stored = {name.replace(MULTIMODAL_PART, ""): name for name in self._files.names}
@@ -188,7 +188,7 @@ def _blocks(columns: int) -> int:
     return columns // TABLE_BLOCK if columns % TABLE_BLOCK == 0 else 1
 
 
-def _modules(model: PreTrainedModel, rounding: Rounding) -> list[FloatModule]:
+def float_modules(model: PreTrainedModel, rounding: Rounding) -> list[FloatModule]:
     """Every linear layer and embedding."""
     found = []
     layers = model.config.num_hidden_layers

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import Gemma4ForCausalLM, GemmaQuantizationConfig
 from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, replace_with_quant_layers
 
@@ -39,6 +40,7 @@ class PackedModule:
     rows: int  # N
     columns: int  # K
     factor: float | None  # of an embedding, None for a linear
+    scales: int = 1  # of a row
 
     @property
     def tensor(self) -> str:
@@ -213,16 +215,22 @@ def _expected(
     with torch.device("meta"):
         model = Gemma4ForCausalLM(config)
         replace_with_quant_layers(model, settings, settings.modules_to_not_convert)
-    modules: dict[str, PackedModule] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear):
-            modules[name] = PackedModule(name, module.num_bits, module.out_features, module.in_features, None)
-        elif isinstance(module, QuantizedEmbedding):
-            size = (module.num_embeddings, module.embedding_dim)
-            modules[name] = PackedModule(name, module.num_bits, *size, float(module.scalar_embed_scale))
+    modules = {module.name: module for module in packed_modules(model)}
     others = {
         name: tuple(tensor.shape)
         for name, tensor in model.state_dict().items()
         if name.rpartition(".")[0] not in modules
     }
     return modules, others
+
+
+def packed_modules(model: nn.Module) -> list[PackedModule]:
+    """Every linear layer and embedding of a model whose layers are transformers' quantised ones."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            found.append(PackedModule(name, module.num_bits, module.out_features, module.in_features, None))
+        elif isinstance(module, QuantizedEmbedding):
+            size = (module.num_embeddings, module.embedding_dim)
+            found.append(PackedModule(name, module.num_bits, *size, float(module.scalar_embed_scale)))
+    return found
