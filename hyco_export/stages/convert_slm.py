@@ -40,6 +40,7 @@ from hyco_export.core.network.slm_spec import slm_spec
 from hyco_export.core.network.weights import PackedMatrices, Weights
 from hyco_export.core.partial import PartialBuild
 from hyco_export.core.samples import write_samples
+from hyco_export.core.sizes.amounts import SAMPLES_PER_GRAPH
 from hyco_export.errors import ArtifactError
 from hyco_export.stages.capture import Split, read_answers
 from hyco_export.stages.slm_evidence import Subject, write_slm_evidence
@@ -60,7 +61,6 @@ SQNR_FILE = "sqnr.json"
 SAMPLE_SEED = 20261011  # of the forests among the samples
 GRAPH_DATA_FILE = "slm_graphs.data"
 INLINE_VALUES = 50_000_000  # 25 MB in INT4: smaller models keep their weights inside the graphs
-SAMPLES_PER_GRAPH = 4  # the emulator takes seconds to minutes for one
 
 
 class ConvertSlmConfig(msgspec.Struct, frozen=True):
