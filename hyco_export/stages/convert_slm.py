@@ -181,7 +181,9 @@ def _calibrate(
     """Encodings from the calibration sequences; a killed build has those of whole sequences already."""
     from hyco_export.nn.slm.calibration import CalibrationMemory, calibrated_ranges
 
-    wanted = config.calibration
+    wanted, memory = config.calibration, CalibrationMemory(PartialBuild(out_dir))
+    if done := memory.sequences:
+        progress.note(f"going on: {done} of {len(sequences)} calibration sequences are done")
     ranges = calibrated_ranges(
         surgery.float_slm,
         surgery.tables,
@@ -193,7 +195,7 @@ def _calibrate(
         lambda done, total: progress.step("SLM calibration passes", done, total),
         wanted.slm_passes,
         surgery.opening,
-        CalibrationMemory(PartialBuild(out_dir)),
+        memory,
     )
     return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value)
 
