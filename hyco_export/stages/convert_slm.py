@@ -41,6 +41,7 @@ from hyco_export.core.network.slm_spec import slm_spec
 from hyco_export.core.network.weights import PackedMatrices, Weights
 from hyco_export.core.partial import PartialBuild
 from hyco_export.core.samples import write_samples
+from hyco_export.core.sizes.amounts import SAMPLES_PER_GRAPH
 from hyco_export.stages.captured_texts import captured_texts, long_texts
 from hyco_export.stages.slm_bridge import bridge_metrics, find_columns
 from hyco_export.stages.slm_evidence import Subject, write_slm_evidence
@@ -61,7 +62,6 @@ SQNR_FILE = "sqnr.json"
 SAMPLE_SEED = 20261011  # of the forests among the samples
 GRAPH_DATA_FILE = "slm_graphs.data"
 INLINE_VALUES = 50_000_000  # 25 MB in INT4: smaller models keep their weights inside the graphs
-SAMPLES_PER_GRAPH = 4  # the emulator takes seconds to minutes for one
 
 
 class ConvertSlmConfig(msgspec.Struct, frozen=True):
@@ -183,7 +183,9 @@ def _calibrate(
     """Encodings from the calibration sequences; a killed build has those of whole sequences already."""
     from hyco_export.nn.slm.calibration import CalibrationMemory, calibrated_ranges
 
-    wanted = config.calibration
+    wanted, memory = config.calibration, CalibrationMemory(PartialBuild(out_dir))
+    if done := memory.sequences:
+        progress.note(f"going on: {done} of {len(sequences)} calibration sequences are done")
     ranges = calibrated_ranges(
         surgery.float_slm,
         surgery.tables,
@@ -195,7 +197,7 @@ def _calibrate(
         lambda done, total: progress.step("SLM calibration passes", done, total),
         wanted.slm_passes,
         surgery.opening,
-        CalibrationMemory(PartialBuild(out_dir)),
+        memory,
     )
     return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value)
 

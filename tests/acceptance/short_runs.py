@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import yaml
+from interrupts import listen_to_interrupts
 
 from hyco_export.core.artifact import Manifest, verify
 from hyco_export.core.recipe import embedded_recipe
@@ -39,7 +40,13 @@ def start(command: str, recipe: Path, run: Path, processes: int = 1) -> "subproc
     modules = ("hyco_export",) if processes == 1 else (*LAUNCH, *LAUNCH_DEFAULTS)
     arguments = [sys.executable, "-m", *modules, command, "--recipe", str(recipe), "--run", str(run)]
     return subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=os.environ
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ,
+        preexec_fn=listen_to_interrupts,
     )
 
 

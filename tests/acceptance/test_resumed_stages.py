@@ -1,4 +1,4 @@
-"""Capture and QAT stopped in the middle, by SIGKILL and Ctrl-C, go on inside the stage and end with the same bytes."""
+"""Stages stopped in the middle, by SIGKILL and Ctrl-C, go on inside the stage and end with the same bytes."""
 
 import re
 import signal
@@ -29,9 +29,11 @@ def receipts(run: Path, pattern: str) -> int:
     return len(list(run.glob(f"{BUILD_FOLDER}/*/{WORK_FOLDER}/{pattern}{RECEIPT_SUFFIX}")))
 
 
-def stop_when(reached: Callable[[], bool], with_signal: signal.Signals, recipe: Path, run: Path) -> str:
-    """Start `qat-head` and stop it at a moment; what it printed."""
-    process = start("qat-head", recipe, run)
+def stop_when(
+    reached: Callable[[], bool], with_signal: signal.Signals, recipe: Path, run: Path, command: str = "qat-head"
+) -> str:
+    """Start a command and stop it at a moment; what it printed."""
+    process = start(command, recipe, run)
     deadline = time.monotonic() + RUN_TIMEOUT_S
     while not reached():
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
@@ -58,4 +60,20 @@ def test_stopped_stages_go_on_from_what_is_done(tmp_path: Path) -> None:
 
     for stage in ("capture", "qat-head"):
         assert whole(run, stage).files == whole(tmp_path / "whole", stage).files
+    assert not (run / BUILD_FOLDER).exists()
+
+
+def test_a_killed_conversion_goes_on_from_what_is_calibrated(tmp_path: Path) -> None:
+    recipe, run = short_recipe(tmp_path, PROMPTS, **WORK), tmp_path / "run"
+    complete("convert-slm", recipe, tmp_path / "whole")
+
+    output = stop_when(lambda: receipts(run, "calibration") > 0, signal.SIGKILL, recipe, run, "convert-slm")
+    assert "[3/3] convert-slm: " in output
+    assert receipts(run, "surgery") == 1
+    output = complete("convert-slm", recipe, run)
+    sequences = re.search(r"going on: (\d+) of (\d+) calibration sequences are done", output)
+    assert sequences is not None and 1 <= int(sequences[1]) <= int(sequences[2])
+    assert "build-keepset: fresh" in output
+
+    assert whole(run, "convert-slm").files == whole(tmp_path / "whole", "convert-slm").files
     assert not (run / BUILD_FOLDER).exists()

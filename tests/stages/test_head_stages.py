@@ -17,6 +17,7 @@ from hyco_export.core.keepset import read_keepset
 from hyco_export.core.network.head_file import read_head
 from hyco_export.core.recipe import Calibration, Capture, HeadGraph, Qat
 from hyco_export.core.samples import read_samples
+from hyco_export.core.sizes.amounts import ROOTS_PER_SEQUENCE
 from hyco_export.errors import ArtifactError, GateError, RecipeError
 from hyco_export.graph.initializers import read_weight
 from hyco_export.graph.reference import ReferenceSession
@@ -334,7 +335,7 @@ def test_the_graph_drafts_like_the_float_head_on_its_samples(run):
     assert np.mean(same) >= 0.9
     found = metrics["convert-head"]
     assert found["float_agreement"] >= 0.95
-    assert found["positions"] <= 3 * convert_head.ROOTS_PER_SEQUENCE
+    assert found["positions"] <= 3 * ROOTS_PER_SEQUENCE
     assert found["original_agreement"]["positions"][0] == found["positions"]
     assert all(share < 0.05 for share in found["clipped_share"].values())
 

@@ -6,6 +6,7 @@ Legend: H the verifier's hidden size, M the head's, V vocabulary, n kept tokens.
 """
 
 from hyco_export.core.recipe import Recipe
+from hyco_export.core.sizes.amounts import PACKED_ROWS, ROOTS_PER_SEQUENCE, SAVED_EVERY
 from hyco_export.core.sizes.estimate import (
     BASE_BYTES,
     DTYPE_BYTES,
@@ -23,8 +24,6 @@ CURVE_LINE_BYTES = 115  # one training step
 REPORT_BYTES = 12_000  # JSON files beside the tensors
 INT4_CHANNEL_BYTES = 4.5  # of an output channel in a graph: a float32 scale and a 4-bit zero point
 LAYER_STEP_BYTES = 38_000  # nodes, names and activation grids of one layer in one step of the head's graph
-ROOTS_PER_SEQUENCE, SAVED_EVERY = 8, 10  # as in the stage: compared positions, and those of them kept as samples
-PACKED_ROWS = 512  # `nn.head.qat`: short sequences share a pass
 LOGIT_BYTES = 32  # of one logit in a training pass: teacher's, student's, both log-softmaxes, gradients
 TRAINED_BYTES = (
     23  # of a trained weight: master, gradient, two moments, fake-quantised copy (4 each), 3 variants in int8

@@ -5,6 +5,7 @@ embedded family and of created checkpoints up to E2B's size. Legend: R rows, W r
 """
 
 from hyco_export.core.recipe import Recipe
+from hyco_export.core.sizes.amounts import SAMPLES_PER_GRAPH
 from hyco_export.core.sizes.estimate import BASE_BYTES, FLOAT_BYTES, TRAINING_BASE_BYTES, Estimate, Work
 from hyco_export.core.sizes.head import INT4_CHANNEL_BYTES, head_binary_bytes, kept_tokens
 from hyco_export.core.sizes.shapes import BITS_PER_BYTE, FamilyShape, Matrix, SlmShape
@@ -13,7 +14,6 @@ CARRIER_BITS = 4  # 2-bit integers travel in 4 bits
 LAYER_BYTES = 53_000  # nodes, names and activation grids of one layer in a graph
 BINARY_FACTOR, BINARY_LAYER_BYTES = 1.018, 58_000  # of a context binary: of its weights, and of one layer
 GRIDS_BYTES = 7_500  # of a layer in the JSON files
-SAMPLES_PER_GRAPH = 4
 INTEGER16_BYTES = 2
 FILE_FACTOR = 1.4  # memory for every byte of weights, tables and graphs: mapped, and partly copied
 OUTPUT_BYTES = 10  # memory for every weight of the output layer: floats of the pass, their copies

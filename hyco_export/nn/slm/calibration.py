@@ -50,6 +50,12 @@ class CalibrationMemory:
             save_file(state, draft)
         self._partial.finish(UNIT, [name], {"sequences": sequences, "order": list(state)})
 
+    @property
+    def sequences(self) -> int:
+        """How many sequences a killed build has seen."""
+        receipt = self._partial.finished(UNIT)
+        return int(receipt.note["sequences"]) if receipt else 0
+
     def recall(self, observer: RangeObserver) -> int:
         """Restore the observer; how many sequences it has seen."""
         receipt = self._partial.finished(UNIT)
