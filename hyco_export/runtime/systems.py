@@ -118,12 +118,12 @@ class DrafterRow(NamedTuple):
 
 def _hybrid(device: Device, settings: Settings, passes: int = 1) -> Drafter:
     head, slm = HeadFeed(device.head, device.handoff), SlmFeed(device.slm)
-    return HybridDrafter(head, slm, device.keep_ids, settings.tree, settings.stop_ids, passes)
+    return HybridDrafter(head, slm, device.slm_ids, settings.tree, settings.stop_ids, passes)
 
 
 def _specedge(device: Device, settings: Settings) -> Drafter:
     slm = SlmFeed(device.slm)
-    return SpecEdgeDrafter(slm, device.keep_ids, settings.specedge, settings.stop_ids, settings.specedge_passes)
+    return SpecEdgeDrafter(slm, device.slm_ids, settings.specedge, settings.stop_ids, settings.specedge_passes)
 
 
 DRAFTERS: dict[str, DrafterRow] = {
