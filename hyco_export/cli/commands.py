@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,6 +16,9 @@ from hyco_export.stages.forecast import forecast
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import STAGES
+
+if TYPE_CHECKING:
+    from hyco_export.evaluate.meeting import Subject
 
 PERCENT = 100
 NEXT_COMMAND = {
@@ -117,24 +121,31 @@ def _validate(run: RunFolder, url: str) -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
     from hyco_export.evaluate.report import write_report
     from hyco_export.evaluate.summary import summary
-    from hyco_export.evaluate.validate import REPORT_FOLDER, Subject, validate
-    from hyco_export.runtime.transport import HttpTransport
+    from hyco_export.evaluate.validate import REPORT_FOLDER, validate
 
-    HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
-    require_current(run, STAGES)
-    use_threads(run.recipe.threads)
-    subject = Subject(
-        root=run.root,
-        recipe=run.recipe,
-        verifier=run.source("verifier", run.recipe.models.verifier),
-        prompts=run.source("validation", run.recipe.data.validation),
-    )
+    subject = subject_of(run, url)
     with ConsoleProgress() as progress:
         report = validate(subject, url, progress.step)
     output.print(summary(report), highlight=False)
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", highlight=False, soft_wrap=True)
     return 0 if report.verdict == "pass" else 1
+
+
+def subject_of(run: RunFolder, url: str) -> "Subject":
+    """What is driven against the server at `url`, once every stage is current."""
+    from hyco_export.evaluate.meeting import Subject
+    from hyco_export.runtime.transport import HttpTransport
+
+    HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
+    require_current(run, STAGES)
+    use_threads(run.recipe.threads)
+    return Subject(
+        root=run.root,
+        recipe=run.recipe,
+        verifier=run.source("verifier", run.recipe.models.verifier),
+        prompts=run.source("validation", run.recipe.data.validation),
+    )
 
 
 def inspect_path(path: Path) -> None:

@@ -8,47 +8,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 import hyco_export
-from hyco_export.core.conversations import prompt_messages, read_conversations
-from hyco_export.core.recipe import Recipe, Validation
-from hyco_export.errors import RecipeError
+from hyco_export.core.recipe import Validation
 from hyco_export.evaluate.backend_parity import compare_backends
-from hyco_export.evaluate.compatibility import require_compatible
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
 from hyco_export.evaluate.losslessness import Losslessness
+from hyco_export.evaluate.meeting import Meeting, Subject, meet, read_prompts, wire_sampling
 from hyco_export.evaluate.metrics import measure, measure_traffic
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
-from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
+from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
-from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.trace import GenerationTrace
-from hyco_export.runtime.transport import HttpTransport
-from hyco_export.runtime.wire import Sampling, ServerInfo
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from hyco_export.runtime.wire import ServerInfo
 
 BASELINE, EXACT, RELAXED = "cloud-mtp", "hyco-exact", "hyco"
 SYSTEMS = (BASELINE, EXACT, RELAXED)  # the baseline first: the others are compared with it
 REPORT_FOLDER = "validate"
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is validated: a run folder, its recipe, and where the recipe's references lie."""
-
-    root: Path
-    recipe: Recipe
-    verifier: Path  # checkpoint folder, for its tokenizer
-    prompts: Path  # JSONL of conversations
 
 
 @dataclass(frozen=True)
@@ -72,35 +53,19 @@ def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
         RecipeError: the prompts cannot be used.
     """
     started_at, began = datetime.now(UTC), time.monotonic()
-    transport = HttpTransport(url)
-    info = transport.info()
-
-    from hyco_export.nn.verifier import load_tokenizer  # after the server has answered: it takes seconds to import
-
-    tokenizer = load_tokenizer(subject.verifier)
-    found = examine(subject, url, info, transport, tokenizer, on_step)
-    report = judge(subject, url, found, lambda token: str(tokenizer.decode([token])))
+    meeting = meet(subject, url)
+    found = examine(subject, meeting, on_step)
+    report = judge(subject, url, found, lambda token: str(meeting.tokenizer.decode([token])))
     duration_s = time.monotonic() - began
     return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
 
 
-def examine(
-    subject: Subject,
-    url: str,
-    info: ServerInfo,
-    transport: Transport,
-    tokenizer: "PreTrainedTokenizerFast",
-    on_step: OnStep,
-) -> Findings:
-    """Check that the server belongs to the run, then drive it. Raises as `validate`."""
-    from hyco_export.nn.checkpoint import tokenizer_digest
-
-    recipe, plan = subject.recipe, subject.recipe.validation
-    artifacts = open_artifacts(subject.root, recipe.target)
-    require_compatible(info, expected_server(artifacts, tokenizer_digest(subject.verifier), recipe), url)
-    prompts = read_prompts(subject.prompts, tokenizer, plan.prompts)
+def examine(subject: Subject, meeting: Meeting, on_step: OnStep) -> Findings:
+    """Drive the server. Raises as `validate`."""
+    recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
+    prompts = read_prompts(subject.prompts, meeting.tokenizer, plan.prompts)
     parity = compare_backends(artifacts, recipe.target, on_step)
-    with DeviceRunner(artifacts, recipe, transport, info) as runner:
+    with DeviceRunner(artifacts, recipe, meeting.transport, info) as runner:
         sampling = wire_sampling(recipe)
         traces = run_interleaved(runner, SYSTEMS, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
@@ -136,30 +101,6 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
         tree=pick_tree(found.traces[RELAXED], text_of),
         notes=notes(plan, found.prompts),
     )
-
-
-def wire_sampling(recipe: Recipe) -> Sampling:
-    """The recipe's sampling as it travels."""
-    return Sampling(recipe.sampling.temperature, recipe.sampling.top_k, recipe.sampling.top_p)
-
-
-def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -> list[Prompt]:
-    """The first `count` prompts of a JSONL file through the chat template; fewer when the file has fewer.
-
-    Raises:
-        RecipeError: no file, no prompt in it, or two with one id.
-    """
-    from hyco_export.nn.capture import encode_prompt
-
-    if not path.is_file():
-        raise RecipeError(f"$.data.validation: {path} does not exist", "correct the path")
-    prompts = []
-    for conversation in read_conversations(path):
-        messages = [{"role": m.role, "content": m.content} for m in prompt_messages(conversation)]
-        prompts.append(Prompt(conversation.id, tuple(encode_prompt(tokenizer, messages))))
-    if len({prompt.id for prompt in prompts}) != len(prompts) or not prompts:
-        raise RecipeError(f"$.data.validation: {path} holds {len(prompts)} prompts, ids must be unique", "correct it")
-    return prompts[:count]
 
 
 def check_backends(
