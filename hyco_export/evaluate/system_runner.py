@@ -31,18 +31,24 @@ class DeviceRunner:
         recipe: its drafting, lengths and seed.
         transport: the server.
         info: what the server said of itself.
+        trace: ask for what each round was judged by: larger replies, and traces that can be replayed.
     """
 
-    def __init__(self, artifacts: RunArtifacts, recipe: Recipe, transport: Transport, info: ServerInfo) -> None:
+    def __init__(
+        self, artifacts: RunArtifacts, recipe: Recipe, transport: Transport, info: ServerInfo, trace: bool = False
+    ) -> None:
         self._artifacts = artifacts
         self._recipe = recipe
         self._transport = transport
         self._settings = Settings(
             tree=tree_rule(recipe.drafting),
+            specedge=specedge_rule(recipe.drafting),
+            specedge_passes=recipe.drafting.specedge.passes,
             epsilon=recipe.validation.epsilon,
             server_steps=recipe.head.steps,
             head_digest=artifacts.head_key,
             stop_ids=frozenset(info.stop_ids),
+            trace=trace,
         )
         self._devices: dict[str, Device] = {}
         self._drafters: dict[tuple[str, str], Drafter] = {}
@@ -87,6 +93,12 @@ class DeviceRunner:
 def tree_rule(drafting: Drafting) -> TreeRule:
     """The recipe's drafting as the scoring rule: an edge costs the log of the chain's assumed acceptance."""
     return TreeRule(math.log(drafting.chain_acceptance), drafting.budget, drafting.candidates_per_row)
+
+
+def specedge_rule(drafting: Drafting) -> TreeRule:
+    """The same for the tree that the SLM grows alone."""
+    own = drafting.specedge
+    return TreeRule(math.log(own.edge_factor), drafting.budget, own.children_per_row)
 
 
 def prompt_seed(seed: int, prompt_id: str) -> int:

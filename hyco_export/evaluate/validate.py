@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +24,7 @@ from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
 from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
+from hyco_export.evaluate.trace_files import write_traces
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.wire import ServerInfo
@@ -44,8 +46,11 @@ class Findings:
     parity: tuple[GraphParity, ...]
 
 
-def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
+def validate(subject: Subject, url: str, on_step: OnStep, traces: Path | None = None) -> Report:
     """Everything `hyco-export validate` finds out.
+
+    Args:
+        traces: folder for the sampled generations with what each round was judged by, `<system>.jsonl`; None for none.
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
@@ -54,18 +59,21 @@ def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
     """
     started_at, began = datetime.now(UTC), time.monotonic()
     meeting = meet(subject, url)
-    found = examine(subject, meeting, on_step)
+    found = examine(subject, meeting, on_step, traces is not None)
+    if traces is not None:
+        for name, generations in found.traces.items():
+            write_traces(traces / f"{name}.jsonl", generations)
     report = judge(subject, url, found, lambda token: str(meeting.tokenizer.decode([token])))
     duration_s = time.monotonic() - began
     return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
 
 
-def examine(subject: Subject, meeting: Meeting, on_step: OnStep) -> Findings:
+def examine(subject: Subject, meeting: Meeting, on_step: OnStep, trace: bool = False) -> Findings:
     """Drive the server. Raises as `validate`."""
     recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
     prompts = read_prompts(subject.prompts, meeting.tokenizer, plan.prompts)
     parity = compare_backends(artifacts, recipe.target, on_step)
-    with DeviceRunner(artifacts, recipe, meeting.transport, info) as runner:
+    with DeviceRunner(artifacts, recipe, meeting.transport, info, trace) as runner:
         sampling = wire_sampling(recipe)
         traces = run_interleaved(runner, SYSTEMS, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
