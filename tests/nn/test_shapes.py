@@ -49,7 +49,7 @@ def test_sizes_of_the_papers_artifacts(family: FamilyShape) -> None:
 def test_stages_at_full_size_beside_a_measured_run(family: FamilyShape) -> None:
     """Three prompts a set, 32 new tokens, two training steps: created checkpoints at scale `full`."""
     answers = Split(3, 63, 32)
-    work = Work(answers, Split(0, 0, 32), answers)
+    work = Work(answers, Split(0, 0, 32), answers, conversations=907)
     capture = head_sizes.capture_estimate(PAPER, family, work)
     assert capture.tokens == 318
     assert capture.disk_bytes == pytest.approx(7_509_000, rel=0.01)
