@@ -29,6 +29,7 @@ LOGIT_BYTES = 32  # of one logit in a training pass: teacher's, student's, both 
 TRAINED_BYTES = (
     23  # of a trained weight: master, gradient, two moments, fake-quantised copy (4 each), 3 variants in int8
 )
+LEFT_BYTES = 2.5  # of a trained weight, in the heap of the process that trained it
 CONVERTED_BYTES = 9  # of a kept weight: integers, torch's floats, ONNX Runtime's floats
 GRAPH_COPIES = 5  # of the graph: initializers, serialised, linted, ONNX Runtime's two
 BINARY_FACTOR, BINARY_STEP_BYTES = 1.04, 56_000  # of the context binary: of its weights, and of one layer in one step
@@ -70,11 +71,12 @@ def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
 
 
 def keepset_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """The table in 8 bits, and once more while it is written."""
+    """The table in 8 bits, written as a stream; in memory what the training before it in a chain has left there."""
     table = kept_tokens(recipe, family) * family.verifier.hidden
     ids_and_scales = 2 * FLOAT_BYTES * kept_tokens(recipe, family)
+    left = int(LEFT_BYTES * (family.head.body_values + family.head.output_values)) if family.head else 0
     reports = CURVE_BYTES + CONVERSATION_BYTES * work.conversations
-    return Estimate(disk_bytes=table + ids_and_scales + HEADER_BYTES + reports, ram_bytes=BASE_BYTES + 2 * table)
+    return Estimate(disk_bytes=table + ids_and_scales + HEADER_BYTES + reports, ram_bytes=BASE_BYTES + left)
 
 
 def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
