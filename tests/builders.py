@@ -8,8 +8,11 @@ import torch
 from transformers import (
     Gemma4AssistantConfig,
     Gemma4AssistantForCausalLM,
+    Gemma4Config,
     Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
     Gemma4TextConfig,
+    Gemma4VisionConfig,
     PreTrainedTokenizerFast,
 )
 
@@ -69,6 +72,27 @@ def small_head(vocab_size: int, seed: int = 1, **fields: Any) -> Gemma4Assistant
     _randomise(head, seed)
     head.model.layers[1].layer_scalar.fill_(0.75)
     return head.eval().requires_grad_(False)
+
+
+def save_multimodal(folder: Path, text: Gemma4ForCausalLM) -> Path:
+    """The same text model in a checkpoint as the Hub has them, with a vision tower."""
+    vision = Gemma4VisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        position_embedding_size=16,
+    )
+    last = text.config.vocab_size - 1
+    marks = dict.fromkeys(("image_token_id", "video_token_id", "audio_token_id", "boi_token_id", "eoi_token_id"), last)
+    config = Gemma4Config(text_config=text.config, vision_config=vision, **marks)
+    model = Gemma4ForConditionalGeneration(config)
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.lm_head.load_state_dict(text.lm_head.state_dict())
+    model.save_pretrained(folder)
+    return folder
 
 
 def save_family(folder: Path, dtype: torch.dtype = torch.float32) -> Path:

@@ -194,6 +194,23 @@ def targets() -> None:
     list_targets()
 
 
+@app.command("bench-counting")
+def bench_counting(
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with a tokenizer.json. Default: the recipe's verifier.")
+    ] = None,
+    created: Annotated[
+        int | None, typer.Option(help="Count this many created conversations, not the recipe's.", min=1)
+    ] = None,
+) -> None:
+    """Measure the keep set's counting against the tokenizer's raw speed."""
+    from hyco_export.cli.commands import measure_counting
+
+    measure_counting(recipe, run, tokenizer, created)
+
+
 @app.command("train-tiny")
 def train_tiny(
     out: Annotated[Path, typer.Argument(help="New folder for the three checkpoints.")],

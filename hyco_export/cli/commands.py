@@ -9,13 +9,14 @@ import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
-from hyco_export.core.recipe import check_recipe, embedded_recipe, load_recipe
+from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.targets import find_target
 from hyco_export.errors import ArtifactError, HycoError, ServerError
 from hyco_export.stages.forecast import forecast
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
 from hyco_export.stages.stage import Stage
-from hyco_export.stages.table import STAGES
+from hyco_export.stages.table import require_stage, stages_of
 
 if TYPE_CHECKING:
     from hyco_export.evaluate.meeting import Subject
@@ -28,6 +29,11 @@ NEXT_COMMAND = {
     "convert-head": "hyco-export convert-slm",
     "convert-slm": "hyco-export compile",
     "compile": "hyco-export serve, then hyco-export validate --server URL",
+}
+NEXT_SLM_COMMAND = {
+    "capture": "hyco-export build-keepset",
+    "build-keepset": "hyco-export convert-slm",
+    "convert-slm": "hyco-export compile",
 }
 
 
@@ -50,13 +56,17 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
 def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> None:
     """Build one stage and whatever it needs that is not fresh; print its metrics and the next command."""
     run = open_run(recipe_path, run_dir, target)
-    chain = chain_to(STAGES, name)
+    require_stage(run.recipe, name)
+    chain = chain_to(stages_of(run.recipe), name)
     if dry_run:
         show_forecast(forecast(run, chain))
         return
     _build(run, chain)
+    follow = NEXT_SLM_COMMAND if run.recipe.models.head is None else NEXT_COMMAND
+    if name not in follow:
+        return
     flags = "".join(f" {flag} {value}" for flag, value in (("--recipe", recipe_path), ("--run", run_dir)) if value)
-    output.print(f"\nnext: {NEXT_COMMAND[name]}{flags}", highlight=False, soft_wrap=True)
+    output.print(f"\nnext: {follow[name]}{flags}", highlight=False, soft_wrap=True)
 
 
 def _build(run: RunFolder, chain: Sequence[Stage]) -> None:
@@ -72,9 +82,12 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
     """The whole chain, then serve and validate; the exit code of the validation."""
     run = open_run(recipe_path, run_dir, target)
     if dry_run:
-        show_forecast(forecast(run, STAGES))
+        show_forecast(forecast(run, stages_of(run.recipe)))
         return 0
-    _build(run, STAGES)
+    _build(run, stages_of(run.recipe))
+    if run.recipe.models.head is None:
+        output.print("\nno head in the recipe: nothing to serve or to validate", highlight=False)
+        return 0
     with server_process(recipe_path, run.root) as url:
         return _validate(run, url)
 
@@ -139,8 +152,9 @@ def subject_of(run: RunFolder, url: str) -> "Subject":
     from hyco_export.evaluate.meeting import Subject
     from hyco_export.runtime.transport import HttpTransport
 
+    run.recipe.models.require_head()
     HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
-    require_current(run, STAGES)
+    require_current(run, stages_of(run.recipe))
     use_threads(run.recipe.threads)
     return Subject(
         root=run.root,
@@ -224,6 +238,27 @@ def _require_artifact(folder: Path) -> None:
     raise ArtifactError(
         f"{folder} is no artifact (no {MANIFEST_NAME})", "give a folder that a stage built, such as runs/tiny/capture"
     )
+
+
+def measure_counting(
+    recipe_path: Path | None, run_dir: Path | None, tokenizer_dir: Path | None, created: int | None
+) -> None:
+    """Print the speed of counting beside the tokenizer's own, over the recipe's conversations or created ones."""
+    from tempfile import TemporaryDirectory
+
+    from hyco_export.evaluate.counting_bench import bench_counting, write_created
+    from hyco_export.nn.tokenizer_file import open_tokenizer
+
+    run = open_run(recipe_path, run_dir)
+    backend = open_tokenizer(tokenizer_dir or run.source("verifier", run.recipe.models.verifier)).backend
+    with ConsoleProgress() as progress, TemporaryDirectory() as folder:
+        if created is None:
+            path = run.source("conversations", run.recipe.data.conversations)
+        else:
+            path = Path(folder) / "created"
+            write_created(path, backend, created, progress.step)
+        result = bench_counting(path, backend, progress.step)
+    show_metrics("\ncounting against the tokenizer's own encode_batch", result.summary)
 
 
 def list_targets() -> None:

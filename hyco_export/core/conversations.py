@@ -1,16 +1,14 @@
-"""Chat conversations as JSONL: one `{"id": ..., "messages": [{"role", "content"}, ...]}` a line, read as a stream.
+"""A chat conversation: who said what, under an id.
 
-Knows the file's form and names the line that breaks it; not what the text is used for.
+Knows roles and turns; not how conversations are stored (`core.data`) and not what the text is used for.
 """
-
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from hyco_export.errors import RecipeError
 
 ASSISTANT_ROLES = ("assistant", "model")
+USER_ROLE = "user"
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -21,7 +19,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A conversation; `id` is what keeps calibration and counting apart."""
+    """A conversation; `id` and the opening are what keeps calibration and counting apart (`core.data.identity`)."""
 
     id: str
     messages: tuple[Message, ...]
@@ -30,37 +28,6 @@ class Conversation(msgspec.Struct, frozen=True):
     def assistant_texts(self) -> tuple[str, ...]:
         """What the assistant said, turn by turn, without the white space that chat templates trim."""
         return tuple(m.content.strip() for m in self.messages if m.role in ASSISTANT_ROLES)
-
-
-_decoder = msgspec.json.Decoder(Conversation)
-
-
-def read_conversations(path: Path) -> Iterator[Conversation]:
-    """The conversations of a JSONL file in file order, one line in memory at a time; empty lines are skipped.
-
-    Raises:
-        RecipeError: a line that is not such a conversation; names file, line and field.
-    """
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            try:
-                yield _decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise RecipeError(
-                    f"{path.name}, line {number}: {error}",
-                    'every line must be {"id": text, "messages": [{"role": text, "content": text}, ...]}',
-                ) from error
-
-
-def conversation_ids(path: Path) -> set[str]:
-    """The ids in a JSONL file of conversations.
-
-    Raises:
-        RecipeError: as `read_conversations`.
-    """
-    return {conversation.id for conversation in read_conversations(path)}
 
 
 def prompt_messages(conversation: Conversation) -> tuple[Message, ...]:
@@ -75,3 +42,11 @@ def prompt_messages(conversation: Conversation) -> tuple[Message, ...]:
     if not messages:
         raise RecipeError(f"conversation {conversation.id!r} has no turn to answer", "remove it from the file")
     return messages
+
+
+def first_turn(conversation: Conversation) -> Conversation:
+    """The conversation up to its first user message; whole where it has none."""
+    roles = [message.role for message in conversation.messages]
+    if USER_ROLE not in roles:
+        return conversation
+    return Conversation(conversation.id, conversation.messages[: roles.index(USER_ROLE) + 1])

@@ -59,7 +59,7 @@ class KvLayer(msgspec.Struct, frozen=True):
     shape: KvShape
 
 
-class SlmSpec(msgspec.Struct, frozen=True):
+class SlmSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything about the SLM artifact that is not a weight."""
 
     rows: int  # rows of a tree pass
@@ -75,6 +75,7 @@ class SlmSpec(msgspec.Struct, frozen=True):
     mask_value: float
     tree: GraphSpec
     prefill: GraphSpec
+    opening_token: int | None = None  # begins every text; its K/V rows lie in the artifact and it is never run
 
 
 Spec = TypeVar("Spec", HeadSpec, SlmSpec)

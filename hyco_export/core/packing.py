@@ -34,7 +34,10 @@ def unpack_rows(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
     """uint8 [..., packed_width] -> int8 [..., width]; 8 bits: int8 as they are."""
     if bits == 8:
         return packed.view(np.int8)[..., :width]
-    lowest = 2**bits - 1
-    parts = [((packed >> shift) & lowest).astype(np.int8) for shift in range(0, 8, bits)]
-    unsigned = np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)[..., :width]
-    return unsigned - np.int8(2 ** (bits - 1))
+    values = np.empty((*packed.shape, 8 // bits), np.uint8)  # filled in place: matrices have up to 400 million values
+    for place in range(8 // bits):
+        np.right_shift(packed, place * bits, out=values[..., place])
+    values &= 2**bits - 1
+    signed = values.view(np.int8)
+    signed -= 2 ** (bits - 1)
+    return signed.reshape(*packed.shape[:-1], -1)[..., :width]

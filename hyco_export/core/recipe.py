@@ -1,7 +1,8 @@
-"""The recipe: one YAML file = one run. Decodes it strictly and checks what no single field can say.
+"""The recipe: one YAML file = one run, decoded strictly.
 
-Knows names, types, defaults and which values fit together; not what the stages do with them. Flags of the CLI say where
-things are; whatever changes the bytes of an artifact stands here. Defaults are the paper's (HyCo, §3, Appendix A).
+Knows names, types and defaults; not which values fit together (`core.recipe_rules`) nor what the stages do with them.
+Flags of the CLI say where things are; whatever changes the bytes of an artifact stands here. Defaults are the paper's
+(HyCo, §3, Appendix A).
 """
 
 from pathlib import Path
@@ -11,49 +12,60 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from hyco_export.core.data.source import DataSource
 from hyco_export.core.handoff import HiddenNorm
-from hyco_export.core.limits import NODE_LIMIT
+from hyco_export.core.keepset_choice import KeepSetChoice
+from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.resources import resource_path
-from hyco_export.core.targets import Target, find_target
-from hyco_export.errors import CompileError, RecipeError
+from hyco_export.core.section import Count, NonNegative, Positive, Section, Share
+from hyco_export.errors import RecipeError
 
-Count = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Positive = Annotated[float, Meta(gt=0.0)]
 Dtype = Literal["float32", "bfloat16"]
 WeightBits = Literal[4, 8]
-LPBQ_BITS = 4  # the only width of low-power blocks on HTP
-BYTE_TOKENS = 256  # always kept: they can spell any string
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of the recipe; an unknown key is an error, not a default."""
 
 
 class Checkpoint(Section, frozen=True):
-    """Where a model comes from: a folder, a Hub id, or `embedded:NAME` of the tiny family."""
+    """Where a model comes from: a folder, a Hub id, or `embedded:NAME` of the tiny family.
+
+    `gguf_file` names the GGUF file in it that holds model and tokenizer; it is dequantised to `dtype`.
+    """
 
     model: str
     revision: str | None = None
     dtype: Dtype = "bfloat16"
+    gguf_file: str | None = None
 
 
 class Models(Section, frozen=True):
-    """The three checkpoints that belong together."""
+    """The three checkpoints that belong together.
+
+    A recipe without a head makes an SLM's artifacts alone; the SLM may then stand as its own verifier, which gives the
+    keep set its tokens and the calibration its text.
+    """
 
     verifier: Checkpoint
-    head: Checkpoint
     slm: Checkpoint
+    head: Checkpoint | None = None
     hidden_norm: HiddenNorm = "post"  # side of the verifier's final norm from which h travels
+    allow_quantised_capture: bool = False  # a quantised verifier may teach the head; the paper's is in bfloat16
+
+    def require_head(self) -> Checkpoint:
+        """The head.
+
+        Raises:
+            RecipeError: the recipe has none.
+        """
+        if self.head is None:
+            raise RecipeError("$.models.head is missing: this recipe makes an SLM alone", "name the verifier's head")
+        return self.head
 
 
 class Data(Section, frozen=True):
-    """JSONL files of chat messages ({"id", "messages"}); relative to the recipe, then to the package."""
+    """Conversations: a path alone (relative to the recipe, then to the package), or a `DataSource`."""
 
-    calibration: str
-    validation: str
-    conversations: str  # counted for the keep set
+    calibration: str | DataSource
+    validation: str | DataSource
+    conversations: str | DataSource  # counted for the keep set, without those of the other two
 
 
 class Capture(Section, frozen=True):
@@ -83,7 +95,7 @@ class Qat(Section, frozen=True):
     weight_bits: WeightBits = 4
     split_projection: bool = False
     grid: Literal["per-channel", "lpbq"] = "per-channel"
-    overrides: dict[str, WeightBits] = {}
+    overrides: dict[str, WeightBits] = msgspec.field(default_factory=dict)
     evidence_sequences: NonNegative = 0
     clip_ratio_low: Share = 0.6
     clip_ratio_high: Share = 1.0
@@ -102,14 +114,6 @@ class Qat(Section, frozen=True):
     seed: int = 20261011
 
 
-class KeepSetChoice(Section, frozen=True):
-    """Which tokens both drafters may propose (Appendix A)."""
-
-    size: Count
-    scripts: tuple[str, ...] = ("Hangul",)
-    held_out_share: Share = 0.1  # of the conversations, for the coverage report
-
-
 class HeadGraph(Section, frozen=True):
     """The head's graph: K steps, how many of them also give a runner-up, positions in its ring.
 
@@ -123,9 +127,22 @@ class HeadGraph(Section, frozen=True):
     projected_table: bool = False
 
 
+class SlmWeights(Section, frozen=True):
+    """How an unquantised SLM is rounded: widths of its linear layers; grids by the head's clip search (Table 4)."""
+
+    bits: Literal[4, 8]
+    output_bits: Literal[4, 8] = 8
+    clip_ratio_low: Share = 0.6
+    clip_ratio_high: Share = 1.0
+    clip_ratio_count: Count = 41
+
+
 class SlmGraph(Section, frozen=True):
     """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities.
 
+    `weights` is for an unquantised checkpoint; a packed one is used as it is, and its artifacts know of no such field.
+    `stored_opening` keeps the K/V rows of the token that begins every text: a model that parks attention there (Gemma
+    3) has activations at it tens of times greater than elsewhere, which would decide every grid.
     `evidence_passes` > 0 measures on so many passes what the grids of each layer's activations cost.
     """
 
@@ -133,6 +150,8 @@ class SlmGraph(Section, frozen=True):
     prefill_rows: Count = 128
     ring: Count = 1024
     sliding_ring: Count = 512
+    weights: SlmWeights | msgspec.UnsetType = msgspec.UNSET
+    stored_opening: bool | msgspec.UnsetType = msgspec.UNSET
     evidence_passes: NonNegative = 0
 
 
@@ -147,6 +166,8 @@ class Calibration(Section, frozen=True):
     kv_margin: Positive = 1.2
     slm_percentile: Annotated[float, Meta(gt=50.0, le=100.0)] = 100.0
     slm_margin: Annotated[float, Meta(ge=1.0)] = 1.2
+    slm_passes: Count | None = None  # of `slm.rows` tokens that the ranges are read from; None = all of the captures
+    slm_quality_passes: Count = 96  # compared after; 3,000 positions: top-1 agreement to within half a percent
     mask_value: Annotated[float, Meta(ge=-255.0, le=-50.0)] = -100.0
 
 
@@ -213,7 +234,7 @@ class Drafting(Section, frozen=True):
 class Gates(Section, frozen=True):
     """What `validate` demands of a run."""
 
-    min_mat: dict[Literal["cloud-mtp", "hyco-exact", "hyco"], float] = {}  # by system
+    min_mat: dict[Literal["cloud-mtp", "hyco-exact", "hyco"], float] = msgspec.field(default_factory=dict)
     min_head_agreement: Share = 0.97  # K-step graph against the step-by-step W4 head
     min_slm_agreement: Share = 0.9  # best token of a row, integer graph against the float network
     max_bytes_up: Count = 300
@@ -277,108 +298,3 @@ def load_recipe(path: Path) -> Recipe:
 def embedded_recipe() -> Path:
     """The tiny family's recipe, shipped with the package."""
     return resource_path("recipes/tiny.yaml")
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Rules that need more than one field.
-
-    Raises:
-        RecipeError: the first broken rule, with the path of the field to change.
-    """
-    try:
-        target = find_target(recipe.target)
-    except CompileError as error:
-        raise RecipeError(f"$.target: {error.message}", error.hint) from error
-    for holds, message in (*_graph_rules(recipe), *_qat_rules(recipe, target), *_data_rules(recipe)):
-        if not holds:
-            raise RecipeError(message, "change the field")
-
-
-Rule = tuple[bool, str]
-"""Does it hold, and what is said where it does not."""
-
-
-def _graph_rules(recipe: Recipe) -> tuple[Rule, ...]:
-    """Keep set, rings, rows and the tree that they must hold."""
-    planted = recipe.head.steps + recipe.head.runner_up_steps
-    return (
-        (
-            recipe.keepset.size > BYTE_TOKENS,
-            f"$.keepset.size is {recipe.keepset.size}, but the {BYTE_TOKENS} byte tokens and specials always stay",
-        ),
-        (
-            recipe.slm.ring >= recipe.slm.rows,
-            f"$.slm.ring is {recipe.slm.ring}, shorter than a tree pass of $.slm.rows = {recipe.slm.rows}",
-        ),
-        (
-            recipe.slm.sliding_ring >= recipe.slm.rows,
-            f"$.slm.sliding_ring is {recipe.slm.sliding_ring}, shorter than a tree pass of {recipe.slm.rows} rows",
-        ),
-        (
-            min(recipe.slm.ring, recipe.slm.sliding_ring) >= recipe.slm.prefill_rows,
-            f"$.slm.prefill_rows is {recipe.slm.prefill_rows}, longer than the shortest ring",
-        ),
-        (
-            recipe.head.runner_up_steps <= recipe.head.steps,
-            f"$.head.runner_up_steps is {recipe.head.runner_up_steps}, more than $.head.steps = {recipe.head.steps}",
-        ),
-        (
-            recipe.slm.rows > planted,
-            f"$.slm.rows is {recipe.slm.rows}, too few for the root and {planted} planted nodes",
-        ),
-        (
-            recipe.drafting.budget >= planted,
-            f"$.drafting.budget is {recipe.drafting.budget}, smaller than the {planted} planted nodes",
-        ),
-        (
-            recipe.drafting.budget <= NODE_LIMIT,
-            f"$.drafting.budget is {recipe.drafting.budget}, the server takes trees of at most {NODE_LIMIT} nodes",
-        ),
-    )
-
-
-def _qat_rules(recipe: Recipe, target: Target) -> tuple[Rule, ...]:
-    """Widths and grids that the target computes, and a schedule that ends."""
-    return (
-        (
-            recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,
-            f"$.qat.clip_ratio_low {recipe.qat.clip_ratio_low} is above clip_ratio_high {recipe.qat.clip_ratio_high}",
-        ),
-        (
-            recipe.qat.warmup_steps <= recipe.qat.steps,
-            f"$.qat.warmup_steps is {recipe.qat.warmup_steps}, more than $.qat.steps = {recipe.qat.steps}",
-        ),
-        (
-            recipe.qat.unrolled_steps <= recipe.head.steps,
-            f"$.qat.unrolled_steps is {recipe.qat.unrolled_steps}, more than $.head.steps = {recipe.head.steps}",
-        ),
-        (
-            recipe.qat.weight_bits in target.weight_bits,
-            f"$.qat.weight_bits is {recipe.qat.weight_bits}, {target.name} computes {sorted(target.weight_bits)}",
-        ),
-        *(
-            (
-                bits in target.weight_bits,
-                f"$.qat.overrides: {pattern} has {bits}, {target.name} computes {sorted(target.weight_bits)}",
-            )
-            for pattern, bits in recipe.qat.overrides.items()
-        ),
-        (
-            recipe.qat.grid == "per-channel" or recipe.qat.weight_bits == LPBQ_BITS,
-            f"$.qat.grid is lpbq, which has {LPBQ_BITS} bits, and $.qat.weight_bits is {recipe.qat.weight_bits}",
-        ),
-    )
-
-
-def _data_rules(recipe: Recipe) -> tuple[Rule, ...]:
-    """Prompts and what is drawn from them."""
-    return (
-        (
-            recipe.capture.sampled_answers == 0 or recipe.sampling.temperature > 0,
-            f"$.capture.sampled_answers is {recipe.capture.sampled_answers}, $.sampling.temperature 0 draws nothing",
-        ),
-        (
-            recipe.data.calibration != recipe.data.validation,
-            "$.data.validation is the same file as $.data.calibration",
-        ),
-    )

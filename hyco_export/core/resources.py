@@ -27,10 +27,22 @@ def resource_path(relative: str) -> Path:
 def locate(reference: str, recipe_folder: Path | None) -> Path | None:
     """The local path a recipe's reference means, or None when it names nothing local (a Hub id).
 
-    `embedded:NAME` is inside the package; else an absolute path, a path beside the recipe, or a shipped file.
+    `embedded:NAME` is inside the package; else an absolute path or one from `~`, a path beside the recipe, or a shipped
+    file.
+
+
+    Raises:
+        RecipeError: `embedded:` with a path that leaves the embedded family's folder.
     """
+    if reference.startswith("~"):
+        return Path(reference).expanduser()
     if reference.startswith(EMBEDDED_PREFIX):
-        return CHECKPOINTS / reference.removeprefix(EMBEDDED_PREFIX)
+        found = (CHECKPOINTS / reference.removeprefix(EMBEDDED_PREFIX)).resolve()
+        if not found.is_relative_to(CHECKPOINTS):
+            raise RecipeError(
+                f"{reference!r} leaves the embedded family", "name one of its files, or give a path without `embedded:`"
+            )
+        return found
     roots = [Path()] if recipe_folder is None else [recipe_folder, Path()]
     for root in (*roots, PACKAGE, PACKAGE.parent):
         if (root / reference).exists():

@@ -12,15 +12,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from hyco_export.core.packing import unpack_rows
+from hyco_export.core.tensor_writer import Declared, TensorWriter
 from hyco_export.errors import ArtifactError
 
 TABLES_FILE = "slm_tables.safetensors"
 TOKENS = "tokens"
 PER_LAYER = "per_layer"
 LAYOUT_KEY = "layout"
+SCALE = ".scale"
 
 
 class TableLayout(msgspec.Struct, frozen=True):
@@ -49,22 +50,31 @@ def real_rows(packed: np.ndarray, scales: np.ndarray, layout: TableLayout) -> np
 
 def save_tables(path: Path, tables: dict[str, PackedRows]) -> None:
     """Write tables by name (`tokens`, and `per_layer` where the model has one)."""
-    tensors = {}
+    declared = {}
     for name, table in tables.items():
-        tensors[name] = np.ascontiguousarray(table.packed)
-        tensors[f"{name}.scale"] = np.ascontiguousarray(table.scales, dtype=np.float32)
+        declared[name] = Declared(table.packed.dtype.name, table.packed.shape)
+        declared[name + SCALE] = Declared("float32", table.scales.shape)
     layouts = {name: table.layout for name, table in tables.items()}
-    save_file(tensors, path, metadata={LAYOUT_KEY: msgspec.json.encode(layouts).decode()})
+    with TensorWriter(path, declared, {LAYOUT_KEY: msgspec.json.encode(layouts).decode()}) as writer:
+        for name, table in tables.items():
+            writer.put(name, table.packed)
+            writer.put(name + SCALE, table.scales.astype(np.float32, copy=False))
 
 
-def read_packed(path: Path) -> dict[str, PackedRows]:
-    """Whole tables by name, as `save_tables` got them.
+class StoredRows:
+    """One table's packed rows in their file, read by slices.
 
-    Raises:
-        ArtifactError: see `HostTables`.
+    The file is mapped anew for each: what a long-lived map has read counts as the process's memory.
     """
-    tables = HostTables(path)
-    return {name: tables.packed(name) for name in tables.layouts}
+
+    def __init__(self, path: Path, name: str, shape: tuple[int, ...]) -> None:
+        self._path, self._name, self.shape = path, name, shape
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.shape[0])
+        with safe_open(self._path, framework="numpy") as file:
+            found: np.ndarray = file.get_slice(self._name)[start:stop]
+        return found
 
 
 class HostTables:
@@ -76,6 +86,7 @@ class HostTables:
 
     def __init__(self, path: Path) -> None:
         hint = "build it again: hyco-export convert-slm"
+        self._path = path
         try:
             self._file = safe_open(path, framework="numpy")
         except (OSError, SafetensorError) as error:
@@ -85,7 +96,7 @@ class HostTables:
             raise ArtifactError(f"embedding tables {path} say nothing of their layout", hint)
         self.layouts = msgspec.json.decode(raw, type=dict[str, TableLayout])
         self._rows = {name: self._file.get_slice(name) for name in self.layouts}
-        self._scales = {name: self._file.get_tensor(f"{name}.scale") for name in self.layouts}
+        self._scales = {name: self._file.get_tensor(name + SCALE) for name in self.layouts}
 
     def tokens(self, ids: np.ndarray) -> np.ndarray:
         """Token embeddings float32 [n, H] of ids [n]."""
@@ -95,9 +106,13 @@ class HostTables:
         """Per-layer embeddings float32 [n, L * P] of ids [n]."""
         return self._gather(PER_LAYER, ids)
 
-    def packed(self, name: str) -> PackedRows:
-        """A whole table."""
-        return PackedRows(self._file.get_tensor(name), self._scales[name], self.layouts[name])
+    def stored(self, name: str) -> StoredRows:
+        """A whole table, packed, to be read in blocks."""
+        return StoredRows(self._path, name, tuple(self._rows[name].get_shape()))
+
+    def scales(self, name: str) -> np.ndarray:
+        """float32 [V, S]."""
+        return self._scales[name]
 
     def _gather(self, name: str, ids: np.ndarray) -> np.ndarray:
         rows = self._rows[name]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyco_export.core.conversations import prompt_messages, read_conversations
+from hyco_export.core.conversations import prompt_messages
+from hyco_export.core.data.prompts import read_prompts as read_prompt_set
+from hyco_export.core.data.prompts import require_enough
 from hyco_export.core.recipe import Recipe
-from hyco_export.errors import RecipeError
 from hyco_export.evaluate.compatibility import require_compatible
 from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
 from hyco_export.evaluate.trials import Prompt
@@ -67,19 +68,17 @@ def wire_sampling(recipe: Recipe) -> Sampling:
 
 
 def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -> list[Prompt]:
-    """The first `count` prompts of a JSONL file through the chat template; fewer when the file has fewer.
+    """The first `count` prompts of the validation set through the chat template.
 
     Raises:
-        RecipeError: no file, no prompt in it, or two with one id.
+        RecipeError: the set cannot be used, or has fewer.
     """
     from hyco_export.nn.capture import encode_prompt
 
-    if not path.is_file():
-        raise RecipeError(f"$.data.validation: {path} does not exist", "correct the path")
+    found = read_prompt_set(path, "$.data.validation")
+    require_enough(len(found), count, path)
     prompts = []
-    for conversation in read_conversations(path):
+    for conversation in found[:count]:
         messages = [{"role": m.role, "content": m.content} for m in prompt_messages(conversation)]
         prompts.append(Prompt(conversation.id, tuple(encode_prompt(tokenizer, messages))))
-    if len({prompt.id for prompt in prompts}) != len(prompts) or not prompts:
-        raise RecipeError(f"$.data.validation: {path} holds {len(prompts)} prompts, ids must be unique", "correct it")
-    return prompts[:count]
+    return prompts

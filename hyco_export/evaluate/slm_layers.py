@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.network.slm_host import EmbeddingRows, SlmHost
+from hyco_export.core.network.slm_host import EmbeddingRows, Opening, SlmHost
 from hyco_export.graph.parity import logit_kl
 from hyco_export.nn.slm.calibration import full_passes
 from hyco_export.nn.slm.static_pass import FloatSlm
@@ -42,8 +42,10 @@ def row_divergences(
     sequences: Sequence[Sequence[int]],
     max_passes: int,
     tell: Callable[[int, int], None],
+    opening: Opening | None = None,
 ) -> dict[str, float]:
-    """Mean KL in nats per token of each row's rounding, over the first full passes of the sequences.
+    """Mean KL in nats per token of each row's rounding, over the first full passes of the sequences (after
+    `opening`, if they have one).
 
     Raises:
         ValueError: no sequence fills a pass.
@@ -62,7 +64,7 @@ def row_divergences(
 
     for done, (number, tokens) in enumerate(islice(passes, max_passes), 1):
         if number == 0:
-            host = SlmHost(slm.network, embeddings, rows_per_pass, mask_value)
+            host = SlmHost(slm.network, embeddings, rows_per_pass, mask_value, opening=opening)
         host.append(compare, tokens)
         tell(done, total)
     return {name: float(np.mean(values)) for name, values in found.items()}

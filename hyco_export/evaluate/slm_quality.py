@@ -16,18 +16,22 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSession, GraphSpec, TensorSpec
 from hyco_export.core.network.blocks import only_feeds_tanh
 from hyco_export.core.network.boundary import to_integers, to_real
-from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, SlmHost
+from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, Opening, SlmHost
 from hyco_export.nn.slm.calibration import full_passes
 from hyco_export.nn.slm.static_pass import FloatSlm
 
 
-class SlmQuality(msgspec.Struct, frozen=True):
-    """Figures over `positions` tokens; by tensor, `layers` is the SQNR in dB, `clipped` the share outside its range."""
+class SlmQuality(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Figures over `positions` tokens; by tensor, `layers` is the SQNR in dB, `clipped` the share outside its range.
+
+    `original_agreement`: with the network before its weights were rounded, where that is known.
+    """
 
     positions: int
     top1_agreement: float
     layers: dict[str, float]
     clipped: dict[str, float]
+    original_agreement: float | None = None
 
     @property
     def median_db(self) -> float:
@@ -47,6 +51,7 @@ class _Tally:
     outside: dict[str, int] = field(default_factory=dict)
     values: dict[str, int] = field(default_factory=dict)
     agreeing: int = 0
+    agreeing_original: int | None = None
     positions: int = 0
 
     def compare(self, name: str, wanted: np.ndarray, found: np.ndarray) -> None:
@@ -65,6 +70,7 @@ class _Tally:
             top1_agreement=self.agreeing / self.positions,
             layers={name: _decibel(self.signal[name], self.noise[name]) for name in self.signal},
             clipped={name: count / self.values[name] for name, count in self.outside.items() if count},
+            original_agreement=None if self.agreeing_original is None else self.agreeing_original / self.positions,
         )
 
 
@@ -78,6 +84,8 @@ def measure_slm(
     mask_value: float,
     sequences: Sequence[Sequence[int]],
     max_passes: int,
+    original_best: np.ndarray | None = None,
+    opening: Opening | None = None,
 ) -> SlmQuality:
     """Compare on the first `max_passes` full passes of the sequences.
 
@@ -85,17 +93,19 @@ def measure_slm(
         session: the tree graph, also giving out the `inner` tensors.
         graph: its declared inputs and outputs.
         inner: tensors to judge beside the outputs, under their names in the float network.
+        original_best: what `best_rows` gave for the network before rounding, over the same passes.
+        opening: of every sequence, which then begin after it.
 
     Raises:
         ValueError: no sequence fills a pass.
     """
     rows = graph.input("embeds").shape[0]
-    tally = _Tally()
+    tally = _Tally(agreeing_original=None if original_best is None else 0)
     outputs = (*graph.outputs, *inner)
     for first, tokens in islice(_passes(sequences, rows), max_passes):
         if first:
-            own = SlmHost(slm.network, embeddings, rows, mask_value)
-            graph_side = SlmHost(slm.network, embeddings, rows, mask_value)
+            own = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
+            graph_side = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
         chain = range(NO_PARENT, rows - 1)
         feeds = to_integers(graph.inputs, graph_side.feeds(tokens, chain))
         found = to_real(outputs, session.run(feeds))
@@ -104,11 +114,32 @@ def measure_slm(
             tally.compare(spec.name, wanted[spec.name], found[spec.name])
         graph_side.commit(found, range(rows))
         float_logits = own.append(slm.tree, tokens)["logits"]
-        tally.agreeing += int(np.sum(float_logits.argmax(1) == found["logits"].argmax(1)))
+        best = found["logits"].argmax(1)
+        tally.agreeing += int(np.sum(float_logits.argmax(1) == best))
+        if original_best is not None and tally.agreeing_original is not None:
+            tally.agreeing_original += int(np.sum(original_best[tally.positions : tally.positions + rows] == best))
         tally.positions += rows
     if not tally.positions:
         raise ValueError(f"no sequence has {rows} tokens")
     return tally.result()
+
+
+def best_rows(
+    slm: FloatSlm,
+    embeddings: EmbeddingRows,
+    mask_value: float,
+    sequences: Sequence[Sequence[int]],
+    rows: int,
+    max_passes: int,
+    opening: Opening | None = None,
+) -> np.ndarray:
+    """Kept row of the best token at each position [n] of the first `max_passes` full passes, with its own K/V."""
+    found = []
+    for first, tokens in islice(_passes(sequences, rows), max_passes):
+        if first:
+            host = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
+        found.append(host.append(slm.tree, tokens)["logits"].argmax(1))
+    return np.concatenate(found)
 
 
 def _passes(sequences: Sequence[Sequence[int]], rows: int) -> Iterator[tuple[bool, Sequence[int]]]:

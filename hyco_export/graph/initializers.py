@@ -1,10 +1,13 @@
 """Integer initializers of an ONNX graph, packed as ONNX wants them, and read back. Knows no graph."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.graph.external_data import raw_bytes
 
 CARRIERS = {2: TensorProto.INT4, 4: TensorProto.INT4, 8: TensorProto.INT8}
 """ONNX type by width in the checkpoint. 2-bit integers travel as INT4, values unchanged: INT2 gives noise on HTP."""
@@ -31,14 +34,19 @@ def pack_int4(flat: np.ndarray) -> np.ndarray:
     return halves[0::2] | (halves[1::2] << 4)
 
 
-def read_weight(tensor: onnx.TensorProto) -> np.ndarray:
-    """int8 values [...] of an INT4 or INT8 initializer."""
+def read_weight(tensor: onnx.TensorProto, folder: Path | None = None) -> np.ndarray:
+    """int8 values [...] of an INT4 or INT8 initializer; `folder` holds its external data, if it has some."""
     shape = tuple(tensor.dims)
-    raw = np.frombuffer(tensor.raw_data, np.uint8)
+    raw = raw_bytes(tensor, folder)
     if tensor.data_type == TensorProto.INT8:
         return raw.view(np.int8).reshape(shape)
-    halves = np.stack([raw & 0x0F, raw >> 4], axis=-1).reshape(-1)[: int(np.prod(shape))]
-    return ((halves.astype(np.int8) ^ 8) - 8).reshape(shape)
+    halves = np.empty((len(raw), 2), np.uint8)  # filled in place: an output layer has 132 million values
+    np.bitwise_and(raw, 0x0F, out=halves[:, 0])
+    np.right_shift(raw, 4, out=halves[:, 1])
+    halves ^= 8
+    signed = halves.view(np.int8)
+    signed -= 8
+    return signed.reshape(-1)[: int(np.prod(shape))].reshape(shape)
 
 
 def matrix_parameters(name: str) -> tuple[str, str]:

@@ -15,7 +15,8 @@ from onnx import TensorProto
 from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.network.ops import ARGMAX_LIMIT
-from hyco_export.core.network.weights import IntegerMatrix, Weights
+from hyco_export.core.network.weights import IntegerMatrix, PackedMatrices, Weights
+from hyco_export.graph.external_data import ExternalData
 from hyco_export.graph.initializers import (
     block_parameters,
     carried_blocks,
@@ -36,12 +37,16 @@ class QdqOps:
         name: of the graph.
         weights: integer matrices, float vectors (stored as uint16) and integer tables.
         encodings: by tensor name, for every tensor that `core.network.ops` says needs a calibrated range.
+        data: where the values of large matrices go; None keeps them in the graph.
     """
 
-    def __init__(self, name: str, weights: Weights, encodings: Mapping[str, Encoding]) -> None:
+    def __init__(
+        self, name: str, weights: Weights, encodings: Mapping[str, Encoding], data: ExternalData | None = None
+    ) -> None:
         self._name = name
         self._weights = weights
         self._encodings = encodings
+        self._data = data
         self._graph = GraphWriter()
         self._inputs: list[GraphTensor] = []
         self._outputs: list[GraphTensor] = []
@@ -73,14 +78,14 @@ class QdqOps:
     # ---- arithmetic
 
     def linear(self, name: str, x: GraphTensor, weight: str) -> GraphTensor:
-        matrix = self._weights.matrices[weight]
-        if isinstance(matrix, np.ndarray):
-            raise ValueError(f"weight {weight} is in float; an integer graph needs integers")
-        shape = (x.shape[0], matrix.integers.shape[0])
-        if matrix.multipliers is not None:
-            return self._graph.emit("MatMul", name, [x, self._blocks(weight, matrix)], shape, self._encoding(name))
+        blocks = self._in_blocks(weight)
+        if blocks is not None:
+            shape = (x.shape[0], blocks.integers.shape[0])
+            return self._graph.emit("MatMul", name, [x, self._blocks(weight, blocks)], shape, self._encoding(name))
         view = self._graph.view(weight)
-        self._graph.node("DequantizeLinear", self._stored(weight, matrix), view, axis=0)  # [N, K]: output channel
+        parameters, channels = self._stored(weight)
+        self._graph.node("DequantizeLinear", parameters, view, axis=0)  # [N, K]: output channel
+        shape = (x.shape[0], channels)
         return self._graph.emit("Gemm", name, [x, view], shape, self._encoding(name), transB=1)
 
     def rms_norm(self, name: str, x: GraphTensor, weight: str | None, epsilon: float) -> GraphTensor:
@@ -199,13 +204,26 @@ class QdqOps:
             raise ValueError(f"graph {self._name}: tensor {name} has no calibrated range")
         return self._encodings[name]
 
-    def _stored(self, weight: str, matrix: IntegerMatrix) -> list[str]:
-        """Names of a linear layer's initializers, packed at its first use."""
+    def _stored(self, weight: str) -> tuple[list[str], int]:
+        """Names of a linear layer's initializers, packed at its first use, and its output channels."""
         parameters = [weight, *matrix_parameters(weight)]
         if not self._graph.has(weight):
-            for tensor in carried_matrix(weight, matrix):
+            tensors = self._data.place(weight, lambda: self._carried(weight)) if self._data else self._carried(weight)
+            for tensor in tensors:
                 self._graph.initialize(tensor)
-        return parameters
+        return parameters, self._graph.length(weight)
+
+    def _carried(self, weight: str) -> list[onnx.TensorProto]:
+        matrix = self._weights.matrices[weight]
+        if isinstance(matrix, np.ndarray):
+            raise ValueError(f"weight {weight} is in float; an integer graph needs integers")
+        return carried_matrix(weight, matrix)
+
+    def _in_blocks(self, weight: str) -> IntegerMatrix | None:
+        """The weight, where its inputs have scales by block; weights that stay in a file never do."""
+        matrices = self._weights.matrices
+        matrix = None if isinstance(matrices, PackedMatrices) else matrices[weight]
+        return matrix if isinstance(matrix, IntegerMatrix) and matrix.multipliers is not None else None
 
     def _blocks(self, weight: str, matrix: IntegerMatrix) -> str:
         """A real view [K, N] of a weight in blocks of inputs: multipliers [J, N] times scales [N], then the integers.

@@ -13,6 +13,7 @@ import onnxruntime as ort
 from hyco_export.core.graphspec import TensorSpec
 from hyco_export.errors import CompileError
 
+DATA_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 ERROR_SEVERITY = 3  # ONNX Runtime's warnings about foreign nodes say nothing here
 
 
@@ -22,17 +23,20 @@ class ReferenceSession:
     Args:
         model: ONNX file (external data beside it) or the serialised model.
         threads: of one operator.
+        data_folder: where the external data of a serialised model lies, if it has some.
 
     Raises:
         CompileError: no such file, or not a model that ONNX Runtime can run.
     """
 
-    def __init__(self, model: Path | bytes, threads: int = 1) -> None:
+    def __init__(self, model: Path | bytes, threads: int = 1, data_folder: Path | None = None) -> None:
         settings = ort.SessionOptions()
         settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         settings.intra_op_num_threads = threads
         settings.inter_op_num_threads = 1
         settings.log_severity_level = ERROR_SEVERITY
+        if data_folder is not None:
+            settings.add_session_config_entry(DATA_FOLDER_KEY, str(data_folder))
         name = "the graph" if isinstance(model, bytes) else str(model)
         if isinstance(model, Path) and not model.is_file():
             raise CompileError(f"{model} does not exist", "build the stage before this one: hyco-export run")

@@ -3,11 +3,11 @@
 Emission only: networks and encodings come from `core.network`, checks of the graph's form from `graph.lint`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_TREE_GRAPH
 from hyco_export.core.encodings import Encoding
@@ -15,24 +15,33 @@ from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.core.network import slm
 from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.weights import Weights
+from hyco_export.graph.external_data import ExternalData, raw_bytes
 from hyco_export.graph.initializers import read_weight
 from hyco_export.graph.qdq_ops import QdqOps
 
 
 def tree_graph(
-    network: SlmNetwork, weights: Weights, encodings: Mapping[str, Encoding], rows: int
+    network: SlmNetwork,
+    weights: Weights,
+    encodings: Mapping[str, Encoding],
+    rows: int,
+    data: ExternalData | None = None,
 ) -> tuple[onnx.ModelProto, GraphSpec]:
-    """One pass over R rows of a forest: new K/V rows and logits."""
-    ops = QdqOps(SLM_TREE_GRAPH, weights, encodings)
+    """One pass over R rows of a forest: new K/V rows and logits; large weights go to `data`."""
+    ops = QdqOps(SLM_TREE_GRAPH, weights, encodings, data)
     slm.build(ops, network, rows)
     return ops.model(), ops.spec()
 
 
 def prefill_graph(
-    network: SlmNetwork, weights: Weights, encodings: Mapping[str, Encoding], rows: int
+    network: SlmNetwork,
+    weights: Weights,
+    encodings: Mapping[str, Encoding],
+    rows: int,
+    data: ExternalData | None = None,
 ) -> tuple[onnx.ModelProto, GraphSpec]:
-    """One pass over R consecutive tokens: new K/V rows."""
-    ops = QdqOps(SLM_PREFILL_GRAPH, weights, encodings)
+    """One pass over R consecutive tokens: new K/V rows; large weights go to `data`, or are found there."""
+    ops = QdqOps(SLM_PREFILL_GRAPH, weights, encodings, data)
     slm.build_prefill(ops, network, rows)
     return ops.model(), ops.spec()
 
@@ -47,13 +56,30 @@ def with_outputs(model: onnx.ModelProto, tensors: Iterable[TensorSpec]) -> onnx.
     return opened
 
 
-def stored_matrices(model: onnx.ModelProto) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Linear weights as they stand in a graph: integers int8 [N, K] and scales float32 [N] by name."""
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    found = {}
-    for node in model.graph.node:
-        if node.op_type == "DequantizeLinear" and node.input[0] in constants:
-            integers, scales = (constants[name] for name in node.input[:2])
-            if len(integers.dims) == 2 and len(scales.dims) == 1:  # one scale per output channel: a linear layer
-                found[integers.name] = (read_weight(integers), numpy_helper.to_array(scales))
-    return found
+class StoredMatrices(Mapping[str, tuple[np.ndarray, np.ndarray]]):
+    """Linear weights as they stand in a graph: integers int8 [N, K] and scales float32 [N] by name, read on demand.
+
+    Args:
+        model: a graph of `tree_graph` or `prefill_graph`.
+        folder: where its external data lies, if it has some.
+    """
+
+    def __init__(self, model: onnx.ModelProto, folder: Path | None = None) -> None:
+        self._folder = folder
+        constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._tensors = {}
+        for node in model.graph.node:
+            if node.op_type == "DequantizeLinear" and node.input[0] in constants:
+                integers, scales = (constants[name] for name in node.input[:2])
+                if len(integers.dims) == 2 and len(scales.dims) == 1:  # one scale per output channel: a linear layer
+                    self._tensors[integers.name] = integers, scales
+
+    def __getitem__(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        integers, scales = self._tensors[name]
+        return read_weight(integers, self._folder), raw_bytes(scales, self._folder).view(np.float32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)

@@ -85,6 +85,10 @@ class GraphWriter:
         """Is there an initializer of this name?"""
         return name in self._initializers
 
+    def length(self, name: str) -> int:
+        """First dimension of an initializer."""
+        return int(self._initializers[name].dims[0])
+
     def initialize(self, tensor: onnx.TensorProto) -> str:
         """Store a constant, or find it stored: its name.
 

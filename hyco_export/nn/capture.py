@@ -22,7 +22,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTra
 from hyco_export.core.handoff import LAYER_TYPES, HiddenNorm
 from hyco_export.core.recipe import Sampling
 from hyco_export.errors import ArtifactError, CheckpointError
-from hyco_export.nn.verifier import ATTENTION_NAMES, first_line, stop_ids
+from hyco_export.nn.verifier import ATTENTION_NAMES, first_line, handoff_values, stop_ids
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,21 @@ def teacher_forced(
             )
         k[layer_type], v[layer_type] = _rows(keys), _rows(values)
     e = model.get_input_embeddings()(tokens)[0]
-    return Capture(tokens[0].cpu(), answer_start, e.cpu(), hidden[0].cpu(), k, v)
+    capture = Capture(tokens[0].cpu(), answer_start, e.cpu(), hidden[0].cpu(), k, v)
+    _require_sizes(capture, model)
+    return capture
+
+
+def _require_sizes(capture: Capture, model: PreTrainedModel) -> None:
+    """A position has as many values as the config says: what the phone is sent is laid out by the config alone."""
+    sizes = [tensor[0].numel() for tensor in capture.handoff_tensors().values()]
+    found, wanted = (sum(sizes[:2]), sum(sizes[2:])), handoff_values(model.config)  # e and h, then K and V
+    if found != wanted:
+        raise CheckpointError(
+            f"the verifier hands out {found[0]} values a round and {found[1]} a token, its config says "
+            f"{wanted[0]} and {wanted[1]}",
+            "use an unpatched Gemma 4 verifier",
+        )
 
 
 def _rows(states: torch.Tensor) -> torch.Tensor:

@@ -67,12 +67,14 @@ class Crew:
             with _lost_processes():
                 distributed.barrier()
 
-    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace each tensor by its sum over all processes; the same bits in each of them."""
-        if self.size > 1:
-            with _lost_processes():
-                for tensor in tensors:
-                    distributed.all_reduce(tensor)
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every process's tensor of the same shape, in the order of their numbers; on `device`."""
+        if self.size == 1:
+            return [tensor]
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        with _lost_processes():
+            distributed.all_gather(found, tensor.contiguous())
+        return found
 
 
 ALONE = Crew(0, 1, torch.device("cpu"))

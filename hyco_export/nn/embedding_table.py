@@ -4,11 +4,11 @@ Legend: n kept tokens, H hidden size, V vocabulary size. Knows the embedding's n
 tokens are kept.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from hyco_export.core.network.row_grid import QuantizedRows, quantize_rows
 from hyco_export.core.recipe import Dtype
@@ -16,7 +16,7 @@ from hyco_export.errors import CheckpointError
 from hyco_export.nn.tensor_files import TensorFiles
 
 EMBEDDING_SUFFIX = ".embed_tokens.weight"
-CHUNK_ROWS = 8192  # 92 MB of float32 at the 2,816 columns of Gemma 4 26B-A4B
+CHUNK_ROWS = 512  # 6 MB of float32 at the 2,816 columns of Gemma 4 26B-A4B
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,34 @@ def find_embedding(folder: Path) -> EmbeddingSource:
 
 
 def quantized_embedding(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) -> QuantizedRows:
+    """All of `quantized_blocks`, in memory."""
+    integers = np.empty((len(ids), source.hidden), dtype=np.int8)
+    scale = np.empty(len(ids), dtype=np.float32)
+    for first, block in quantized_blocks(source, ids, dtype):
+        last = first + len(block.scale)
+        integers[first:last], scale[first:last] = block
+    return QuantizedRows(integers, scale)
+
+
+def quantized_blocks(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) -> Iterator[tuple[int, QuantizedRows]]:
     """8-bit rows of the tokens `ids` [n] (ascending), as the verifier's embedding layer gives them.
+
+    They come in blocks, each with the place of its first row in `ids`.
 
     transformers' `Gemma4TextScaledWordEmbedding` rounds its factor sqrt(H) to the weight's dtype and multiplies in it
     (bfloat16: 53 instead of 53.07 at H = 2,816), so the same is done here in the `dtype` the verifier runs in.
     """
+    import torch  # hundreds of MB that finding the table does without
+
     run_dtype = getattr(torch, dtype)
     factor = torch.tensor(source.hidden**0.5).to(run_dtype)
-    integers = np.empty((len(ids), source.hidden), dtype=np.int8)
-    scale = np.empty(len(ids), dtype=np.float32)
     for start in range(0, source.vocab_size, CHUNK_ROWS):
         first, last = np.searchsorted(ids, (start, start + CHUNK_ROWS))
         if first == last:
             continue
         chunk = source.files.rows(source.tensor, start, start + CHUNK_ROWS)[ids[first:last] - start]
         real = (torch.from_numpy(chunk).to(run_dtype) * factor).float().numpy()  # [<= CHUNK_ROWS, H]
-        integers[first:last], scale[first:last] = quantize_rows(real)
-    return QuantizedRows(integers, scale)
+        yield int(first), quantize_rows(real)
 
 
 def _is_embedding(name: str) -> bool:

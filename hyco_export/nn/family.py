@@ -6,26 +6,29 @@ from transformers import PreTrainedConfig
 
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.verifier import ATTENTION_NAMES, kv_shapes, layer_kv_shape
+from hyco_export.nn.verifier import ATTENTION_NAMES, READS_KV, kv_shapes, layer_kv_shape
 
 HEAD_MODEL_TYPE = "gemma4_assistant"
 SET_HINT = "use the head that was published for this verifier and an SLM with the same tokenizer ($.models)"
 
 
-def check_family(verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTrainedConfig | None = None) -> None:
-    """Refuse checkpoints that do not belong together; all mismatches are named at once.
+def check_family(
+    verifier: PreTrainedConfig, head: PreTrainedConfig | None, slm: PreTrainedConfig | None = None
+) -> None:
+    """Refuse checkpoints that do not belong together; all mismatches are named at once. Either drafter may be missing.
 
     Raises:
         CheckpointError: a checkpoint is not of its role's kind; widths, K/V shapes or vocabularies differ; or the head
             has a part the static graph cannot hold.
     """
     _require_roles(verifier, head, slm)
-    problems = [*_head_mismatches(verifier, head), *_vocabulary_mismatches(verifier, head, slm)]
+    from_head = _head_mismatches(verifier, head) if head is not None else ()
+    problems = [*from_head, *_vocabulary_mismatches(verifier, head, slm)]
     if problems:
         raise CheckpointError("checkpoints do not belong together: " + "; ".join(problems), SET_HINT)
 
 
-def _require_roles(verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTrainedConfig | None) -> None:
+def _require_roles(verifier: PreTrainedConfig, head: PreTrainedConfig | None, slm: PreTrainedConfig | None) -> None:
     """Only a head drafts steps, and only the others are language models of their own."""
     for role, config in (("verifier", verifier), ("head", head), ("slm", slm)):
         if config is None or (config.model_type == HEAD_MODEL_TYPE) == (role == "head"):
@@ -45,11 +48,13 @@ def _head_mismatches(verifier: PreTrainedConfig, head: PreTrainedConfig) -> Iter
         yield "the head orders its vocabulary by centroids, which has no static graph"
     text = head.get_text_config()
     shapes = kv_shapes(verifier)
+    for index, mode in enumerate(text.kv_sharing_modes):
+        if mode != READS_KV:
+            yield f"the head's layer {index} computes K/V of its own"
     for layer_type in LAYER_TYPES:
-        name = ATTENTION_NAMES[layer_type]
-        layers = [i for i, kind in enumerate(text.layer_types) if kind == name]
-        for index in layers[:1]:
-            own, given = layer_kv_shape(text, index), shapes[layer_type]
+        layers = [i for i, kind in enumerate(text.layer_types) if kind == ATTENTION_NAMES[layer_type]]
+        for own in dict.fromkeys(layer_kv_shape(text, index) for index in layers):
+            given = shapes[layer_type]
             if own != given:
                 yield (
                     f"the head reads {layer_type} K/V of {own.heads} heads x {own.dim}, "
@@ -58,7 +63,7 @@ def _head_mismatches(verifier: PreTrainedConfig, head: PreTrainedConfig) -> Iter
 
 
 def _vocabulary_mismatches(
-    verifier: PreTrainedConfig, head: PreTrainedConfig, slm: PreTrainedConfig | None
+    verifier: PreTrainedConfig, head: PreTrainedConfig | None, slm: PreTrainedConfig | None
 ) -> Iterator[str]:
     size = verifier.get_text_config().vocab_size
     others = {"head": head, "SLM": slm}

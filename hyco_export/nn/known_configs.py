@@ -1,4 +1,4 @@
-"""Configs of released models by Hub id, for estimates where a checkpoint is not on this machine.
+"""Configs of released models by Hub id or GGUF file, for estimates where a checkpoint is not on this machine.
 
 Knows shapes only, as far as sizes depend on them: 26B-A4B's head and hand-off, and E2B, as the created checkpoints
 have them; bodies after the published model cards. A config found on this machine always wins.
@@ -6,7 +6,7 @@ have them; bodies after the published model cards. A config found on this machin
 
 from collections.abc import Callable
 
-from transformers import Gemma4AssistantConfig, PreTrainedConfig
+from transformers import Gemma3TextConfig, Gemma4AssistantConfig, PreTrainedConfig
 from transformers.models.gemma4 import Gemma4TextConfig
 
 from hyco_export.nn.created.head import head_config
@@ -16,6 +16,7 @@ from hyco_export.nn.created.verifier import LAYER_NAMES, text_config
 
 A4B_PATTERN = 5 * "SSSSSF"
 E4B_PATTERN = 7 * "SSSSSF"
+GEMMA3_270M_PATTERN = 3 * "SSSSSF"
 
 
 def _verifier_26b_a4b() -> Gemma4TextConfig:
@@ -57,16 +58,31 @@ def _mobile_e2b() -> Gemma4TextConfig:
     return config
 
 
+def _gemma3_270m() -> Gemma3TextConfig:
+    return Gemma3TextConfig(
+        vocab_size=262_144,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=len(GEMMA3_270M_PATTERN),
+        layer_types=[LAYER_NAMES[letter] for letter in GEMMA3_270M_PATTERN],
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        sliding_window=512,
+    )
+
+
 KNOWN: dict[str, Callable[[], PreTrainedConfig]] = {
     "google/gemma-4-26B-A4B-it": _verifier_26b_a4b,
     "google/gemma-4-26B-A4B-it-assistant": lambda: head_config(FULL),
     "google/gemma-4-E4B-it": _verifier_e4b,
     "google/gemma-4-E4B-it-assistant": _head_e4b,
     "google/gemma-4-E2B-it-qat-mobile-transformers": _mobile_e2b,
+    "gemma-3-270m-q4_k_m.gguf": _gemma3_270m,
 }
 
 
-def known_config(hub_id: str) -> PreTrainedConfig | None:
-    """The config of a released model, None for one that is not known here."""
-    build = KNOWN.get(hub_id)
+def known_config(name: str) -> PreTrainedConfig | None:
+    """The config of a released model by Hub id or GGUF file name, None for one that is not known here."""
+    build = KNOWN.get(name)
     return build() if build else None

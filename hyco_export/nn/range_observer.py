@@ -4,6 +4,8 @@ An observer for `nn.torch_ops`. A static network has the same number of values i
 above a percentile is known beforehand: only that many extremes are kept. Knows names and values; no integer grid.
 """
 
+from collections.abc import Mapping
+
 import torch
 
 ROUNDED_DIGITS = 6  # 100 - 99.9 is a little less than 0.1 in binary; counts are whole
@@ -40,6 +42,22 @@ class RangeObserver:
             high = float(top.min())
             found[name] = (-high, high) if name in self._symmetric else (-float(self._lowest[name].min()), high)
         return found
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What it has seen so far; another observer of the same settings goes on from it."""
+        return {
+            f"{side}/{name}": top
+            for side, store in (("high", self._highest), ("low", self._lowest))
+            for name, top in store.items()
+        }
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Forget everything, and have seen what `state` says."""
+        stores: dict[str, dict[str, torch.Tensor]] = {"high": {}, "low": {}}
+        for key, top in state.items():
+            side, _, name = key.partition("/")
+            stores[side][name] = top
+        self._highest, self._lowest = stores["high"], stores["low"]
 
     def _keep(self, store: dict[str, torch.Tensor], name: str, flat: torch.Tensor, percentile: float) -> None:
         # at most the share 1 - p of all values lies above the smallest of the `count` greatest

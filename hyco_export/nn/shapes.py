@@ -3,38 +3,49 @@
 Knows configs, read from a folder or known by a Hub id (`nn.known_configs`); reads no tensor.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import nn
-from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, GemmaQuantizationConfig, PreTrainedConfig
-from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, replace_with_quant_layers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma4AssistantForCausalLM,
+    Gemma4ForCausalLM,
+    GemmaQuantizationConfig,
+    PreTrainedConfig,
+)
+from transformers.integrations.gemma_quant import replace_with_quant_layers
 
 from hyco_export.core.handoff import LayerType
 from hyco_export.core.sizes.shapes import HeadShape, KvLayer, Matrix, SlmShape, VerifierShape
-from hyco_export.nn.verifier import ATTENTION_NAMES, handoff_layers, layer_kv_shape
+from hyco_export.nn.slm.float_checkpoint import FloatModule, Rounding, float_modules
+from hyco_export.nn.slm.gemma_quant import PackedModule, packed_modules
+from hyco_export.nn.slm.source import require_rounding
+from hyco_export.nn.verifier import ATTENTION_NAMES, READS_KV, STORES_KV, handoff_layers, layer_kv_shape
 
 OUTPUT_LAYER = "lm_head"
 LAYER_PREFIX = "model.layers."
+Module = PackedModule | FloatModule
 SHORT_NAMES: dict[str, LayerType] = {name: short for short, name in ATTENTION_NAMES.items()}
-REUSED = "reuse"  # transformers' mode of a layer that reads another one's K/V
 UNPACKED_BITS = 16  # of weights in a checkpoint that is not quantised
 
 
 def verifier_shape(config: PreTrainedConfig) -> VerifierShape:
     """The text model alone: towers for images and sound are not loaded."""
     text = config.get_text_config()
+    handoff = tuple(_kv_layer(text, index) for index in handoff_layers(config).values())
+    return msgspec.structs.replace(language_model_shape(config), handoff=handoff)
+
+
+def language_model_shape(config: PreTrainedConfig) -> VerifierShape:
+    """A verifier without a head, of any family: it hands nothing off."""
+    text = config.get_text_config()
     with torch.device("meta"):
-        model = Gemma4ForCausalLM(cast(Any, text))
-    kv = {layer_type: _kv_layer(text, index) for layer_type, index in handoff_layers(config).items()}
-    return VerifierShape(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        hidden=text.hidden_size,
-        vocab_size=text.vocab_size,
-        sliding=kv["sliding"],
-        full=kv["full"],
-    )
+        model = AutoModelForCausalLM.from_config(text)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return VerifierShape(parameters, text.hidden_size, text.vocab_size, handoff=())
 
 
 def head_shape(config: PreTrainedConfig) -> HeadShape:
@@ -55,51 +66,56 @@ def head_shape(config: PreTrainedConfig) -> HeadShape:
     )
 
 
-def slm_shape(config: PreTrainedConfig) -> SlmShape:
-    """The SLM's linear layers and tables, packed where the config says so."""
+def slm_shape(config: PreTrainedConfig, rounding: Rounding | None = None) -> SlmShape:
+    """The SLM's linear layers and tables: packed as the config says, or rounded as the recipe says.
+
+    Raises:
+        CheckpointError: the config says it is packed and the recipe rounds it, or neither does.
+    """
+    require_rounding(config, config.name_or_path or config.model_type, rounding)
     text: Any = config.get_text_config()
-    settings = _quantizer(config)
-    with torch.device("meta"):
-        model = Gemma4ForCausalLM(cast(Any, text))
-        if settings is not None:
-            replace_with_quant_layers(model, settings, settings.modules_to_not_convert)
-    modes = text.kv_sharing_modes
-    storing = [index for index, mode in enumerate(modes) if mode != REUSED]
-    linears = dict(_linears(model, storing[-1]))
+    modules, vector_values = _rounded(text, rounding) if rounding else _packed(config)
+    modes = getattr(text, "kv_sharing_modes", [STORES_KV] * text.num_hidden_layers)  # Gemma 3 shares none
+    storing = [index for index, mode in enumerate(modes) if mode != READS_KV]
+    linears = {
+        module.name: Matrix(module.rows, module.columns, module.bits, _in_prefill(module.name, storing[-1]))
+        for module in modules
+        if module.factor is None
+    }
     output = linears.pop(OUTPUT_LAYER)
-    tables = tuple(_tables(model))
+    tables = [module for module in modules if module.factor is not None]
     return SlmShape(
         hidden=text.hidden_size,
-        per_layer_width=(text.hidden_size_per_layer_input or 0) * text.num_hidden_layers,
+        per_layer_width=(getattr(text, "hidden_size_per_layer_input", None) or 0) * text.num_hidden_layers,
         vocab_size=text.vocab_size,
         output_bits=output.bits,
         layers=text.num_hidden_layers,
         matrices=tuple(linears.values()),
-        tables=tables,
-        table_scales=sum(
-            module.embedding_scale.numel() for module in model.modules() if isinstance(module, QuantizedEmbedding)
-        ),
-        norm_values=_vector_values(model),
+        tables=tuple(Matrix(table.rows, table.columns, table.bits) for table in tables),
+        table_scales=sum(table.rows * table.scales for table in tables),
+        norm_values=vector_values,
         storing=tuple(_kv_layer(text, index) for index in storing),
     )
 
 
-def _quantizer(config: PreTrainedConfig) -> GemmaQuantizationConfig | None:
-    """None for a checkpoint that is not quantised. Nothing is judged here: `convert-slm` does."""
-    raw = getattr(config, "quantization_config", None)
-    if raw is None:
-        return None
+def _packed(config: PreTrainedConfig) -> tuple[Sequence[Module], int]:
+    """Modules, and values of all norms, of a checkpoint in the mobile QAT layout. Nothing is judged here."""
+    raw: Any = getattr(config, "quantization_config", None)
     settings = dict(raw) if isinstance(raw, dict) else raw.to_dict()
     settings.pop("quant_method", None)
     settings["modules_to_not_convert"] = settings.get("modules_to_not_convert") or []  # None would skip the output
-    return GemmaQuantizationConfig(**settings)
+    quantizer = GemmaQuantizationConfig(**settings)
+    with torch.device("meta"):
+        model = Gemma4ForCausalLM(cast(Any, config.get_text_config()))
+        replace_with_quant_layers(model, quantizer, quantizer.modules_to_not_convert)
+    return packed_modules(model), _vector_values(model)
 
 
-def _linears(model: nn.Module, last_storing: int) -> Iterator[tuple[str, Matrix]]:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | QuantizedLinear):
-            bits = module.num_bits if isinstance(module, QuantizedLinear) else UNPACKED_BITS
-            yield name, Matrix(module.out_features, module.in_features, bits, _in_prefill(name, last_storing))
+def _rounded(text: PreTrainedConfig, rounding: Rounding) -> tuple[Sequence[Module], int]:
+    """The same of an unquantised checkpoint."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(text)
+    return float_modules(model, rounding), _vector_values(model)
 
 
 def _in_prefill(name: str, last_storing: int) -> bool:
@@ -108,13 +124,6 @@ def _in_prefill(name: str, last_storing: int) -> bool:
         return name != OUTPUT_LAYER
     index = int(name.removeprefix(LAYER_PREFIX).partition(".")[0])
     return index < last_storing or (index == last_storing and name.endswith((".k_proj", ".v_proj")))
-
-
-def _tables(model: nn.Module) -> Iterator[Matrix]:
-    for module in model.modules():
-        if isinstance(module, QuantizedEmbedding | nn.Embedding):
-            bits = module.num_bits if isinstance(module, QuantizedEmbedding) else UNPACKED_BITS
-            yield Matrix(module.num_embeddings, module.embedding_dim, bits)
 
 
 def _vector_values(model: nn.Module) -> int:

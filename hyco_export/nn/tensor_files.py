@@ -36,13 +36,18 @@ class TensorFiles:
         """Raises CheckpointError: no such tensor."""
         return tuple(self._shard(name).get_slice(name).get_shape())
 
+    def dtype(self, name: str) -> str:
+        """safetensors' name of the element type: U8, I8, F32, BF16. Raises CheckpointError: no such tensor."""
+        return str(self._shard(name).get_slice(name).get_dtype())
+
     def get(self, name: str) -> np.ndarray:
         """A whole tensor; floating-point ones as float32.
 
         Raises:
             CheckpointError: no such tensor; names it.
         """
-        tensor = self._shard(name).get_tensor(name)
+        with self._mapped(name) as shard:
+            tensor = shard.get_tensor(name)
         return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
@@ -51,7 +56,13 @@ class TensorFiles:
         Raises:
             CheckpointError: no such tensor; names it.
         """
-        return self._shard(name).get_slice(name)[start:stop].float().numpy()
+        with self._mapped(name) as shard:
+            return shard.get_slice(name)[start:stop].float().numpy().copy()
+
+    def _mapped(self, name: str) -> safe_open:
+        """The shard as torch reads it, mapped anew: what a long-lived map has read stays in the process's memory."""
+        self._shard(name)
+        return safe_open(self.folder / self._owner[name], framework="pt")
 
     def _shard(self, name: str) -> safe_open:
         if name not in self._owner:
@@ -71,7 +82,7 @@ def _file_names(folder: Path) -> list[str]:
 
 def _opened(path: Path) -> safe_open:
     try:
-        return safe_open(path, framework="pt")
+        return safe_open(path, framework="numpy")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist", FETCH_HINT) from error
     except (SafetensorError, OSError) as error:

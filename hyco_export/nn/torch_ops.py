@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from hyco_export.core.network.weights import IntegerMatrix, Weights
+from hyco_export.core.network.weights import IntegerMatrix, PackedMatrices, PackedMatrix, Weights
 
 Observer = Callable[[str, torch.Tensor], None]
+HELD_VALUES = (
+    250_000_000  # 1 GB in float32: above it dequantising at every use costs as much time as the product itself
+)
+PRODUCT_ROWS = 512  # of a packed matrix at a time: its float32 block stays in the processor's cache
 
 
 def ignore(name: str, values: torch.Tensor) -> None:
@@ -17,18 +21,62 @@ def ignore(name: str, values: torch.Tensor) -> None:
 
 
 class TorchWeights:
-    """Weights as float32 torch tensors, dequantised once and shared by every pass."""
+    """Weights for every pass: as float32 torch tensors, dequantised once, or packed where those would be too large.
 
-    def __init__(self, weights: Weights) -> None:
+    Args:
+        weights: linear layers given as `PackedMatrices` of more than `held_values` values are dequantised at every use.
+    """
+
+    def __init__(self, weights: Weights, held_values: int = HELD_VALUES) -> None:
+        matrices = weights.matrices
+        self._packed: PackedMatrices | None = None
+        if isinstance(matrices, PackedMatrices) and matrices.value_count > held_values:
+            self._packed, matrices = matrices, {}
         self.matrices = {
             name: torch.from_numpy(matrix.real() if isinstance(matrix, IntegerMatrix) else matrix)
-            for name, matrix in weights.matrices.items()
+            for name, matrix in matrices.items()
         }
         self.vectors = {name: torch.from_numpy(vector) for name, vector in weights.vectors.items()}
         self.tables = {
             name: (torch.from_numpy(table.integers), torch.from_numpy(table.scales), table.zero_point)
             for name, table in weights.tables.items()
         }
+
+    @property
+    def value_count(self) -> int:
+        """Weights of all linear layers."""
+        held = sum(matrix.numel() for matrix in self.matrices.values())
+        return held + (self._packed.value_count if self._packed is not None else 0)
+
+    def product(self, x: torch.Tensor, weight: str) -> torch.Tensor:
+        """x [R, K] times the transposed matrix [N, K]: [R, N]."""
+        if self._packed is None:
+            return x @ self.matrices[weight].T
+        return packed_product(x, self._packed.packed(weight))
+
+
+def packed_product(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
+    """x [R, K] times a packed matrix transposed: [R, N], block of rows by block.
+
+    A byte holds 8 / bits neighbouring columns. They are not put side by side: the columns at each place of the bytes
+    are multiplied with the columns of x at the same place, and the products are added up.
+    """
+    stored, per_byte = torch.from_numpy(matrix.integers), 8 // matrix.bits
+    places = [x[:, place::per_byte].contiguous() for place in range(per_byte)]  # [R, columns at this place] each
+    result = torch.empty(len(x), len(stored))
+    for start in range(0, len(stored), PRODUCT_ROWS):
+        block = stored[start : start + PRODUCT_ROWS]
+        parts = [part @ _at_place(block, place, matrix.bits)[:, : part.shape[1]].T for place, part in enumerate(places)]
+        result[:, start : start + PRODUCT_ROWS] = sum(parts[1:], start=parts[0])
+    return result.mul_(torch.from_numpy(matrix.scales))
+
+
+def _at_place(block: torch.Tensor, place: int, bits: int) -> torch.Tensor:
+    """float32 [rows, bytes]: the values that stand at one place of each byte."""
+    if bits == 8:
+        return block.float()
+    unsigned = (block >> (place * bits)) & (2**bits - 1)
+    return unsigned.to(torch.int8).sub_(2 ** (bits - 1)).float()
 
 
 class TorchOps:
@@ -60,7 +108,7 @@ class TorchOps:
         self.outputs[name] = tensor
 
     def linear(self, name: str, x: torch.Tensor, weight: str) -> torch.Tensor:
-        return self._seen(name, x @ self._weights.matrices[weight].T)
+        return self._seen(name, self._weights.product(x, weight))
 
     def rms_norm(self, name: str, x: torch.Tensor, weight: str | None, epsilon: float) -> torch.Tensor:
         normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -25,6 +26,7 @@ from hyco_export.core.handoff import LAYER_TYPES, KvShape, LayerType
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.checkpoint import require_checkpoint
+from hyco_export.nn.model_types import require_verifier_type
 
 logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
 
@@ -33,6 +35,7 @@ ATTENTION_NAMES: dict[LayerType, str] = {
     "sliding": "sliding_attention",
     "full": "full_attention",
 }  # transformers' names
+READS_KV = "reuse"  # transformers' mode of a layer that has no K/V of its own: every layer of a head
 STORES_KV = "store"  # transformers' mode of a layer whose K/V other layers, and the head, may read
 Attention = Literal["sdpa", "eager"]
 
@@ -46,9 +49,15 @@ def load_config(folder: Path) -> PreTrainedConfig:
     require_checkpoint(folder)
     try:
         return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except StrictDataclassError as error:  # transformers' own rules for a config; the cause says which is broken
         raise CheckpointError(
-            f"config of {folder} cannot be read: {first_line(error)}", "save the checkpoint again"
+            f"config of {folder} contradicts itself: {first_line(error.__cause__ or error)}", "fetch or save it again"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        unknown = "does not recognize this architecture" in str(error)  # transformers' words for a model type it lacks
+        raise CheckpointError(
+            f"config of {folder} cannot be read: {first_line(error)}",
+            "pip install --upgrade transformers, or correct $.models" if unknown else "save the checkpoint again",
         ) from error
 
 
@@ -60,9 +69,20 @@ def load_verifier(
     Raises:
         CheckpointError: unreadable, a tensor missing or misshaped, or a model that shares no K/V with a head.
     """
-    model = _load(AutoModelForCausalLM, folder, dtype, device, attention)
+    model = load_language_model(folder, dtype, device, attention)
     handoff_layers(model.config)
     return model
+
+
+def load_language_model(
+    folder: Path, dtype: Dtype = "bfloat16", device: str = "cpu", attention: Attention = "sdpa"
+) -> PreTrainedModel:
+    """Any causal language model in evaluation mode, without gradients.
+
+    Raises:
+        CheckpointError: unreadable, a tensor missing or misshaped.
+    """
+    return _load(AutoModelForCausalLM, folder, dtype, device, attention)
 
 
 def load_head(
@@ -87,6 +107,18 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     Raises:
         CheckpointError: missing or unreadable, or without a chat template.
     """
+    tokenizer = read_tokenizer(folder)
+    if tokenizer.chat_template is None:
+        raise CheckpointError(f"tokenizer of {folder} has no chat template", "use an instruction-tuned checkpoint")
+    return tokenizer
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer, with a chat template or, of a base model, without.
+
+    Raises:
+        CheckpointError: missing or unreadable.
+    """
     require_checkpoint(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -94,8 +126,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise CheckpointError(
             f"tokenizer of {folder} cannot be read: {first_line(error)}", "save the tokenizer into the same folder"
         ) from error
-    if tokenizer.chat_template is None:
-        raise CheckpointError(f"tokenizer of {folder} has no chat template", "use an instruction-tuned checkpoint")
     return cast(PreTrainedTokenizerFast, tokenizer)
 
 
@@ -109,7 +139,12 @@ def _load(kind: type, folder: Path, dtype: Dtype, device: str, attention: Attent
             device_map=device,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except ImportError as error:  # of a quantised checkpoint: transformers names the library that reads it
+        raise CheckpointError(
+            f"{folder} cannot be loaded: {first_line(error)}",
+            "install what it names, or use the BF16 checkpoint",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", "fetch or save it again") from error
     # transformers fills what a checkpoint lacks with random values: such a model drafts nonsense without an error
     absent = sorted(report["missing_keys"])
@@ -124,16 +159,14 @@ def handoff_layers(config: PreTrainedConfig) -> dict[LayerType, int]:
     Raises:
         CheckpointError: the model names no such layers.
     """
+    require_verifier_type(config)
     text = config.get_text_config()
-    modes = getattr(text, "kv_sharing_modes", None)
-    if modes is None:
-        raise CheckpointError(
-            f"a {text.model_type!r} model does not hand K/V to a head", "the verifier must be a Gemma 4 model"
-        )
     layers: dict[LayerType, int] = {}
     for layer_type in LAYER_TYPES:
         name = ATTENTION_NAMES[layer_type]
-        stored = [i for i, mode in enumerate(modes) if mode == STORES_KV and text.layer_types[i] == name]
+        stored = [
+            i for i, mode in enumerate(text.kv_sharing_modes) if mode == STORES_KV and text.layer_types[i] == name
+        ]
         if not stored:
             raise CheckpointError(f"the verifier has no {name} layer that stores K/V", "use a Gemma 4 verifier")
         layers[layer_type] = stored[-1]
@@ -148,6 +181,15 @@ def kv_shapes(config: PreTrainedConfig) -> dict[str, KvShape]:
     """
     text = config.get_text_config()
     return {layer_type: layer_kv_shape(text, index) for layer_type, index in handoff_layers(config).items()}
+
+
+def handoff_values(config: PreTrainedConfig) -> tuple[int, int]:
+    """Values of a hand-off: of e and h a round, of K and V a committed token (Gemma 4 26B-A4B: 5,632 and 6,144).
+
+    Raises:
+        CheckpointError: as `handoff_layers`.
+    """
+    return 2 * config.get_text_config().hidden_size, sum(2 * shape.values for shape in kv_shapes(config).values())
 
 
 def layer_kv_shape(text_config: PreTrainedConfig, index: int) -> KvShape:

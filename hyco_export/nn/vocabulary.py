@@ -1,24 +1,47 @@
-"""What a tokenizer's entries are: special tokens, byte tokens, and the text of each id.
+"""What a tokenizer's entries are: special tokens, byte tokens, placeholders, and the text of each id.
 
 Knows tokenizers; not which entries a keep set takes, and no model. Legend: V vocabulary size.
 """
 
+import re
+from collections.abc import Iterator
+
 import numpy as np
-from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+from tokenizers import Tokenizer
 
-from hyco_export.core.recipe import BYTE_TOKENS
+from hyco_export.core.keepset_choice import BYTE_TOKENS
 from hyco_export.errors import CheckpointError
+from hyco_export.nn.tokenizer_file import TokenizerFile
+
+DECODED_AT_ONCE = 8192
+PLACEHOLDER = re.compile(r"[<\[](\|)?(unused|reserved)\w*?_?\d+(\|)?[>\]]", re.IGNORECASE)
 
 
-def special_ids(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> np.ndarray:
-    """Sorted ids of the special tokens that the model has a row for (a tokenizer may know more: image marks)."""
-    marked = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    found = marked | set(tokenizer.all_special_ids)
-    return np.array(sorted(token_id for token_id in found if token_id < vocab_size), dtype=np.int32)
+def special_ids(tokenizer: TokenizerFile, vocab_size: int) -> np.ndarray:
+    """Sorted ids of the special tokens that the model has a row for (a tokenizer may know more: image marks).
+
+    Placeholders are none, although some files mark them so (Gemma's GGUF: 6,242 of its 6,249 control tokens); nor are
+    added tokens without that mark (Gemma's HTML tags, tabs and line ends): they are text, and counted.
+    """
+    marked = {token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
+    named = {tokenizer.backend.token_to_id(name) for name in tokenizer.special_names}
+    found = marked | {token_id for token_id in named if token_id is not None}
+    return np.array(
+        sorted(i for i in found if i < vocab_size and not _is_placeholder(tokenizer.backend.id_to_token(i))),
+        dtype=np.int32,
+    )
 
 
-def byte_ids(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+def placeholder_ids(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
+    """Sorted ids that stand for no text: `<unused7>`, `<|reserved_special_token_7|>`, rows without an entry."""
+    return np.flatnonzero([_is_placeholder(tokenizer.id_to_token(i)) for i in range(vocab_size)]).astype(np.int32)
+
+
+def _is_placeholder(entry: str | None) -> bool:
+    return entry is None or PLACEHOLDER.fullmatch(entry) is not None
+
+
+def byte_ids(tokenizer: Tokenizer) -> np.ndarray:
     """[256] ids by byte value: the tokens that can spell any string.
 
     Tokenizers with byte fallback (Gemma, Llama) name them `<0x00>`..`<0xFF>`; byte-level ones (GPT-2) by a letter each.
@@ -26,21 +49,25 @@ def byte_ids(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     Raises:
         CheckpointError: the tokenizer has neither.
     """
-    vocabulary = tokenizer.get_vocab()
-    fallback = [f"<0x{byte:02X}>" for byte in range(BYTE_TOKENS)]
+    fallback = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(BYTE_TOKENS)]
+    if None not in fallback:
+        return np.array(fallback, dtype=np.int32)
+
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # hundreds of MB that Gemma does without
+
     letters = bytes_to_unicode()
-    byte_level = [letters[byte] for byte in range(BYTE_TOKENS)]
-    for names in (fallback, byte_level):
-        if all(name in vocabulary for name in names):
-            return np.array([vocabulary[name] for name in names], dtype=np.int32)
-    missing = next(name for name in fallback if name not in vocabulary)
+    byte_level = [tokenizer.token_to_id(letters[byte]) for byte in range(BYTE_TOKENS)]
+    if None not in byte_level:
+        return np.array(byte_level, dtype=np.int32)
     raise CheckpointError(
-        f"the verifier's tokenizer has no byte token {missing}: a keep set could not spell every string",
+        f"the verifier's tokenizer has no byte token <0x{fallback.index(None):02X}>: "
+        "a keep set could not spell every string",
         "use a verifier whose tokenizer has byte fallback or byte-level pieces",
     )
 
 
-def token_texts(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> list[str]:
+def token_texts(tokenizer: Tokenizer, vocab_size: int) -> Iterator[str]:
     """[V] decoded text of every single id; a lone byte of a longer character decodes to U+FFFD, an unused id to ""."""
-    single = [[token_id] for token_id in range(vocab_size)]
-    return tokenizer.backend_tokenizer.decode_batch(single, skip_special_tokens=False)
+    for start in range(0, vocab_size, DECODED_AT_ONCE):
+        single = [[token_id] for token_id in range(start, min(start + DECODED_AT_ONCE, vocab_size))]
+        yield from tokenizer.decode_batch(single, skip_special_tokens=False)

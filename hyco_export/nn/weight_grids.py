@@ -14,6 +14,7 @@ from hyco_export.core.encodings import symmetric_limits
 from hyco_export.core.network.weights import IntegerMatrix
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of a channel whose weights are all zero
+CHANNELS_AT_ONCE = 4096  # 25 MB of float32 at 1,536 inputs: temporaries of the search stay small
 
 
 def nearest_scales(weight: torch.Tensor, bits: int) -> torch.Tensor:
@@ -54,3 +55,13 @@ def integer_matrix(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> Int
 def nearest_matrices(weights: Mapping[str, torch.Tensor], bits: int) -> dict[str, IntegerMatrix]:
     """Weights rounded to nearest, by name."""
     return {name: integer_matrix(weight, nearest_scales(weight, bits), bits) for name, weight in weights.items()}
+
+
+def searched_matrix(weight: torch.Tensor, bits: int, ratios: np.ndarray) -> IntegerMatrix:
+    """Weight [N, K] on the grids of the clip search, a few thousand channels at a time (they do not see each other)."""
+    parts = [
+        integer_matrix(channels, searched_scales(channels, bits, ratios), bits)
+        for channels in weight.float().split(CHANNELS_AT_ONCE)
+    ]
+    integers = np.concatenate([part.integers for part in parts])
+    return IntegerMatrix(integers, np.concatenate([part.scales for part in parts]), bits)

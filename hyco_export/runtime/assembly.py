@@ -62,7 +62,7 @@ def open_server_engine(
     artifact = read_head_artifact(artifacts, digest) if artifacts else None
     precision = recipe.models.verifier.dtype  # the server's head reads the verifier's states and K/V: one precision
     model = load_verifier(folder, precision, device)
-    head = load_head(checkpoint_folder(recipe.models.head, recipe_folder), precision, device)
+    head = load_head(checkpoint_folder(recipe.models.require_head(), recipe_folder), precision, device)
     check_family(model.config, head.config)
 
     keepset = _keepset(artifacts, artifact)

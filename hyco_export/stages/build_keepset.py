@@ -1,66 +1,70 @@
 """Stage `build-keepset`: the tokens both drafters may propose, and their 8-bit embedding table (HyCo, Appendix A).
 
 Always kept are the special tokens, the 256 byte tokens and every token of the recipe's scripts; the most frequent
-tokens of the assistant turns fill the rest. Conversations that calibrate or validate anything are not counted.
+tokens of the assistant turns fill the rest, up to the recipe's size, or until the held-out part of the conversations is
+covered as the recipe asks. Conversations that calibrate or validate anything are not counted.
+
+Files:
+    keepset.safetensors   see `core.keepset`
+    coverage.json         what the keep set consists of and covers; also the stage's metrics
+    curve.json, .svg      share of the held-out and of the counted tokens kept, by size
+    conversations.json    ids of the conversations that were counted, held out and excluded
+
 Legend: V vocabulary size, n kept tokens.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from hyco_export.core.conversations import conversation_ids, read_conversations
+from hyco_export.core.artifact import WORK_FOLDER
+from hyco_export.core.coverage import Ranking, curve, kept_share, rank, smallest_size
+from hyco_export.core.data.files import conversation_count, read_conversations
+from hyco_export.core.data.identity import identities
+from hyco_export.core.heap import release_freed
 from hyco_export.core.json_file import write_json
 from hyco_export.core.keepset import KEEPSET_FILE, MISSING, KeepSet
 from hyco_export.core.layout import CAPTURE, KEEPSET
 from hyco_export.core.recipe import Dtype, Recipe
-from hyco_export.core.scripts import in_scripts
+from hyco_export.core.tensor_writer import Declared, TensorWriter
 from hyco_export.errors import RecipeError
 from hyco_export.stages.capture import read_answers
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
+    from hyco_export.nn.embedding_table import EmbeddingSource
+    from hyco_export.nn.fixed_tokens import FixedPart
     from hyco_export.nn.token_counts import TokenCounts
 
 COVERAGE_FILE = "coverage.json"
+CURVE_FILE = "curve.json"
+PICTURE_FILE = "curve.svg"
+CONVERSATIONS_FILE = "conversations.json"
+COUNTING_FILE = f"{WORK_FOLDER}/counting.msgpack"  # a count in progress, for the next try after a kill
+SHOWN_SHARES = (0.9, 0.95, 0.98, 0.99, 0.999)  # the size that each of them takes stands in coverage.json
 
 
 class KeepSetConfig(msgspec.Struct, frozen=True):
     """What changes the artifact's bytes."""
 
-    size: int
+    size: int | None
     scripts: tuple[str, ...]
     held_out_share: float
     verifier_dtype: Dtype  # the embedding factor is rounded to it
-
-
-@dataclass(frozen=True)
-class FixedPart:
-    """Tokens that are always kept, as bool [V]; a token counts for the first part that names it."""
-
-    specials: np.ndarray
-    bytes: np.ndarray
-    scripts: np.ndarray
-
-    @property
-    def union(self) -> np.ndarray:
-        return self.specials | self.bytes | self.scripts
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {name: int(getattr(self, name).sum()) for name in ("specials", "bytes", "scripts")}
+    coverage: float | None = None  # instead of the size
 
 
 def keepset_config(recipe: Recipe) -> KeepSetConfig:
     """The recipe's part of this stage."""
     choice = recipe.keepset
-    return KeepSetConfig(choice.size, choice.scripts, choice.held_out_share, recipe.models.verifier.dtype)
+    dtype = recipe.models.verifier.dtype
+    return KeepSetConfig(choice.size, choice.scripts, choice.held_out_share, dtype, choice.coverage)
 
 
 def keepset_sources(recipe: Recipe) -> Mapping[str, Source]:
@@ -80,41 +84,111 @@ def check_keepset(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
         RecipeError: unknown script; a size below the fixed part or above the vocabulary.
     """
     from hyco_export.nn.embedding_table import find_embedding
-    from hyco_export.nn.verifier import load_tokenizer
+    from hyco_export.nn.fixed_tokens import find_fixed_part, require_room
+    from hyco_export.nn.tokenizer_file import open_tokenizer
 
     vocab_size = find_embedding(inputs["verifier"]).vocab_size
-    fixed = find_fixed_part(load_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
-    require_room(config.size, fixed, vocab_size)
+    fixed = find_fixed_part(open_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
+    release_freed()
+    if config.size is not None:
+        require_room(config.size, fixed, vocab_size)
 
 
 def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
-    """Write the keep set with its table and `coverage.json`; the coverage is also the stage's metrics."""
-    from safetensors.numpy import save_file
+    """Write the files of the module's list; the coverage is also the stage's metrics."""
+    from hyco_export.nn.embedding_table import find_embedding
+    from hyco_export.nn.fixed_tokens import find_fixed_part, require_room
+    from hyco_export.nn.tokenizer_file import open_tokenizer
 
-    from hyco_export.nn.embedding_table import find_embedding, quantized_embedding
-    from hyco_export.nn.verifier import load_tokenizer
-
-    tokenizer = load_tokenizer(inputs["verifier"])
+    tokenizer = open_tokenizer(inputs["verifier"])
     embedding = find_embedding(inputs["verifier"])
     fixed = find_fixed_part(tokenizer, embedding.vocab_size, config.scripts)
-    require_room(config.size, fixed, embedding.vocab_size)
-    counts = _count_conversations(config, inputs, tokenizer, embedding.vocab_size, progress)
-    keepset = KeepSet(choose_ids(counts.counted, fixed.union, config.size), embedding.vocab_size)
-    table = quantized_embedding(embedding, keepset.ids, config.verifier_dtype)
-    save_file(
-        {"ids": keepset.ids, "table": table.integers, "table_scale": table.scale},
-        out_dir / KEEPSET_FILE,
-        metadata={"vocab_size": str(keepset.vocab_size)},
+    if config.size is not None:
+        require_room(config.size, fixed, embedding.vocab_size)
+    counts = _count_conversations(
+        config, inputs, tokenizer.backend, embedding.vocab_size, out_dir / COUNTING_FILE, progress
     )
+    del tokenizer
+    release_freed()
+    ranking = rank(counts.counted, fixed.union, fixed.placeholders)
+    size = config.size or size_for(config.coverage, ranking, counts)
+    keepset = KeepSet(np.sort(ranking.order[:size]), embedding.vocab_size)
+    save_keepset(out_dir / KEEPSET_FILE, keepset, embedding, config.verifier_dtype)
     coverage = describe(keepset, fixed, counts, count_answers(inputs[CAPTURE], keepset.vocab_size))
+    coverage["sizes_for_held_out_share"] = sizes_by_share(ranking, counts)
     if unseen := coverage["parts"]["of_them_unseen"]:
         progress.note(f"{unseen} kept tokens never occur in the conversations: the size is larger than the data needs")
-    write_json(out_dir / COVERAGE_FILE, coverage)
+    _write_reports(out_dir, coverage, ranking, counts)
     return coverage
 
 
+def size_for(coverage: float | None, ranking: Ranking, counts: "TokenCounts") -> int:
+    """The smallest size that keeps the share `coverage` of the held-out tokens.
+
+    Raises:
+        RecipeError: nothing was held out, or no size of known tokens reaches it.
+    """
+    assert coverage is not None  # `core.keepset_choice.check_keepset_choice`: where there is no size
+    held_out = len(counts.held_out_ids)
+    if not counts.held_out.any():
+        raise RecipeError(
+            f"$.keepset.coverage is {coverage}, but the {held_out} held-out conversations hold no assistant's text",
+            "count more conversations, raise $.keepset.held_out_share, or give $.keepset.size",
+        )
+    shares = kept_share(ranking, counts.held_out)
+    size = smallest_size(ranking, shares, coverage)
+    if size is None:
+        raise RecipeError(
+            f"$.keepset.coverage is {coverage}, but all {ranking.known:,} tokens that are always kept or occur in the "
+            f"{len(counts.counted_ids):,} counted conversations cover {shares[ranking.known]:.5f} of the held-out text",
+            f"set it to at most {np.floor(1e4 * shares[ranking.known]) / 1e4:.4f}, count more conversations, "
+            "or give $.keepset.size",
+        )
+    return size
+
+
+def sizes_by_share(ranking: Ranking, counts: "TokenCounts") -> dict[str, int | None]:
+    """By share of the held-out tokens: the smallest size that keeps it; None where no known tokens do."""
+    if not counts.held_out.any():
+        return {}
+    shares = kept_share(ranking, counts.held_out)
+    return {str(share): smallest_size(ranking, shares, share) for share in SHOWN_SHARES}
+
+
+def save_keepset(path: Path, keepset: KeepSet, embedding: "EmbeddingSource", dtype: Dtype) -> None:
+    """Write the ids with their rows of the 8-bit table (`core.keepset.KEEPSET_FILE`) as a stream: 242 MB."""
+    from hyco_export.nn.embedding_table import quantized_blocks
+
+    n = len(keepset)
+    declared = {
+        "ids": Declared("int32", (n,)),
+        "table": Declared("int8", (n, embedding.hidden)),
+        "table_scale": Declared("float32", (n,)),
+    }
+    with TensorWriter(path, declared, {"vocab_size": str(keepset.vocab_size)}) as writer:
+        writer.put("ids", keepset.ids)
+        for first, block in quantized_blocks(embedding, keepset.ids, dtype):
+            writer.put("table", block.integers, first)
+            writer.put("table_scale", block.scale, first)
+
+
+def _write_reports(out_dir: Path, coverage: dict[str, Any], ranking: Ranking, counts: "TokenCounts") -> None:
+    from hyco_export.evaluate.coverage_picture import coverage_picture
+    from hyco_export.evaluate.standalone import write_picture
+
+    rows = curve(ranking, counts.held_out, counts.counted, coverage["size"])
+    ids = {
+        "counted": counts.counted_ids,
+        "held_out": counts.held_out_ids,
+        "excluded": counts.excluded_ids,
+    }
+    for name, content in ((COVERAGE_FILE, coverage), (CURVE_FILE, rows), (CONVERSATIONS_FILE, ids)):
+        write_json(out_dir / name, content)
+    write_picture(out_dir / PICTURE_FILE, coverage_picture(rows, coverage["size"]))
+
+
 def describe(
-    keepset: KeepSet, fixed: FixedPart, counts: "TokenCounts", answers: Mapping[str, np.ndarray]
+    keepset: KeepSet, fixed: "FixedPart", counts: "TokenCounts", answers: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """What the keep set consists of, and how much text it covers: held-out conversations, and answers [V] by split."""
     kept = keepset.rows(np.arange(keepset.vocab_size)) != MISSING
@@ -129,50 +203,13 @@ def describe(
             "of_them_unseen": int((frequent & (counts.counted == 0)).sum()),
         },
         "conversations": {
-            "counted": counts.counted_conversations,
-            "held_out": counts.held_out_conversations,
-            "excluded": counts.excluded_conversations,
+            "counted": len(counts.counted_ids),
+            "held_out": len(counts.held_out_ids),
+            "excluded": len(counts.excluded_ids),
         },
         "held_out": share_outside(counts.held_out, kept),
         "answers": {split: share_outside(total, kept) for split, total in answers.items()},
     }
-
-
-def find_fixed_part(tokenizer: "PreTrainedTokenizerFast", vocab_size: int, scripts: tuple[str, ...]) -> FixedPart:
-    """Special tokens, byte tokens and the tokens of `scripts`, from the verifier's own tokenizer."""
-    from hyco_export.nn.vocabulary import byte_ids, special_ids, token_texts
-
-    specials = _mask(special_ids(tokenizer, vocab_size), vocab_size)
-    bytes_ = _mask(byte_ids(tokenizer), vocab_size) & ~specials
-    in_script = in_scripts(token_texts(tokenizer, vocab_size), scripts)
-    return FixedPart(specials, bytes_, in_script & ~specials & ~bytes_)
-
-
-def require_room(size: int, fixed: FixedPart, vocab_size: int) -> None:
-    """The size must hold the fixed part and fit the vocabulary.
-
-    Raises:
-        RecipeError: it does not; names the field and every number.
-    """
-    parts = ", ".join(f"{count:,} {name}" for name, count in fixed.sizes.items())
-    smallest = int(fixed.union.sum())
-    if size < smallest:
-        raise RecipeError(
-            f"$.keepset.size is {size:,}, smaller than its fixed part of {smallest:,} tokens ({parts})",
-            f"set it to at least {smallest:,}, or drop a script from $.keepset.scripts",
-        )
-    if size > vocab_size:
-        raise RecipeError(
-            f"$.keepset.size is {size:,}, larger than the verifier's vocabulary of {vocab_size:,}",
-            f"set it to at most {vocab_size:,}",
-        )
-
-
-def choose_ids(counts: np.ndarray, fixed: np.ndarray, size: int) -> np.ndarray:
-    """Sorted ids [size]: all of fixed [V], then the highest counts [V]; equal counts give way to the smaller id."""
-    ranked = np.argsort(-counts, kind="stable")  # stable: smaller ids first among equals
-    frequent = ranked[~fixed[ranked]][: size - int(fixed.sum())]
-    return np.sort(np.concatenate([np.flatnonzero(fixed), frequent])).astype(np.int32)
 
 
 def share_outside(counts: np.ndarray, kept: np.ndarray) -> dict[str, float | int]:
@@ -202,17 +239,18 @@ def count_answers(capture: Path, vocab_size: int) -> dict[str, np.ndarray]:
 def _count_conversations(
     config: KeepSetConfig,
     inputs: Mapping[str, Path],
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: "Tokenizer",
     vocab_size: int,
+    state: Path,
     progress: Progress,
 ) -> "TokenCounts":
     """Count the recipe's conversations without those of the calibration and validation sets."""
     from hyco_export.nn.token_counts import count_tokens
 
+    state.parent.mkdir(exist_ok=True)
     path = inputs["conversations"]
-    with path.open("rb") as stream:
-        total = sum(1 for line in stream if line.strip())
-    excluded = conversation_ids(inputs["calibration"]) | conversation_ids(inputs["validation"])
+    total = conversation_count(path)
+    excluded = identities(chain(*(read_conversations(inputs[name]) for name in ("calibration", "validation"))))
     return count_tokens(
         read_conversations(path),
         tokenizer,
@@ -220,22 +258,17 @@ def _count_conversations(
         excluded,
         config.held_out_share,
         lambda done: progress.step("conversations counted", done, total),
+        state,
     )
-
-
-def _mask(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """bool [V], True at ids."""
-    mask = np.zeros(vocab_size, dtype=bool)
-    mask[ids] = True
-    return mask
 
 
 STAGE = Stage(
     name=KEEPSET,
-    revision=1,
+    revision=2,
     needs=(CAPTURE,),
     config=keepset_config,
     sources=keepset_sources,
     build=build_keepset,
     check=check_keepset,
+    resumable=True,
 )

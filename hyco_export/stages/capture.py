@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.conversations import Conversation, Message, prompt_messages, read_conversations
+from hyco_export.core.conversations import Conversation, Message, prompt_messages
+from hyco_export.core.data.prompts import read_prompts
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE
 from hyco_export.core.partial import PartialBuild
@@ -89,6 +90,7 @@ class Prompt:
 def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Answer every prompt, then capture its sequences; see the module for the files."""
     from hyco_export.nn.crew import current_crew
+    from hyco_export.nn.verifier import handoff_values, load_config
 
     crew = current_crew()
     partial = PartialBuild(out_dir)
@@ -99,7 +101,10 @@ def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, prog
         progress.note(f"  going on: {len(own) - len(missing)} of {len(own)} prompts are done")
     _capture_prompts(config, inputs, partial, missing, progress)
     crew.wait()
-    return _gather(partial, prompts) if crew.main else {}
+    if not crew.main:
+        return {}
+    per_round, per_token = handoff_values(load_config(inputs["verifier"]))
+    return {**_gather(partial, prompts), "handoff_values": {"round": per_round, "token": per_token}}
 
 
 def _capture_prompts(
@@ -206,15 +211,9 @@ def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, pa
 def _prompts(inputs: Mapping[str, Path]) -> Iterator[Prompt]:
     number = 0
     for split in PROMPT_SPLITS:
-        path = inputs[split]
-        if not path.is_file():
-            raise RecipeError(f"$.data.{split}: {path} does not exist", "correct the path")
-        before = number
-        for index, conversation in enumerate(read_conversations(path)):
+        for index, conversation in enumerate(read_prompts(inputs[split], f"$.data.{split}")):
             yield Prompt(split, index, number, conversation)
             number += 1
-        if number == before:
-            raise RecipeError(f"$.data.{split}: {path} holds no conversation", "give at least one prompt")
 
 
 def _answer_limit(config: CaptureConfig, split: Split, prompt_tokens: int) -> int:

@@ -26,6 +26,7 @@ from hyco_export.core.network import head as network_head
 from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.head_grids import handoff_encodings, head_encodings
 from hyco_export.core.samples import write_samples
+from hyco_export.core.sizes.amounts import ROOTS_PER_SEQUENCE, SAVED_EVERY
 from hyco_export.stages.capture import sequence_paths
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from hyco_export.nn.head.static_pass import FloatHead
 
 GRAPH_FILE = f"{HEAD_GRAPH}.onnx"
-ROOTS_PER_SEQUENCE = 8  # compared in each validation sequence: with 60 of them and 4 steps 1,920 ids
-SAVED_EVERY = 10  # of the compared positions, for the emulator, where a draft takes half a second
 
 
 class ConvertHeadConfig(msgspec.Struct, frozen=True):
@@ -50,12 +49,13 @@ class ConvertHeadConfig(msgspec.Struct, frozen=True):
 
 def config(recipe: recipes.Recipe) -> ConvertHeadConfig:
     """The recipe's fields that this stage reads."""
-    return ConvertHeadConfig(recipe.head, recipe.calibration, recipe.models.hidden_norm, recipe.models.head.dtype)
+    dtype = recipe.models.require_head().dtype
+    return ConvertHeadConfig(recipe.head, recipe.calibration, recipe.models.hidden_norm, dtype)
 
 
 def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
     """The original head, and the verifier whose digest the artifact carries."""
-    return {"head": recipe.models.head, "verifier": recipe.models.verifier}
+    return {"head": recipe.models.require_head(), "verifier": recipe.models.verifier}
 
 
 def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:

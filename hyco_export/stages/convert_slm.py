@@ -2,9 +2,11 @@
 
 Files:
     slm_tree.onnx, slm_prefill.onnx   QDQ graphs: integers and scales of the weights as in the checkpoint
+    slm_graphs.data                   the weights of both, where they are large
     slm.json                          `SlmSpec`: what the host needs
     slm_tables.safetensors            embedding tables for the host, packed
     slm_weights.safetensors           the same weights for the float back end
+    slm_opening.safetensors           K/V rows of the opening token in the rings' encodings, if the recipe stores them
     slm_samples.safetensors           sample feeds of both graphs
     encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
     and, where the recipe asks for them, those of `stages.slm_evidence`
@@ -14,7 +16,8 @@ have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales
 model that parity is measured against.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,34 +30,37 @@ from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_SPEC_FILE, SLM_TR
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.core.json_file import write_json
-from hyco_export.core.keepset import KeepSet, read_keepset
-from hyco_export.core.layout import CAPTURE, KEEPSET, SLM, SLM_SAMPLES_FILE
+from hyco_export.core.keepset import read_keepset
+from hyco_export.core.layout import CAPTURE, KEEPSET, SLM, SLM_OPENING_FILE, SLM_SAMPLES_FILE
 from hyco_export.core.network.boundary import to_integers
-from hyco_export.core.network.slm import SlmNetwork, layer_results
-from hyco_export.core.network.slm_file import WEIGHTS_FILE, write_slm
+from hyco_export.core.network.slm import layer_results
 from hyco_export.core.network.slm_grids import slm_encodings
+from hyco_export.core.network.slm_opening import write_opening
 from hyco_export.core.network.slm_spec import slm_spec
-from hyco_export.core.network.weights import Weights
+from hyco_export.core.network.weights import PackedMatrices, Weights
+from hyco_export.core.partial import PartialBuild
 from hyco_export.core.samples import write_samples
-from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
-from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.core.sizes.amounts import SAMPLES_PER_GRAPH
+from hyco_export.errors import ArtifactError
 from hyco_export.stages.capture import Split, read_answers
 from hyco_export.stages.slm_evidence import Subject, write_slm_evidence
-from hyco_export.stages.slm_proofs import require_equal, require_parity, weight_pairs
+from hyco_export.stages.slm_proofs import require_equal, weight_pairs
+from hyco_export.stages.slm_reference import Trial, refer
+from hyco_export.stages.slm_surgery import Surgery, open_for, operate, rounding_of, with_opening, without_opening
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
     import onnx
 
     from hyco_export.evaluate.slm_quality import SlmQuality
-    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.graph.external_data import ExternalData
 
 TREE_FILE, PREFILL_FILE = f"{SLM_TREE_GRAPH}.onnx", f"{SLM_PREFILL_GRAPH}.onnx"
 ENCODINGS_FILE = "encodings.json"
 SQNR_FILE = "sqnr.json"
 SAMPLE_SEED = 20261011  # of the forests among the samples
-QUALITY_PASSES = 96  # about 3,000 positions: top-1 agreement to within half a percent
-SAMPLES_PER_GRAPH = 4  # the emulator takes seconds to minutes for one
+GRAPH_DATA_FILE = "slm_graphs.data"
+INLINE_VALUES = 50_000_000  # 25 MB in INT4: smaller models keep their weights inside the graphs
 
 
 class ConvertSlmConfig(msgspec.Struct, frozen=True):
@@ -64,16 +70,10 @@ class ConvertSlmConfig(msgspec.Struct, frozen=True):
     calibration: recipes.Calibration
     sequence_limit: int
 
-
-@dataclass(frozen=True)
-class Surgery:
-    """What becomes of a checkpoint before calibration. `kept`: token ids [V] of the output layer's rows."""
-
-    network: SlmNetwork
-    weights: Weights
-    float_slm: "FloatSlm"
-    tables: HostTables
-    kept: np.ndarray
+    @property
+    def weights(self) -> recipes.SlmWeights | None:
+        """How an unquantised checkpoint is rounded."""
+        return self.graph.weights or None
 
 
 @dataclass(frozen=True)
@@ -102,39 +102,39 @@ def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
+    from hyco_export.nn.slm.source import open_checkpoint
     from hyco_export.nn.slm.surgery import slm_network
 
-    slm_network(PackedCheckpoint(sources["slm"]), _rings(config))
+    slm_network(open_checkpoint(sources["slm"], rounding_of(config.weights)), _rings(config))
 
 
 def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Surgery, float parity, calibration, emission, comparison; see the module for files and gates."""
-    from hyco_export.nn.slm.gemma_quant import stock_model
-
     keepset = read_keepset(inputs[KEEPSET])
     calibration = _sequences(inputs[CAPTURE], "calibration", config)
     validation = _sequences(inputs[CAPTURE], "validation", config)
-    surgery = _operate(config, inputs["slm"], keepset, out_dir)
-    stock = stock_model(inputs["slm"])
-
-    parity = require_parity(
-        stock,
-        surgery.float_slm,
-        surgery.tables,
-        surgery.kept,
-        [token for ids in validation for token in ids],
-        config.graph.rows,
-        lambda done, total: progress.step("parity with transformers", done, total),
-    )
-    graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, progress), out_dir)
-    equal = require_equal(weight_pairs(stock, surgery.kept, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
-    quality = _measure(config, surgery, graphs, validation, out_dir)
+    checkpoint = open_for(keepset, inputs["slm"], config.weights)
+    surgery = operate(checkpoint, _rings(config), keepset, out_dir)
+    if config.graph.stored_opening:
+        surgery = with_opening(surgery, calibration[0][0], config.graph.rows, config.calibration.mask_value)
+        calibration, validation = (
+            without_opening(ids, surgery, config.graph.rows) for ids in (calibration, validation)
+        )
+    trial = Trial(validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes)
+    reference = refer(inputs["slm"], checkpoint, surgery, trial, progress)
+    graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, out_dir, progress), out_dir)
+    equal = require_equal(weight_pairs(reference.truth, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
+    parity, original_best = reference.parity, reference.original_best
+    del reference  # and transformers' model with it
+    quality = _measure(config, surgery, graphs, validation, original_best, out_dir)
     if config.graph.evidence_passes:
-        subject = Subject(surgery.float_slm, surgery.tables, graphs.encodings, config.calibration.mask_value)
+        subject = Subject(surgery, graphs.encodings, config.calibration.mask_value)
         write_slm_evidence(subject, quality, config.graph, validation, out_dir, progress)
-    spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill)
+    token = surgery.opening.token if surgery.opening else None
+    spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill, token)
     write_spec(out_dir / SLM_SPEC_FILE, spec)
+    if surgery.opening:
+        write_opening(out_dir / SLM_OPENING_FILE, surgery.opening, graphs.tree)
     _write_samples(config, surgery, graphs, validation, out_dir)
     return {
         "tensors_equal": f"{equal} of {equal}",
@@ -143,9 +143,15 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         "sqnr_median_db": round(quality.median_db, 2),
         "sqnr_logits_db": round(quality.layers["logits"], 2),
         "top1_agreement": round(quality.top1_agreement, 4),
+        **_original_agreement(quality),
         "positions": quality.positions,
-        "bytes": {path.name: path.stat().st_size for path in sorted(out_dir.iterdir())},
+        "bytes": {path.name: path.stat().st_size for path in sorted(out_dir.iterdir()) if path.is_file()},
     }
+
+
+def _original_agreement(quality: "SlmQuality") -> Metrics:
+    found = quality.original_agreement
+    return {} if found is None else {"top1_agreement_unrounded": round(found, 4)}
 
 
 def _rings(config: ConvertSlmConfig) -> dict[str, int]:
@@ -169,38 +175,15 @@ def _sequences(capture: Path, split: Split, config: ConvertSlmConfig) -> list[li
     return long_enough
 
 
-def _operate(config: ConvertSlmConfig, folder: Path, keepset: KeepSet, out_dir: Path) -> Surgery:
-    """Read the checkpoint, write tables and float weights.
-
-    Raises:
-        CheckpointError: unreadable, not convertible, or of another vocabulary than the keep set.
-    """
-    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
-    from hyco_export.nn.slm.static_pass import FloatSlm
-    from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
-    from hyco_export.nn.torch_ops import TorchWeights
-
-    checkpoint = PackedCheckpoint(folder)
-    if checkpoint.config.vocab_size != keepset.vocab_size:
-        raise CheckpointError(
-            f"the SLM's vocabulary has {checkpoint.config.vocab_size} tokens, the keep set's {keepset.vocab_size}",
-            "give an SLM with the verifier's tokenizer ($.models.slm)",
-        )
-    network = slm_network(checkpoint, _rings(config))
-    weights = slm_weights(checkpoint, keepset.ids)
-    write_slm(out_dir / WEIGHTS_FILE, network, weights)
-    save_tables(out_dir / TABLES_FILE, host_tables(checkpoint))
-    tables = HostTables(out_dir / TABLES_FILE)
-    return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)
-
-
 def _calibrate(
-    config: ConvertSlmConfig, surgery: Surgery, sequences: Sequence[Sequence[int]], progress: Progress
+    config: ConvertSlmConfig, surgery: Surgery, sequences: Sequence[Sequence[int]], out_dir: Path, progress: Progress
 ) -> dict[str, Encoding]:
-    """Encodings from the calibration sequences."""
-    from hyco_export.nn.slm.calibration import calibrated_ranges
+    """Encodings from the calibration sequences; a killed build has those of whole sequences already."""
+    from hyco_export.nn.slm.calibration import CalibrationMemory, calibrated_ranges
 
-    wanted = config.calibration
+    wanted, memory = config.calibration, CalibrationMemory(PartialBuild(out_dir))
+    if done := memory.sequences:
+        progress.note(f"going on: {done} of {len(sequences)} calibration sequences are done")
     ranges = calibrated_ranges(
         surgery.float_slm,
         surgery.tables,
@@ -210,6 +193,9 @@ def _calibrate(
         wanted.slm_percentile,
         wanted.kv_percentile,
         lambda done, total: progress.step("SLM calibration passes", done, total),
+        wanted.slm_passes,
+        surgery.opening,
+        memory,
     )
     return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value)
 
@@ -225,17 +211,37 @@ def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, En
     from hyco_export.graph.lint import require_clean
     from hyco_export.graph.slm_graphs import prefill_graph, tree_graph
 
-    tree_model, tree = tree_graph(surgery.network, surgery.weights, encodings, config.graph.rows)
-    prefill_model, prefill = prefill_graph(surgery.network, surgery.weights, encodings, config.graph.prefill_rows)
+    network, weights, graph = surgery.network, surgery.weights, config.graph
+    with _data_file(weights, out_dir) as data:
+        tree_model, tree = tree_graph(network, weights, encodings, graph.rows, data)
+        prefill_model, prefill = prefill_graph(network, weights, encodings, graph.prefill_rows, data)
     for model, file in ((tree_model, TREE_FILE), (prefill_model, PREFILL_FILE)):
-        require_clean(model, file)
+        require_clean(model, file, out_dir)
         onnx.save(model, out_dir / file)
     write_json(out_dir / ENCODINGS_FILE, dict(encodings))
     return Graphs(tree_model, tree, prefill, encodings)
 
 
+@contextmanager
+def _data_file(weights: Weights, out_dir: Path) -> "Iterator[ExternalData | None]":
+    """Where both graphs put their large weights: in a file of their own when they would make a protobuf unwieldy."""
+    from hyco_export.graph.external_data import ExternalData
+
+    assert isinstance(weights.matrices, PackedMatrices)
+    if weights.matrices.value_count <= INLINE_VALUES:
+        yield None
+    else:
+        with ExternalData(out_dir / GRAPH_DATA_FILE) as data:
+            yield data
+
+
 def _measure(
-    config: ConvertSlmConfig, surgery: Surgery, graphs: Graphs, sequences: Sequence[Sequence[int]], out_dir: Path
+    config: ConvertSlmConfig,
+    surgery: Surgery,
+    graphs: Graphs,
+    sequences: Sequence[Sequence[int]],
+    original_best: np.ndarray | None,
+    out_dir: Path,
 ) -> "SlmQuality":
     """Compare the tree graph with the float network on held-out sequences; writes the figures."""
     from hyco_export.evaluate.slm_quality import measure_slm
@@ -247,7 +253,7 @@ def _measure(
         TensorSpec(name, shape, graphs.encodings[name].dtype, graphs.encodings[name])
         for name in layer_results(surgery.network)
     ]
-    session = ReferenceSession(with_outputs(graphs.tree_model, inner).SerializeToString())
+    session = ReferenceSession(with_outputs(graphs.tree_model, inner).SerializeToString(), data_folder=out_dir)
     quality = measure_slm(
         surgery.float_slm,
         session,
@@ -257,7 +263,9 @@ def _measure(
         surgery.tables,
         config.calibration.mask_value,
         sequences,
-        QUALITY_PASSES,
+        config.calibration.slm_quality_passes,
+        original_best,
+        surgery.opening,
     )
     write_json(out_dir / SQNR_FILE, quality)
     return quality
@@ -271,8 +279,8 @@ def _write_samples(
 
     chosen, mask_value = sequences[:SAMPLES_PER_GRAPH], config.calibration.mask_value
     slm, tables = surgery.float_slm, surgery.tables
-    trees = tree_samples(slm, tables, chosen, config.graph.rows, mask_value, SAMPLE_SEED)
-    prefills = prefill_samples(slm, tables, chosen, config.graph.prefill_rows, mask_value)
+    trees = tree_samples(slm, tables, chosen, config.graph.rows, mask_value, SAMPLE_SEED, surgery.opening)
+    prefills = prefill_samples(slm, tables, chosen, config.graph.prefill_rows, mask_value, surgery.opening)
     write_samples(
         out_dir / SLM_SAMPLES_FILE,
         {
@@ -282,4 +290,4 @@ def _write_samples(
     )
 
 
-STAGE = Stage(SLM, 1, (CAPTURE, KEEPSET), config, sources, build, check=check)
+STAGE = Stage(SLM, 1, (CAPTURE, KEEPSET), config, sources, build, check=check, resumable=True)

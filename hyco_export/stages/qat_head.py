@@ -27,10 +27,11 @@ import numpy as np
 from hyco_export.core import recipe as recipes
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.json_file import write_json
-from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, QAT_HEAD
+from hyco_export.core.layout import CAPTURE, QAT_HEAD
 from hyco_export.core.network.head_file import HEAD_FILE, write_head
 from hyco_export.core.partial import PartialBuild
 from hyco_export.stages.capture import sequence_paths, training_paths
+from hyco_export.stages.captured_rows import Reading, captured_rows, require_norm_side
 from hyco_export.stages.head_evidence import Heads, write_evidence
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
@@ -65,12 +66,12 @@ class QatConfig(msgspec.Struct, frozen=True):
 def config(recipe: recipes.Recipe) -> QatConfig:
     """The recipe's fields that this stage reads."""
     models, head = recipe.models, recipe.head
-    return QatConfig(recipe.qat, models.head.dtype, models.hidden_norm, head.steps, head.window)
+    return QatConfig(recipe.qat, models.require_head().dtype, models.hidden_norm, head.steps, head.window)
 
 
 def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
     """The head, and the verifier it must belong to."""
-    return {"head": recipe.models.head, "verifier": recipe.models.verifier}
+    return {"head": recipe.models.require_head(), "verifier": recipe.models.verifier}
 
 
 def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
@@ -93,9 +94,12 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     from hyco_export.nn.head.stored import store
     from hyco_export.nn.verifier import load_head
 
-    crew = current_crew()
+    crew, reading = current_crew(), _reading(config)
     teacher = load_head(inputs["head"], config.dtype, str(crew.device))
     student = load_head(inputs["head"], "float32", str(crew.device))
+    held_out = sequence_paths(inputs[CAPTURE], "validation")
+    if crew.main:
+        require_norm_side(inputs[CAPTURE], held_out, teacher, reading)
     fake_quant.untie_output_layer(student)
     variants = _plain_variants(config.qat, fake_quant.linear_weights(student))
     if config.qat.split_projection:
@@ -109,14 +113,13 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     if config.qat.trained_grids:
         fake_quant.free_grids(student)
     learned = training_paths(inputs[CAPTURE])
-    _train(config, student, teacher, _rows(config, inputs[CAPTURE], learned, teacher), out_dir, progress)
+    _train(config, student, teacher, captured_rows(inputs[CAPTURE], learned, teacher, reading), out_dir, progress)
     if not crew.main:
         return {}
     variants[TRAINED] = fake_quant.trained_matrices(student)
 
     fake_quant.detach(student)
-    held_out = sequence_paths(inputs[CAPTURE], "validation")
-    sequences = _rows(config, inputs[CAPTURE], held_out, teacher)
+    sequences = captured_rows(inputs[CAPTURE], held_out, teacher, reading)
     found = _compare(teacher, student, variants, sequences, config.steps, progress)
     write_head(out_dir / HEAD_FILE, store(student, variants[TRAINED], config.qat.weight_bits))
     report = _report(found, match_verifier(teacher, sequences, config.steps))
@@ -124,7 +127,7 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     metrics = {**report, "bytes": (out_dir / HEAD_FILE).stat().st_size}
     if config.qat.evidence_sequences:
         measured = sequence_paths(inputs[CAPTURE], "calibration")[: config.qat.evidence_sequences]
-        ranked_on = _rows(config, inputs[CAPTURE], measured, teacher)
+        ranked_on = captured_rows(inputs[CAPTURE], measured, teacher, reading)
         heads = Heads(teacher, student, start, variants[WIDE])
         metrics |= write_evidence(heads, ranked_on, sequences, config.steps, out_dir, progress)
     return metrics
@@ -165,19 +168,8 @@ def _grids(qat: recipes.Qat, widths: Mapping[str, int]) -> dict[str, "LayerGrid"
     return layer_grids(widths, qat.weight_bits, qat.grid == "lpbq", qat.overrides)
 
 
-def _rows(
-    config: QatConfig, capture: Path, paths: Sequence[Path], head: "Gemma4AssistantForCausalLM"
-) -> list["RootRows"]:
-    """Response rows of captured sequences, in their stored precision."""
-    from hyco_export.nn.capture import load_capture
-    from hyco_export.nn.final_norm import load_norm
-    from hyco_export.nn.head.unroll import head_spans, response_rows
-
-    norm = load_norm(capture / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
-    limit = config.qat.sequence_limit
-    captures = [load_capture(path).cut(limit) for path in paths]
-    long_enough = [capture for capture in captures if capture.roots]
-    return [response_rows(capture, head_spans(head.config), config.window, norm) for capture in long_enough]
+def _reading(config: QatConfig) -> Reading:
+    return Reading(config.qat.sequence_limit, config.window, config.hidden_norm)
 
 
 def _train(

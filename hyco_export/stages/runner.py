@@ -4,10 +4,8 @@ Knows the order, keys, locks and folders; not what a stage computes. One run fol
 (`<stage>`, or `<stage>@<target>` where a target changes the bytes).
 """
 
-import fcntl
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -15,20 +13,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.core.artifact import Manifest, artifact_key, file_digest, publish, read_manifest, verify
-from hyco_export.core.layout import artifact_name
+from hyco_export.core.artifact import Manifest, artifact_key, publish, read_manifest, verify
+from hyco_export.core.data.prompts import require_prompts
+from hyco_export.core.data.reading import OnCount
+from hyco_export.core.data.source import as_source
 from hyco_export.core.memory import measured
-from hyco_export.core.recipe import Checkpoint, Recipe
-from hyco_export.core.resources import locate
-from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.core.recipe import Checkpoint
+from hyco_export.errors import ArtifactError
 from hyco_export.stages.build_folder import build_folder, sweep
+from hyco_export.stages.checkpoints import note_unpinned, origins, require_full_precision
+from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.stage import Progress, Silent, Source, Stage
 
 if TYPE_CHECKING:
     from hyco_export.nn.crew import Crew
 
 LIBRARIES = ("torch", "transformers", "aimet-torch", "onnx", "onnxruntime", "onnxruntime-qnn", "numpy")
-LOCK_NAME = ".lock"
 
 
 @dataclass(frozen=True)
@@ -47,90 +47,27 @@ class PlannedStage:
         return not self.reason
 
 
-class RunFolder:
-    """Where the artifacts of one recipe live.
-
-    Args:
-        root: the run folder; made when a stage is built.
-        recipe: the recipe of the run.
-        recipe_folder: where the recipe's relative paths start; None for the embedded recipe.
-    """
-
-    def __init__(self, root: Path, recipe: Recipe, recipe_folder: Path | None) -> None:
-        self.root = root
-        self.recipe = recipe
-        self.recipe_folder = recipe_folder
-
-    def folder(self, stage: Stage) -> Path:
-        """The artifact folder of a stage."""
-        return self.root / artifact_name(stage.name, self.recipe.target if stage.per_target else None)
-
-    def source(self, name: str, source: Source) -> Path:
-        """The local path of a data file, or of a checkpoint's folder (fetched from the Hub when it is not here).
-
-        Raises:
-            CheckpointError: it is nowhere, and cannot be fetched.
-        """
-        if isinstance(source, Checkpoint):
-            from hyco_export.nn.checkpoint import checkpoint_folder
-
-            return checkpoint_folder(source, self.recipe_folder)
-        path = locate(source, self.recipe_folder)
-        if path is None or not path.exists():
-            raise CheckpointError(f"{name}: {source} does not exist", "correct $.data in the recipe")
-        return path
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Only one process builds in a run folder.
-
-        Raises:
-            ArtifactError: another one does.
-        """
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            message = f"run folder {self.root} cannot be made: {error.strerror}"
-            raise ArtifactError(message, "give another folder with --run") from error
-        with (self.root / LOCK_NAME).open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ArtifactError(
-                    f"another process is building in {self.root}", "wait for it, or give --run"
-                ) from error
-            yield
-
-
 def plan(run: RunFolder, stages: Sequence[Stage]) -> list[PlannedStage]:
     """The stages in order with their keys and whether each is fresh. Reads, builds nothing.
 
     Raises:
-        CheckpointError: a checkpoint or data file is missing.
+        CheckpointError, RecipeError: a checkpoint or data file is missing.
     """
     planned: dict[str, PlannedStage] = {}
-    digests: dict[Path, str] = {}
+    digests: dict[Source, str] = {}
     for stage in stages:
         input_keys = {need: planned[need].key for need in stage.needs}
-        sources = _sources(run, stage)
-        for path in sources.values():
-            if path not in digests:
-                digests[path] = _digest(path)
-        source_digests = {name: digests[path] for name, path in sources.items()}
+        sources = stage.sources(run.recipe)
+        for name, source in sources.items():
+            if source not in digests:
+                digests[source] = run.digest(name, source)
+        source_digests = {name: digests[source] for name, source in sources.items()}
         key = artifact_key(stage.name, stage.revision, stage.config(run.recipe), input_keys, source_digests)
         folder = run.folder(stage)
         stale_need = next((need for need in stage.needs if not planned[need].fresh), None)
         reason = f"{stale_need} is built anew" if stale_need else _staleness(folder, key)
         planned[stage.name] = PlannedStage(stage, folder, key, input_keys, source_digests, reason)
     return list(planned.values())
-
-
-def _digest(path: Path) -> str:
-    if path.is_file():
-        return file_digest(path)
-    from hyco_export.nn.checkpoint import checkpoint_digest
-
-    return checkpoint_digest(path)
 
 
 def _staleness(folder: Path, key: str) -> str:
@@ -189,7 +126,8 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
         planned = plan(run, stages)
         names = [item.folder.name for item in planned]
         sweep(run.root, names, [_build_dir(run, item) for item in planned if item.stage.resumable and not item.fresh])
-        _check_all(run, planned)
+        _prepare_data(run, planned, progress)
+        _check_all(run, planned, progress)
         for position, item in enumerate(planned, 1):
             label = f"[{position}/{len(stages)}] {item.stage.name}"
             if item.fresh:
@@ -211,17 +149,36 @@ def _follow(run: RunFolder, stages: Sequence[Stage], crew: "Crew") -> None:
         by_name[name].build(by_name[name].config(run.recipe), inputs, build_dir, Silent())
 
 
-def _check_all(run: RunFolder, planned: Sequence[PlannedStage]) -> None:
+def _prepare_data(run: RunFolder, planned: Sequence[PlannedStage], progress: Progress) -> None:
+    """Write the conversations that no local path holds, and refuse prompts that cannot be used, before any stage."""
+    stale = [item.stage.sources(run.recipe) for item in planned if not item.fresh]
+    references = {name: source for sources in stale for name, source in sources.items()}
+    data = {name: source for name, source in references.items() if not isinstance(source, Checkpoint)}
+    for name, source in data.items():
+        run.source(name, source, _reading(name, as_source(source).limit, progress))
+    if "calibration" in data and "validation" in data:
+        paths = {name: run.source(name, data[name]) for name in ("calibration", "validation")}
+        require_prompts(paths["calibration"], paths["validation"], run.recipe.validation.prompts)
+
+
+def _reading(name: str, limit: int | None, progress: Progress) -> OnCount:
+    """Shows how many conversations of a data source are read."""
+    return lambda done: progress.step(f"{name} read", done, limit or done)
+
+
+def _check_all(run: RunFolder, planned: Sequence[PlannedStage], progress: Progress) -> None:
     """Ask what the checkpoints and every stage that will be built forbid, before the first one works for minutes."""
     stale = [item for item in planned if not item.fresh]
     if stale:
         require_family(run)
+    require_full_precision(run, {item.stage.name for item in stale})
+    note_unpinned(run, progress.note)
     for item in stale:
         item.stage.check(item.stage.config(run.recipe), _sources(run, item.stage))
 
 
 def require_family(run: RunFolder) -> None:
-    """The recipe's three checkpoints must belong together; told by their configs alone.
+    """The recipe's checkpoints must belong together; told by their configs alone.
 
     Raises:
         CheckpointError: they do not; all mismatches are named.
@@ -231,8 +188,8 @@ def require_family(run: RunFolder) -> None:
 
     models = run.recipe.models
     named = (("verifier", models.verifier), ("head", models.head), ("slm", models.slm))
-    verifier, head, slm = (load_config(run.source(name, checkpoint)) for name, checkpoint in named)
-    check_family(verifier, head, slm)
+    configs = {name: load_config(run.source(name, checkpoint)) for name, checkpoint in named if checkpoint is not None}
+    check_family(configs["verifier"], configs.get("head"), configs["slm"])
 
 
 def _build_dir(run: RunFolder, item: PlannedStage) -> Path:
@@ -266,6 +223,7 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
             wall_s=round(time.monotonic() - began, 3),
             peak_rss_bytes=peak.own_bytes,
             children_rss_bytes=peak.children_bytes,
+            origins=origins(run, item.stage),
         ),
     )
 

@@ -11,23 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.network.slm_host import EmbeddingRows
 from hyco_export.core.recipe import SlmGraph
+from hyco_export.stages.slm_surgery import Surgery
 from hyco_export.stages.stage import Progress
 
 if TYPE_CHECKING:
     from hyco_export.evaluate.slm_quality import SlmQuality
-    from hyco_export.nn.slm.static_pass import FloatSlm
 
 SENSITIVITY_CSV, SENSITIVITY_SVG = "sensitivity.csv", "sensitivity.svg"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The float SLM, what it looks up, and the grids of its integer graph."""
+    """The float SLM with its tables, and the grids of its integer graph."""
 
-    slm: "FloatSlm"
-    embeddings: EmbeddingRows
+    surgery: Surgery
     encodings: Mapping[str, Encoding]
     mask_value: float
 
@@ -46,14 +44,15 @@ def write_slm_evidence(
 
     names = list(quality.layers)
     divergences = row_divergences(
-        subject.slm,
+        subject.surgery.float_slm,
         grids_by_row(names, subject.encodings),
-        subject.embeddings,
+        subject.surgery.tables,
         graph.rows,
         subject.mask_value,
         sequences,
         graph.evidence_passes,
         lambda done, total: progress.step("passes that measure single layers", done, total),
+        subject.surgery.opening,
     )
     rows = [{"tensor": name, "sqnr_db": quality.layers[name], "kl_alone_nats": divergences[name]} for name in names]
     write_csv(out_dir / SENSITIVITY_CSV, rows)

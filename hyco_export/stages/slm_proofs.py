@@ -3,37 +3,48 @@
 Knows what is compared and the limits; models and files come in. Legend: V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm
-from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, read_packed
+from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables
 from hyco_export.errors import GateError
 
 if TYPE_CHECKING:
-    from transformers import Gemma4ForCausalLM
+    from transformers import PreTrainedModel
 
     from hyco_export.core.network.slm_host import EmbeddingRows
     from hyco_export.nn.slm.static_pass import FloatSlm
-    from hyco_export.nn.slm.truth import StoredPair
+    from hyco_export.nn.slm.truth import StoredPair, Truth
 
 MAX_RELATIVE_DIFFERENCE = 1e-3  # of the logits' standard deviation: float32 sums in another order stay far below
+COMPARED_ROWS = 8192
 REPORT_HINT = "do not use this artifact; report it with the checkpoint's config.json"
+
+
+class Rows(Protocol):
+    """An array, or one that is read from its file row by row."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: Any, /) -> np.ndarray: ...
 
 
 class Pair(NamedTuple):
     """One tensor as written and as the checkpoint has it."""
 
     name: str
-    written: np.ndarray | None
+    written: Rows | None
     original: np.ndarray
 
 
 def require_parity(
-    stock: "Gemma4ForCausalLM",
+    stock: "PreTrainedModel",
     slm: "FloatSlm",
     embeddings: "EmbeddingRows",
     kept: np.ndarray,
@@ -46,12 +57,12 @@ def require_parity(
     Raises:
         GateError: one reaches MAX_RELATIVE_DIFFERENCE.
     """
-    from hyco_export.nn.slm.parity import relative_difference, scenarios
+    from hyco_export.nn.slm.parity import comparison, relative_difference
 
     found: dict[str, float] = {}
-    cases = scenarios(slm.network.rings, rows)
+    short, window, cases = comparison(stock, slm, rows)
     for done, case in enumerate(cases, 1):
-        found[case.name] = relative_difference(stock, slm, embeddings, kept, ids, rows, case)
+        found[case.name] = relative_difference(stock, short, embeddings, kept, ids, rows, case, window)
         if not found[case.name] < MAX_RELATIVE_DIFFERENCE:
             raise GateError(
                 f"float parity of the SLM, {case.name}: logits differ by {found[case.name]:.1e} standard deviations, "
@@ -75,7 +86,7 @@ def require_equal(pairs: Iterator[Pair]) -> int:
         if pair.written.shape != pair.original.shape:
             shapes = f"{list(pair.written.shape)} instead of {list(pair.original.shape)}"
             raise GateError(f"{pair.name} has shape {shapes}", REPORT_HINT)
-        differing = int(np.count_nonzero(pair.written != pair.original))
+        differing = _differing(pair.written, pair.original)
         if differing:
             raise GateError(
                 f"{pair.name} differs from the checkpoint in {differing} of {pair.original.size} values", REPORT_HINT
@@ -84,57 +95,48 @@ def require_equal(pairs: Iterator[Pair]) -> int:
     return count
 
 
-def weight_pairs(
-    stock: "Gemma4ForCausalLM", kept: np.ndarray, folder: Path, whole_graph: Path, part_graph: Path
-) -> Iterator[Pair]:
-    """Integers and scales of every linear and table, in each file that was written.
+def _differing(written: Rows, original: np.ndarray) -> int:
+    """How many values differ; a table of a gigabyte is read in blocks."""
+    if not original.ndim:
+        return int(np.count_nonzero(written[...] != original))
+    blocks = (slice(start, start + COMPARED_ROWS) for start in range(0, len(original), COMPARED_ROWS))
+    return sum(int(np.count_nonzero(written[block] != original[block])) for block in blocks)
+
+
+def weight_pairs(truth: "Truth", folder: Path, whole_graph: Path, part_graph: Path) -> Iterator[Pair]:
+    """Integers and scales of every linear and table, in each file that was written; one linear at a time in memory.
 
     Args:
-        stock: transformers' model of the checkpoint.
-        kept: token ids whose rows the output layer keeps.
-        folder: with the host's tables and the float back end's weights.
+        truth: what they must be.
+        folder: with the host's tables, the float back end's weights and the graphs' external data.
         whole_graph, part_graph: ONNX files with all linears, and with some.
     """
     import onnx
 
-    from hyco_export.graph.slm_graphs import stored_matrices
-    from hyco_export.nn.slm.truth import true_tables
+    from hyco_export.graph.slm_graphs import StoredMatrices
+    from hyco_export.nn.slm.surgery import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
 
-    linears = _kept_linears(stock, kept)
-    whole, part = stored_matrices(onnx.load(whole_graph)), stored_matrices(onnx.load(part_graph))
-    yield from _pairs(whole_graph.name, whole, linears)
-    yield from _pairs(part_graph.name, part, {name: linears[name] for name in part})
-    _, weights = read_slm(folder / WEIGHTS_FILE)
-    again = {name: (matrix.integers, matrix.scales) for name, matrix in weights.integer_matrices().items()}
-    yield from _pairs(WEIGHTS_FILE, again, linears)
-    packed = {name: (table.packed, table.scales) for name, table in read_packed(folder / TABLES_FILE).items()}
-    yield from _pairs(TABLES_FILE, packed, _named_tables(true_tables(stock)))
-
-
-def _kept_linears(stock: "Gemma4ForCausalLM", kept: np.ndarray) -> dict[str, "StoredPair"]:
-    """Linears by the network's names, the output layer cut to the rows of `kept`."""
-    from hyco_export.nn.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER
-    from hyco_export.nn.slm.truth import StoredPair, true_linears
-
-    linears = {name.removeprefix(MODEL_PREFIX): pair for name, pair in true_linears(stock).items()}
-    output = linears[OUTPUT_LAYER]
-    linears[OUTPUT_LAYER] = StoredPair(output.integers[kept], output.scales[kept])
-    return linears
+    whole, part = (
+        StoredMatrices(onnx.load(path, load_external_data=False), folder) for path in (whole_graph, part_graph)
+    )
+    matrices = read_slm(folder / WEIGHTS_FILE)[1].matrices
+    for module in truth.linears:
+        name, original = module.removeprefix(MODEL_PREFIX), truth.linears[module]
+        yield from _pairs(whole_graph.name, name, whole.get(name), original)
+        if name in part:
+            yield from _pairs(part_graph.name, name, part[name], original)
+        yield from _pairs(WEIGHTS_FILE, name, _stored(matrices.get(name)), original)
+    tables, names = HostTables(folder / TABLES_FILE), {TOKEN_TABLE: TOKENS, PER_LAYER_TABLE: PER_LAYER}
+    for module, original in truth.tables.items():
+        table = names[module]
+        yield from _pairs(TABLES_FILE, table, (tables.stored(table), tables.scales(table)), original)
 
 
-def _named_tables(tables: Mapping[str, "StoredPair"]) -> dict[str, "StoredPair"]:
-    """Tables by the names the host uses."""
-    from hyco_export.nn.slm.surgery import PER_LAYER_TABLE, TOKEN_TABLE
-
-    names = {TOKEN_TABLE: TOKENS, PER_LAYER_TABLE: PER_LAYER}
-    return {names[module]: pair for module, pair in tables.items()}
+def _pairs(file: str, name: str, written: tuple[Rows, np.ndarray] | None, original: "StoredPair") -> Iterator[Pair]:
+    integers, scales = written or (None, None)
+    yield Pair(f"{file}: integers of {name}", integers, original.integers)
+    yield Pair(f"{file}: scales of {name}", scales, original.scales)
 
 
-Written = Mapping[str, tuple[np.ndarray, np.ndarray]]
-
-
-def _pairs(file: str, written: Written, originals: Mapping[str, "StoredPair"]) -> Iterator[Pair]:
-    for name, original in originals.items():
-        integers, scales = written.get(name, (None, None))
-        yield Pair(f"{file}: integers of {name}", integers, original.integers)
-        yield Pair(f"{file}: scales of {name}", scales, original.scales)
+def _stored(matrix: IntegerMatrix | np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | None:
+    return (matrix.integers, matrix.scales) if isinstance(matrix, IntegerMatrix) else None

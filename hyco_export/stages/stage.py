@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from hyco_export.core.data.source import Reference
 from hyco_export.core.recipe import Checkpoint, Recipe
 
 
@@ -37,7 +38,7 @@ class Silent:
 
 Metrics = dict[str, Any]
 Build = Callable[[Any, Mapping[str, Path], Path, Progress], Metrics]
-Source = Checkpoint | str  # a model, or a data file
+Source = Checkpoint | Reference  # a model, or conversations
 Check = Callable[[Any, Mapping[str, Path]], None]
 
 

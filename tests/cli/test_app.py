@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from interrupts import listen_to_interrupts
 
 from hyco_export.core.recipe import embedded_recipe
 
@@ -87,11 +88,6 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"run folder {tmp_path / 'file' / 'run'} cannot be made" in done.stderr
     assert "next: give another folder with --run" in done.stderr
-
-
-def listen_to_interrupts() -> None:
-    """What a shell starts in the background ignores SIGINT, and so do its children; a user's Ctrl-C is in front."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no signals")

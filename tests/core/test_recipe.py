@@ -45,6 +45,13 @@ def edited(tmp_path: Path, field: str, value: object) -> Path:
         ("models.hidden_norm", "both", r"at `\$.models.hidden_norm`"),
         ("name", "has space", r"at `\$.name`"),
         ("keepset.size", 200, r"\$.keepset.size is 200, but the 256 byte tokens"),
+        ("keepset.size", None, r"\$.keepset has neither of `size` and `coverage`"),
+        ("keepset.coverage", 0.99, r"\$.keepset has both of `size` and `coverage`"),
+        ("keepset.scripts", ["Hangol"], r"\$.keepset.scripts names 'Hangol'"),
+        ("keepset.held_out_share", 1.0, r"at `\$.keepset.held_out_share`"),
+        ("data.calibration", {"dataset": "a/b"}, r"\$.data.calibration.split is missing"),
+        ("data.calibration", {"dateset": "a/b"}, r"unknown field `dateset` - at `\$.data.calibration`"),
+        ("data.calibration", 3, r"at `\$.data.calibration`"),
         ("slm.ring", 16, r"\$.slm.ring is 16, shorter than a tree pass"),
         ("slm.sliding_ring", 16, r"\$.slm.sliding_ring is 16, shorter than a tree pass"),
         ("slm.prefill_rows", 100, r"\$.slm.prefill_rows is 100, longer than the shortest ring"),
@@ -64,7 +71,8 @@ def edited(tmp_path: Path, field: str, value: object) -> Path:
             {"grid": "lpbq", "weight_bits": 8},
             r"\$.qat.grid is lpbq, which has 4 bits, and \$.qat.weight_bits is 8",
         ),
-        ("data.validation", "calibration_data/train.jsonl", r"\$.data.validation is the same file"),
+        ("data.validation", "calibration_data/train.jsonl", r"\$.data.validation is the same source"),
+        ("data.validation", {"path": "calibration_data/train.jsonl"}, r"\$.data.validation is the same source"),
         ("qat.warmup_steps", 100000, r"\$.qat.warmup_steps is 100000, more than"),
         ("validation.gates.min_mat", {"foo": 1.0}, r"at `key in \$.validation.gates.min_mat`|min_mat"),
         ("sampling.temperature", 0.0, r"\$.sampling.temperature 0 draws nothing"),
@@ -101,3 +109,21 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     broken.write_text("")
     with pytest.raises(RecipeError, match=r"broken\.yaml"):
         load_recipe(broken)
+
+
+def test_a_coverage_takes_the_place_of_the_size(tmp_path: Path) -> None:
+    content = yaml.safe_load(embedded_recipe().read_text())
+    content["keepset"] = {"coverage": 0.99}
+    path = tmp_path / "coverage.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert (load_recipe(path).keepset.size, load_recipe(path).keepset.coverage) == (None, 0.99)
+    content["keepset"]["held_out_share"] = 0.0
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(RecipeError, match=r"\$.keepset.held_out_share is 0, but \$.keepset.coverage"):
+        load_recipe(path)
+
+
+def test_the_smallest_size_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(edited(tmp_path, "keepset.size", 256))
+    assert "at least 257" in caught.value.hint

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyco_export.core.packing import pack_rows
-from hyco_export.core.tables import PER_LAYER, TOKENS, HostTables, PackedRows, TableLayout, read_packed, save_tables
+from hyco_export.core.tables import PER_LAYER, TOKENS, HostTables, PackedRows, TableLayout, save_tables
 from hyco_export.errors import ArtifactError
 
 VOCAB, WIDTH = 50, 6
@@ -35,11 +35,11 @@ def test_rows_of_both_tables(tmp_path: Path) -> None:
 def test_whole_tables_come_back_unchanged(tmp_path: Path) -> None:
     tokens, _ = table(8)
     save_tables(tmp_path / "t.safetensors", {TOKENS: tokens})
-    found = read_packed(tmp_path / "t.safetensors")
-    assert set(found) == {TOKENS}
-    assert np.array_equal(found[TOKENS].packed, tokens.packed)
-    assert np.array_equal(found[TOKENS].scales, tokens.scales)
-    assert found[TOKENS].layout == tokens.layout
+    found = HostTables(tmp_path / "t.safetensors")
+    assert found.layouts == {TOKENS: tokens.layout}
+    assert found.stored(TOKENS).shape == tokens.packed.shape
+    assert np.array_equal(found.stored(TOKENS)[3:40], tokens.packed[3:40])
+    assert np.array_equal(found.scales(TOKENS), tokens.scales)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:

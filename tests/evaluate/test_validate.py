@@ -148,14 +148,15 @@ def test_prompts_go_through_the_chat_template(tokenizer, prompt_file):
     assert [prompt.id for prompt in prompts] == ["p0", "p1"]
     text = tokenizer.decode(prompts[0].ids)
     assert text.startswith("<bos><|turn>user") and text.endswith("<|turn>model\n")
-    assert len(read_prompts(prompt_file, tokenizer, 99)) == 4
+    assert len(read_prompts(prompt_file, tokenizer, 4)) == 4
+    with pytest.raises(RecipeError, match=r"\$.validation.prompts is 5, but .* holds 4"):
+        read_prompts(prompt_file, tokenizer, 5)
 
 
-@pytest.mark.parametrize("content", ["", '{"id": "a", "messages": [{"role": "user", "content": "x"}]}\n' * 2])
-def test_prompt_files_that_cannot_be_used_are_named(tokenizer, tmp_path, content):
+def test_prompt_files_that_cannot_be_used_are_named(tokenizer, tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_text(content)
-    with pytest.raises(RecipeError, match=r"\$.data.validation: .*prompts.jsonl holds \d prompts, ids must be unique"):
+    path.write_text('{"id": "a", "messages": [{"role": "user", "content": "x"}]}\n' * 2)
+    with pytest.raises(RecipeError, match=r"\$.data.validation: .*prompts.jsonl holds 'a' twice, ids must be unique"):
         read_prompts(path, tokenizer, 3)
 
 
@@ -176,9 +177,7 @@ def test_plain_decoding_is_asked_once_per_prompt(tokenizer, prompt_file):
     assert [call[2] for call in runner.calls if call[0] == "plain"] == ["p0", "p1", "p2"]
 
 
-def test_notes_say_what_the_emulator_ran_and_when_prompts_are_missing():
+def test_notes_say_what_the_emulator_ran():
     plan = RECIPE.validation
     assert "ran 1 prompts of up to 6 tokens" in notes(plan, 3)[0]
-    assert len(notes(plan, 3)) == 2
-    assert notes(plan, 2)[2] == "The prompt file holds 2 prompts; the recipe asks for 3."
     assert "of up to 16" in notes(msgspec.structs.replace(plan, emulator_max_new_tokens=99), 3)[0]

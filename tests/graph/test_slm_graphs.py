@@ -17,7 +17,7 @@ from hyco_export.graph.lint import lint
 from hyco_export.graph.parity import compare_sessions, sqnr_db, top1_agreement
 from hyco_export.graph.qnn import compile_context, open_context
 from hyco_export.graph.reference import ReferenceSession
-from hyco_export.graph.slm_graphs import stored_matrices, with_outputs
+from hyco_export.graph.slm_graphs import StoredMatrices, with_outputs
 
 KINDS = ("like-e2b", "values-from-keys")
 
@@ -77,7 +77,7 @@ def test_prefill_ends_at_the_last_layer_that_stores() -> None:
         "cos.full",
         "sin.full",
     }
-    assert not any("layers.2." in name for name in stored_matrices(parts.prefill_model))
+    assert not any("layers.2." in name for name in StoredMatrices(parts.prefill_model))
 
 
 def test_declared_inputs_and_outputs_are_those_of_the_contract() -> None:
@@ -109,7 +109,7 @@ def test_declared_inputs_and_outputs_are_those_of_the_contract() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_weight_is_in_the_graph_unchanged(kind: str) -> None:
     parts = slm_parts(kind)
-    stored = stored_matrices(parts.tree_model)
+    stored = StoredMatrices(parts.tree_model)
     assert set(stored) == set(parts.weights.matrices)
     for name, matrix in parts.weights.integer_matrices().items():
         assert np.array_equal(stored[name][0], matrix.integers), name

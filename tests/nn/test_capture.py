@@ -6,7 +6,7 @@ import torch
 from transformers import GenerationConfig
 
 from hyco_export.core.recipe import Sampling
-from hyco_export.errors import ArtifactError
+from hyco_export.errors import ArtifactError, CheckpointError
 from hyco_export.nn.capture import (
     encode_prompt,
     greedy_answer,
@@ -16,6 +16,7 @@ from hyco_export.nn.capture import (
     teacher_forced,
 )
 from hyco_export.nn.final_norm import final_norm, load_norm, save_norm
+from hyco_export.nn.verifier import load_verifier
 
 VOCAB = 60
 IDS = builders.random_ids(25, VOCAB)  # longer than the sliding window
@@ -23,6 +24,10 @@ STRUCTURES = {
     "k = v": ("SSFSF", {}),
     "own values": ("SSFSF", {"attention_k_eq_v": False, "num_global_key_value_heads": None}),
     "shared layers": ("SFSFSF", {"num_kv_shared_layers": 2}),
+    "experts, as 26B-A4B": (
+        "SSFSF",
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8},
+    ),
 }
 
 
@@ -45,6 +50,25 @@ def test_the_capture_is_what_the_layers_stored(name):
         torch.testing.assert_close(capture.k[kind], keys[0].transpose(0, 1))
         torch.testing.assert_close(capture.v[kind], values[0].transpose(0, 1))
         assert not torch.equal(capture.k[kind], capture.v[kind])
+
+
+def test_a_multimodal_checkpoint_is_captured_like_its_text_model(tmp_path):
+    text = builders.small_verifier(VOCAB)
+    model = load_verifier(builders.save_multimodal(tmp_path, text), "float32")
+    assert type(model).__name__ == "Gemma4ForConditionalGeneration"
+    assert greedy_answer(model, IDS[:9], 12) == greedy_answer(text, IDS[:9], 12)
+    for side in ("pre", "post"):
+        found, wanted = teacher_forced(model, IDS, 10, side), teacher_forced(text, IDS, 10, side)
+        for name, tensor in wanted.handoff_tensors().items():
+            torch.testing.assert_close(found.handoff_tensors()[name], tensor)
+    assert torch.equal(final_norm(model).weight, final_norm(text).weight)
+
+
+def test_sizes_that_the_config_does_not_say_are_refused():
+    model = builders.small_verifier(VOCAB)
+    model.config.hidden_size += 1
+    with pytest.raises(CheckpointError, match="hands out 32 values a round and 64 a token, its config says 34 and 64"):
+        teacher_forced(model, IDS, 10)
 
 
 def test_hidden_states_from_before_and_after_the_norm_belong_together():

@@ -6,14 +6,18 @@ import builders
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma4AssistantConfig
 
+from hyco_export.core.artifact import file_digest
 from hyco_export.core.handoff import KvShape
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import CheckpointError
 from hyco_export.nn import checkpoint as checkpoints
 from hyco_export.nn.family import check_family
+from hyco_export.nn.model_types import require_full_precision
 from hyco_export.nn.verifier import (
     handoff_layers,
+    handoff_values,
     kv_shapes,
     load_config,
     load_head,
@@ -86,6 +90,76 @@ def test_a_model_without_shared_kv_is_not_a_verifier(tmp_path):
         handoff_layers(load_config(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "step"),
+    [
+        ("gemma3_text", "this one can be $.models.slm"),
+        ("gemma4_vision", "the verifier is the Gemma 4 model that the head was published for"),
+        ("llama", "the verifier must be a Gemma 4 model"),
+    ],
+)
+def test_a_foreign_verifier_gets_its_next_step(tmp_path, model_type, step):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(CheckpointError, match=f"a '{model_type}' model does not hand K/V to a head") as caught:
+        handoff_layers(load_config(tmp_path))
+    assert step in caught.value.hint
+
+
+def test_a_model_type_that_transformers_does_not_know_gives_the_upgrade(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma9"}))
+    with pytest.raises(CheckpointError, match=r"config of .* cannot be read") as caught:
+        load_config(tmp_path)
+    assert caught.value.hint == "pip install --upgrade transformers, or correct $.models"
+
+
+def test_a_config_that_contradicts_itself_is_named_with_the_rule(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4_assistant"}))
+    with pytest.raises(CheckpointError, match="contradicts itself: hidden_size_per_layer_input must be 0, got 256"):
+        load_config(tmp_path)
+
+
+def quantised(folder, method):
+    path = folder / "config.json"
+    settings = {"quant_method": method, "bits": 4}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
+    return load_config(folder)
+
+
+def test_a_quantised_verifier_serves_but_is_not_captured(family):
+    require_full_precision(load_config(family / "verifier"))
+    config = quantised(family / "verifier", "awq")
+    check_family(config, load_config(family / "head"))
+    with pytest.raises(CheckpointError, match=r"weights are quantised \(awq\), a capture demands BF16") as caught:
+        require_full_precision(config)
+    assert "$.models.allow_quantised_capture: true" in caught.value.hint
+
+
+def test_a_quantised_checkpoint_names_the_library_that_reads_it(family):
+    quantised(family / "verifier", "gptq")
+    with pytest.raises(CheckpointError, match="verifier cannot be loaded") as caught:
+        load_verifier(family / "verifier")
+    assert caught.value.hint == "install what it names, or use the BF16 checkpoint"
+
+
+PAPER_ATTENTION = {"num_key_value_heads": 8, "num_global_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512}
+
+
+def test_hand_off_sizes_of_the_papers_verifier():
+    pattern = ("SSSSSF" * 5)[:30]  # Gemma 4 26B-A4B
+    config = builders.text_config(pattern, 262_144, 2816, num_attention_heads=16, **PAPER_ATTENTION)
+    assert handoff_values(config) == (5632, 6144)
+    assert handoff_layers(config) == {"sliding": 28, "full": 29}
+    text = builders.text_config("SSSF", 262_144, 1024, vocab_size_per_layer_input=0, **PAPER_ATTENTION)
+    check_family(config, Gemma4AssistantConfig(text_config=text, backbone_hidden_size=2816))
+
+
+def test_a_head_with_kv_of_its_own_is_refused():
+    head = builders.small_head(VOCAB).config
+    head.text_config.num_kv_shared_layers = 0
+    with pytest.raises(CheckpointError, match="the head's layer 0 computes K/V of its own"):
+        check_family(builders.small_verifier(VOCAB, "SSFSF").config, head)
+
+
 def test_the_last_storing_layers_feed_the_head():
     assert handoff_layers(builders.small_verifier(VOCAB, "SSFSSF").config) == {"sliding": 4, "full": 5}
     shared = builders.small_verifier(VOCAB, "SFSFSF", num_kv_shared_layers=2)
@@ -128,6 +202,23 @@ def test_a_digest_tells_contents_apart(family, tmp_path):
 
     rewrite(family / "verifier", lambda tensors: tensors["model.norm.weight"].add_(1.0))
     assert checkpoints.checkpoint_digest(family / "verifier") != first
+
+
+def test_a_snapshot_of_the_hub_is_named_by_id_and_commit(tmp_path):
+    checkpoint = Checkpoint(model="owner/name", revision="v1")
+    assert checkpoints.checkpoint_origin(checkpoint, tmp_path / "snapshots" / "abc123") == "owner/name@abc123"
+    assert checkpoints.checkpoint_origin(Checkpoint(model="verifier"), tmp_path / "verifier") == "verifier"
+
+
+def test_the_hubs_own_names_of_large_files_are_their_digests(family, tmp_path):
+    plain = checkpoints.checkpoint_digest(family / "head")
+    blob = tmp_path / "blobs" / file_digest(family / "head" / "model.safetensors")
+    blob.parent.mkdir()
+    (family / "head" / "model.safetensors").rename(blob)
+    (family / "head" / "model.safetensors").symlink_to(blob)
+    assert checkpoints.checkpoint_digest(family / "head") == plain
+    blob.write_bytes(b"not read")
+    assert checkpoints.checkpoint_digest(family / "head") == plain
 
 
 def test_a_tokenizer_digest_needs_a_fast_tokenizer(family):

@@ -42,3 +42,16 @@ def test_few_extremes_are_kept() -> None:
     for part in np.random.default_rng(0).normal(size=(10, 1000)).astype(np.float32):
         observer("x", torch.from_numpy(part))
     assert len(observer._highest["x"]) == 101
+
+
+def test_another_observer_goes_on_from_the_state() -> None:
+    values = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    whole, first, second = (RangeObserver(99.0, 4, {"k": 90.0}) for _ in range(3))
+    for number, row in enumerate(values):
+        for observer in (whole, first if number < 2 else second):
+            if number == 2 and observer is second:
+                second.restore(first.state())
+            observer("x", row)
+            observer("k", row)
+    assert second.ranges() == whole.ranges()
+    assert first.ranges() != whole.ranges()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hyco_export.core.network.weights import IntegerMatrix, IntegerTable, Weights
-from hyco_export.nn.torch_ops import TorchOps, TorchWeights
+from hyco_export.core.network.weights import IntegerMatrix, IntegerTable, MatrixShape, PackedMatrices, Weights
+from hyco_export.nn.torch_ops import PRODUCT_ROWS, TorchOps, TorchWeights
 
 WEIGHTS = Weights(
     {
@@ -25,6 +25,21 @@ def test_integer_and_float_matrices() -> None:
     x = torch.tensor([[1.0, 1.0]])
     assert ops().linear("y", x, "int").tolist() == [[-0.5, 14.0]]
     assert ops().linear("y", x, "float").tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("width", [40, 37])  # 37: the last byte is partly used
+def test_packed_matrices_multiply_as_dequantised_ones(bits: int, width: int) -> None:
+    generator = np.random.default_rng(bits)
+    rows = PRODUCT_ROWS + 3
+    integers = generator.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, width)).astype(np.int8)
+    matrix = IntegerMatrix(integers, generator.random(rows).astype(np.float32), bits)
+    stored = PackedMatrices({"w": MatrixShape(rows, width, bits)}, lambda name: matrix.packed())
+    x = torch.from_numpy(generator.standard_normal((4, width)).astype(np.float32))
+    held, packed = (TorchWeights(Weights(stored, {}, {}), values) for values in (rows * width, rows * width - 1))
+    assert set(held.matrices) == {"w"}
+    assert not packed.matrices
+    assert torch.allclose(packed.product(x, "w"), held.product(x, "w"), rtol=1e-4, atol=1e-4)
 
 
 def test_rms_norm_multiplies_by_the_weight() -> None:

@@ -13,8 +13,9 @@ from hyco_export.core.keepset import KEEPSET_FILE, read_keepset
 from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.nn.tiny.tokenizer import train_tokenizer
 from hyco_export.nn.token_counts import is_held_out
+from hyco_export.nn.tokenizer_file import TokenizerFile
 from hyco_export.nn.vocabulary import byte_ids, special_ids, token_texts
-from hyco_export.stages.build_keepset import STAGE, KeepSetConfig, check_keepset, choose_ids
+from hyco_export.stages.build_keepset import STAGE, KeepSetConfig, check_keepset
 from hyco_export.stages.stage import Silent
 
 HIDDEN = 8
@@ -41,7 +42,7 @@ def tokenizer(verifier):
 
 def write_conversations(path, texts_by_id):
     lines = [
-        {"id": key, "messages": [{"role": "user", "content": "zzz?"}, {"role": "assistant", "content": text}]}
+        {"id": key, "messages": [{"role": "user", "content": f"zzz? {key}"}, {"role": "assistant", "content": text}]}
         for key, text in texts_by_id.items()
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -67,7 +68,10 @@ def inputs(tmp_path, verifier, tokenizer):
 
 
 def fixed_size(tokenizer):
-    korean = sum(any("가" <= letter <= "힣" for letter in text) for text in token_texts(tokenizer, len(tokenizer)))
+    korean = sum(
+        any("가" <= letter <= "힣" for letter in text)
+        for text in token_texts(tokenizer.backend_tokenizer, len(tokenizer))
+    )
     assert korean > 0
     return 7 + 256 + korean
 
@@ -151,11 +155,59 @@ def test_the_table_has_one_row_and_scale_per_kept_token(tmp_path, inputs, tokeni
     }
 
 
-def test_equal_counts_give_way_to_the_smaller_id():
-    counts = np.array([0, 5, 9, 5, 5, 0])
-    fixed = np.array([True, False, False, False, False, False])
-    assert choose_ids(counts, fixed, 4).tolist() == [0, 1, 2, 3]
-    assert choose_ids(counts, fixed, 6).tolist() == [0, 1, 2, 3, 4, 5]
+def test_a_coverage_takes_the_smallest_size_that_reaches_it(tmp_path, inputs, tokenizer):
+    texts = {f"h{i}": " ".join(ANSWERS[k] for k in range(3) if (i >> k) % 2 or k == 0) for i in range(60)}
+    write_conversations(inputs["conversations"], texts)
+    (tmp_path / "out").mkdir()
+    config = KeepSetConfig(None, ("Hangul",), 0.3, "float32", 0.9)
+    check_keepset(config, inputs)
+    metrics = STAGE.build(config, inputs, tmp_path / "out", Silent())
+    assert metrics["held_out"]["kept_share"] >= 0.9
+    assert metrics["size"] == metrics["sizes_for_held_out_share"]["0.9"]
+    smaller = build(inputs, tmp_path / "smaller", metrics["size"] - 1, held_out_share=0.3)
+    assert smaller["held_out"]["kept_share"] < 0.9
+
+
+def test_a_coverage_that_no_known_token_reaches_is_refused(tmp_path, inputs, tokenizer):
+    texts = {f"h{i}": ANSWERS[0] for i in range(40)}
+    rare = next(name for name in (f"rare{i}" for i in range(99)) if is_held_out(name, 0.3))
+    write_conversations(inputs["conversations"], {**texts, rare: ANSWERS[2]})
+    (tmp_path / "out").mkdir()
+    with pytest.raises(
+        RecipeError, match=r"\$.keepset.coverage is 1.0, but all [\d,]+ tokens .* cover 0\.\d+"
+    ) as caught:
+        STAGE.build(KeepSetConfig(None, (), 0.3, "float32", 1.0), inputs, tmp_path / "out", Silent())
+    assert "at most 0." in caught.value.hint
+
+
+def test_a_coverage_without_held_out_text_is_refused(tmp_path, inputs):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(RecipeError, match=r"the 0 held-out conversations hold no assistant's text"):
+        STAGE.build(KeepSetConfig(None, (), 1e-9, "float32", 0.9), inputs, tmp_path / "out", Silent())
+
+
+def test_the_curve_and_its_picture_hold_the_chosen_size(tmp_path, inputs, tokenizer):
+    size = fixed_size(tokenizer) + 5
+    metrics = build(inputs, tmp_path / "out", size, held_out_share=0.5)
+    rows = json.loads((tmp_path / "out" / "curve.json").read_text())
+    (chosen,) = [row for row in rows if row["size"] == size]
+    assert chosen["held_out_share"] == metrics["held_out"]["kept_share"]
+    picture = (tmp_path / "out" / "curve.svg").read_text()
+    assert picture.startswith("<svg") and f"{size:,} tokens" in picture and "--ink: " in picture
+
+
+def test_the_ids_of_every_conversation_are_recorded(tmp_path, inputs, tokenizer):
+    build(inputs, tmp_path / "out", fixed_size(tokenizer))
+    ids = json.loads((tmp_path / "out" / "conversations.json").read_text())
+    assert ids == {"counted": ["c1", "c2"], "held_out": [], "excluded": ["used", "seen"]}
+
+
+def test_the_same_conversation_under_another_id_is_not_counted(tmp_path, inputs, tokenizer):
+    first_turn = {"id": "elsewhere", "messages": [{"role": "user", "content": " ZZZ?  c1 "}]}
+    inputs["calibration"].write_text(json.dumps(first_turn) + "\n")
+    build(inputs, tmp_path / "out", fixed_size(tokenizer))
+    ids = json.loads((tmp_path / "out" / "conversations.json").read_text())
+    assert ids["counted"] == ["c2", "used"]
 
 
 def test_a_size_below_the_fixed_part_is_refused_with_the_numbers(tmp_path, inputs, tokenizer):
@@ -182,7 +234,7 @@ def test_an_unknown_script_is_refused_before_counting(tmp_path, inputs):
 
 
 def test_byte_tokens_come_from_the_tokenizer(tokenizer):
-    assert [tokenizer.convert_ids_to_tokens(int(i)) for i in byte_ids(tokenizer)[[0, 10, 255]]] == [
+    assert [tokenizer.convert_ids_to_tokens(int(i)) for i in byte_ids(tokenizer.backend_tokenizer)[[0, 10, 255]]] == [
         "<0x00>",
         "<0x0A>",
         "<0xFF>",
@@ -196,11 +248,11 @@ def test_a_tokenizer_without_byte_tokens_is_refused():
 
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")))
     with pytest.raises(CheckpointError, match="no byte token <0x00>"):
-        byte_ids(plain)
+        byte_ids(plain.backend_tokenizer)
 
 
 def test_specials_beyond_the_models_rows_are_left_out(tokenizer):
-    assert special_ids(tokenizer, 5).tolist() == [0, 1, 2, 3, 4]
+    assert special_ids(TokenizerFile(tokenizer.backend_tokenizer), 5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_the_stage_config_holds_what_changes_the_bytes():
@@ -209,4 +261,5 @@ def test_the_stage_config_holds_what_changes_the_bytes():
         "scripts",
         "held_out_share",
         "verifier_dtype",
+        "coverage",
     }

@@ -2,13 +2,15 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import onnx
 import pytest
-from packed_slm import VOCAB, random_ids, save_packed_slm
+import torch
+from packed_slm import VOCAB, edit_config, edit_tensors, random_ids, save_packed_slm, slm_config
 from safetensors.numpy import load_file, save_file
 
 from hyco_export.core.devicespec import SlmSpec, read_spec
@@ -74,7 +76,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dict[st
 
 def test_files_and_figures(built: tuple[dict, Path, dict[str, Path]]) -> None:
     metrics, folder, _ = built
-    assert {path.name for path in folder.iterdir()} == FILES
+    assert {path.name for path in folder.iterdir() if path.is_file()} == FILES
     assert metrics["bytes"].keys() == FILES
     # 41 linears in the tree graph and in the weights file, 2 tables; prefill has layer 0's 9, k and v of layer 1, and
     # the projection of the per-layer embeddings; integers and scales of each
@@ -92,7 +94,8 @@ def test_evidence_has_a_row_for_every_judged_tensor(built: tuple[dict, Path, dic
     _, folder, inputs = built
     graph = msgspec.structs.replace(CONFIG.graph, evidence_passes=2)
     build(inputs, tmp_path / "out", msgspec.structs.replace(CONFIG, graph=graph))
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES | {"sensitivity.csv", "sensitivity.svg"}
+    names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
+    assert names == FILES | {"sensitivity.csv", "sensitivity.svg"}
     quality = json.loads((folder / "sqnr.json").read_text())
     lines = list(csv.DictReader((tmp_path / "out" / "sensitivity.csv").open()))
     assert {line["tensor"]: float(line["sqnr_db"]) for line in lines} == pytest.approx(quality["layers"], rel=1e-5)
@@ -132,6 +135,49 @@ def test_the_same_inputs_give_the_same_bytes(built: tuple[dict, Path, dict[str, 
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
 
 
+def test_a_killed_build_goes_on_to_the_same_bytes(
+    built: tuple[dict, Path, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hyco_export.nn.slm.calibration import CalibrationMemory
+    from hyco_export.nn.slm.static_pass import FloatSlm
+
+    _, folder, inputs = built
+    out_dir, keep, tree, passes = tmp_path / "out", CalibrationMemory.keep, FloatSlm.tree, []
+
+    def kept_then_killed(self, observer, sequences):
+        keep(self, observer, sequences)
+        if sequences == 2:
+            raise KeyboardInterrupt
+
+    def counted(self, feeds, observe=None):
+        passes.append(observe)
+        return tree(self, feeds, observe) if observe else tree(self, feeds)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(CalibrationMemory, "keep", kept_then_killed)
+        build(inputs, out_dir)
+    weights = out_dir / "slm_weights.safetensors"
+    written = weights.stat().st_mtime_ns
+    monkeypatch.setattr(FloatSlm, "tree", counted)
+    convert_slm.STAGE.build(CONFIG, inputs, out_dir, Silent())
+    assert weights.stat().st_mtime_ns == written  # surgery is not done again
+    calibrating = [observe for observe in passes if type(observe).__name__ == "RangeObserver"]
+    assert len(calibrating) == 4  # the third sequence of 28 tokens only
+    for name in FILES:
+        assert (out_dir / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_a_damaged_file_of_a_killed_build_is_written_again(
+    built: tuple[dict, Path, dict[str, Path]], tmp_path: Path
+) -> None:
+    _, folder, inputs = built
+    build(inputs, tmp_path / "out")
+    weights = tmp_path / "out" / "slm_weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    convert_slm.STAGE.build(CONFIG, inputs, tmp_path / "out", Silent())
+    assert weights.read_bytes() == (folder / "slm_weights.safetensors").read_bytes()
+
+
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="the SLM's vocabulary has 96 tokens, the keep set's 128"):
         build(make_inputs(tmp_path, vocab_size=128), tmp_path / "out")
@@ -148,6 +194,68 @@ def test_check_reads_the_checkpoint(tmp_path: Path) -> None:
     (inputs["slm"] / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
         convert_slm.STAGE.check(CONFIG, {"slm": inputs["slm"]})
+
+
+GATE = "model__layers__2__mlp__gate_proj"
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def name_absent_shard(folder: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+ODD_CHECKPOINTS = {
+    "zero scales": (
+        lambda folder: edit_tensors(folder, **{f"{GATE}__weight_scale": torch.zeros(80, 1)}),
+        r"weight_scale: scale of row 0 is \[0\.0\], 80 rows are not positive",
+    ),
+    "missing tensor": (lambda folder: edit_tensors(folder, **{f"{GATE}__weight": None}), "has no tensor .*gate_proj"),
+    "wrong type": (
+        lambda folder: edit_tensors(folder, **{f"{GATE}__weight": torch.zeros(80, 8)}),
+        "gate_proj.weight is stored as F32; 2 bits are U8",
+    ),
+    "wrong shape": (
+        lambda folder: edit_tensors(folder, model__norm__weight=torch.ones(3)),
+        r"model\.norm\.weight is \[3\], the model's config asks for \[32\]",
+    ),
+    "truncated file": (truncate, r"model\.safetensors is cut short or damaged"),
+    "absent shard": (name_absent_shard, r"model-00002-of-00002\.safetensors does not exist"),
+    "wrong width": (
+        lambda folder: edit_config(folder, quantization_config={"num_bits": 8, "quantize_embeddings": True}),
+        r"is stored as U8; 8 bits are I8",
+    ),
+    "width that cannot be packed": (
+        lambda folder: edit_config(folder, quantization_config={"num_bits": 3}),
+        r"num_bits of \* is 3, not one of \[2, 4, 8\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ODD_CHECKPOINTS)
+def test_an_odd_checkpoint_is_named_and_nothing_is_written(fault: str, tmp_path: Path) -> None:
+    break_it, words = ODD_CHECKPOINTS[fault]
+    inputs = make_inputs(tmp_path)
+    break_it(inputs["slm"])
+    with pytest.raises(CheckpointError, match=words):  # before any stage of a chain works
+        convert_slm.STAGE.check(CONFIG, {"slm": inputs["slm"]})
+    with pytest.raises(CheckpointError, match=words):
+        build(inputs, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("intermediate", [37, 38])  # 37 and 74 inputs: no multiple of 2, no multiple of 4
+def test_odd_widths_go_through_the_stage(intermediate: int, tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path)
+    shutil.rmtree(inputs["slm"])
+    save_packed_slm(inputs["slm"], slm_config(intermediate_size=intermediate))
+    metrics = build(inputs, tmp_path / "out")
+    done, _, count = metrics["tensors_equal"].partition(" of ")
+    assert done == count == "192"
 
 
 def test_lost_parity_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,15 @@ import msgspec
 import pytest
 
 from hyco_export.core.artifact import read_manifest
+from hyco_export.core.data.source import DataSource
 from hyco_export.core.recipe import embedded_recipe, load_recipe
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.created.family import create_family
 from hyco_export.nn.created.scale import SMALL
+from hyco_export.stages.expected_work import expected_work
 from hyco_export.stages.forecast import forecast
 from hyco_export.stages.runner import RunFolder
-from hyco_export.stages.table import STAGES
+from hyco_export.stages.table import STAGES, stages_of
 
 RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))
 CLOSE = 0.2  # of the measured value
@@ -37,13 +39,18 @@ def dry_run(path: Path, root: Path, **models: object) -> RunFolder:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_shipped_recipes_are_estimated_without_the_hub(path: Path, tmp_path: Path) -> None:
-    found = forecast(dry_run(path, tmp_path / "run"), STAGES)
-    assert [item.stage for item in found.stages] == list(STAGES)
+def test_shipped_recipes_are_estimated_without_the_hub(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where GGUF files would have been imported
+    run = dry_run(path, tmp_path / "run")
+    stages = stages_of(run.recipe)
+    found = forecast(run, stages)
+    assert [item.stage for item in found.stages] == list(stages)
     for item in found.stages:
         assert item.reason
         assert item.estimate is not None
-        assert item.estimate.disk_bytes > 100_000
+        assert item.estimate.disk_bytes > 50_000
         assert item.estimate.ram_bytes > 900_000_000
     assert found.stages[0].estimate.tokens > 0
     assert found.stages[-1].estimate.binary_bytes > 1_000_000
@@ -51,7 +58,9 @@ def test_shipped_recipes_are_estimated_without_the_hub(path: Path, tmp_path: Pat
     if path == embedded_recipe():
         assert found.missing == ()
     else:
-        assert any("hf download google/gemma-4-E2B-it-qat-mobile-transformers" in line for line in found.missing)
+        slm = run.recipe.models.slm
+        wanted = slm.gguf_file or f"hf download {slm.model}"
+        assert any(wanted in line for line in found.missing)
         assert "needs verifier" in found.stages[0].reason
 
 
@@ -64,6 +73,55 @@ def test_a_model_nobody_knows_gives_a_plan_without_estimates(tmp_path: Path) -> 
     gone = msgspec.structs.replace(recipe.models.slm, model="./gone")
     with pytest.raises(CheckpointError, match=r"'./gone' does not exist"):
         forecast(dry_run(embedded_recipe(), tmp_path / "run", slm=gone), STAGES)
+
+
+def test_data_that_are_not_at_hand_are_named_or_assumed(tmp_path: Path) -> None:
+    recipe = load_recipe(embedded_recipe())
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    hub = DataSource(dataset="some/chats", split="train", revision=commit, limit=7)
+    data = msgspec.structs.replace(recipe.data, calibration=hub, validation="gone.jsonl")
+    found = forecast(RunFolder(tmp_path / "run", msgspec.structs.replace(recipe, data=data), None), STAGES)
+    assert found.missing == ("$.data.validation: gone.jsonl does not exist",)
+    assert found.stages[0].reason == "needs validation"
+    assert "$.data.calibration is not here: 7 prompts of 60 tokens assumed" in found.notes
+    assert all(item.estimate for item in found.stages)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_selection_is_counted_without_being_written(tmp_path: Path) -> None:
+    recipe = load_recipe(embedded_recipe())
+    first = DataSource(path=recipe.data.calibration, limit=3)
+    data = msgspec.structs.replace(recipe.data, calibration=first)
+    run = RunFolder(tmp_path / "run", msgspec.structs.replace(recipe, data=data), None)
+    whole = expected_work(RunFolder(tmp_path / "run", recipe, None), None, [])
+    assert expected_work(run, None, []).calibration.sequences == 3 < whole.calibration.sequences
+    assert not (tmp_path / "run").exists()
+    run.source("calibration", first)
+    assert expected_work(run, None, []).calibration.sequences == 3
+
+
+def test_a_coverage_is_estimated_at_its_largest(tmp_path: Path) -> None:
+    recipe = load_recipe(embedded_recipe())
+    keepset = msgspec.structs.replace(recipe.keepset, size=None, coverage=0.9)
+    found = forecast(RunFolder(tmp_path / "run", msgspec.structs.replace(recipe, keepset=keepset), None), STAGES)
+    assert any("$.keepset.coverage may keep all" in note for note in found.notes)
+    sized = forecast(RunFolder(tmp_path / "run", recipe, None), STAGES)
+    assert found.stages[2].estimate.disk_bytes > sized.stages[2].estimate.disk_bytes
+
+
+def test_written_answers_are_counted_where_there_is_no_head(tmp_path: Path) -> None:
+    recipe = load_recipe(embedded_recipe())
+    turn = '{"id": "%s", "messages": [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "%s"}]}'
+    (tmp_path / "said.jsonl").write_text("\n".join(turn % (name, 400 * "word ") for name in "ab"))
+    alone = msgspec.structs.replace(
+        recipe,
+        models=msgspec.structs.replace(recipe.models, head=None),
+        data=msgspec.structs.replace(recipe.data, calibration="said.jsonl"),
+        capture=msgspec.structs.replace(recipe.capture, max_new_tokens=5, sequence_limit=2048),
+    )
+    found = expected_work(RunFolder(tmp_path / "run", alone, tmp_path), None, [])
+    assert found.calibration.answer_tokens == 499  # 2,000 characters, trimmed, 4 a token
+    assert found.sampled.sequences == 0
 
 
 @pytest.mark.slow

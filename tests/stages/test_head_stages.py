@@ -17,7 +17,8 @@ from hyco_export.core.keepset import read_keepset
 from hyco_export.core.network.head_file import read_head
 from hyco_export.core.recipe import Calibration, Capture, HeadGraph, Qat
 from hyco_export.core.samples import read_samples
-from hyco_export.errors import ArtifactError, RecipeError
+from hyco_export.core.sizes.amounts import ROOTS_PER_SEQUENCE
+from hyco_export.errors import ArtifactError, GateError, RecipeError
 from hyco_export.graph.initializers import read_weight
 from hyco_export.graph.reference import ReferenceSession
 from hyco_export.nn.capture import load_capture, teacher_forced
@@ -285,6 +286,31 @@ def test_a_mixed_head_is_converted_and_drafts_like_its_float_twin(mixed):
     assert constants["layers.0.mlp.up_proj"].data_type == onnx.TensorProto.INT8
 
 
+def test_a_capture_from_the_other_side_of_the_norm_is_refused_before_training(run, tmp_path):
+    other = msgspec.structs.replace(QAT, hidden_norm="pre")
+    with pytest.raises(GateError, match=r"come from after the verifier's final norm, \$\.models\.hidden_norm is pre"):
+        qat_head.build(other, run[1], tmp_path, Silent())
+    assert not (tmp_path / "head.safetensors").exists()
+
+
+def test_h_from_before_the_norm_gives_the_same_head(run, tmp_path):
+    inputs = {**run[1], **{name: tmp_path / name for name in ("capture", "qat-head", "convert-head")}}
+    for name in ("capture", "qat-head", "convert-head"):
+        inputs[name].mkdir()
+    before = {"hidden_norm": "pre"}
+    capture.build(msgspec.structs.replace(CAPTURE, **before), inputs, inputs["capture"], Silent())
+    trained = qat_head.build(msgspec.structs.replace(QAT, **before), inputs, inputs["qat-head"], Silent())
+    converted = convert_head.build(msgspec.structs.replace(CONVERT, **before), inputs, inputs["convert-head"], Silent())
+
+    assert trained["original_predicts_verifier"] == run[2]["qat-head"]["original_predicts_verifier"]
+    ours, theirs = (read_head(folder).matrices for folder in (inputs["qat-head"], run[1]["qat-head"]))
+    same = [np.mean(ours[name].integers == theirs[name].integers) for name in theirs]
+    assert min(same) > 0.99  # the norm is computed elsewhere and rounds differently
+    spec = msgspec.json.decode((inputs["convert-head"] / "head.json").read_bytes(), type=HeadSpec)
+    assert spec.handoff.hidden_norm == "pre"
+    assert converted["float_agreement"] >= 0.95
+
+
 # ---- convert-head
 
 
@@ -309,7 +335,7 @@ def test_the_graph_drafts_like_the_float_head_on_its_samples(run):
     assert np.mean(same) >= 0.9
     found = metrics["convert-head"]
     assert found["float_agreement"] >= 0.95
-    assert found["positions"] <= 3 * convert_head.ROOTS_PER_SEQUENCE
+    assert found["positions"] <= 3 * ROOTS_PER_SEQUENCE
     assert found["original_agreement"]["positions"][0] == found["positions"]
     assert all(share < 0.05 for share in found["clipped_share"].values())
 

@@ -13,7 +13,7 @@ import pytest
 from hyco_export.core.artifact import verify
 from hyco_export.core.partial import PartialBuild
 from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
-from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.errors import ArtifactError, CheckpointError, RecipeError
 from hyco_export.stages.build_folder import BUILD_FOLDER
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current
 from hyco_export.stages.stage import Silent, Stage
@@ -147,7 +147,7 @@ def test_a_failing_stage_leaves_no_artifact_and_keeps_the_finished_ones(tmp_path
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
     table = stages(tmp_path / "nowhere" / "deep" / "missing.txt")
-    with pytest.raises(CheckpointError, match=r"text: .*missing\.txt does not exist"):
+    with pytest.raises(RecipeError, match=r"\$.data.text: .*missing\.txt does not exist"):
         plan(run_folder(tmp_path), table)
 
 

@@ -1,7 +1,8 @@
 """The SLM as a static network: one pass of R rows on top of its K/V rings (HyCo, §3.2 and Appendix A).
 
-Follows transformers' `Gemma4ForCausalLM` with per-layer embeddings, shared K/V, double-wide MLPs and k = v layers;
-takes embeddings and rotary tables from the host. Knows no checkpoint and no backend.
+Follows transformers' `Gemma4ForCausalLM` with per-layer embeddings, shared K/V, double-wide MLPs and k = v layers, and
+`Gemma3ForCausalLM`, whose values have no norm; takes embeddings and rotary tables from the host. Knows no checkpoint
+and no backend.
 
 Legend: R rows, W ring slots of a layer type, C = W + R, H hidden, A query heads, N kv heads, d head dim, L layers,
 P per-layer width, V kept tokens. Names of inputs and outputs: `core.devicespec`.
@@ -15,11 +16,12 @@ from hyco_export.core.network.blocks import AttentionShape, attend, gated_mlp, g
 from hyco_export.core.network.ops import Ops, T
 
 
-class SlmLayer(msgspec.Struct, frozen=True):
+class SlmLayer(msgspec.Struct, frozen=True, omit_defaults=True):
     """One decoder layer.
 
     `source` is the layer whose K/V it reads: itself if it stores its own. `values_from_keys`: V comes from the K
     projection before its norm and rotation (`attention_k_eq_v`). `scalar` multiplies the layer's result.
+    `values_normed`: V has a norm without weights (Gemma 4; not Gemma 3).
     """
 
     index: int
@@ -30,6 +32,7 @@ class SlmLayer(msgspec.Struct, frozen=True):
     source: int
     values_from_keys: bool
     scalar: float
+    values_normed: bool = True
 
     @property
     def stores(self) -> bool:
@@ -179,7 +182,8 @@ def _new_rows(current: _Pass[T], layer: SlmLayer, x: T) -> tuple[T, T]:
     flat_v = flat_k if layer.values_from_keys else ops.linear(f"{name}.v", x, f"{at}.self_attn.v_proj")
     k = _rotated(current, layer, f"{name}.k", flat_k, "k_norm", heads)
     v = ops.reshape(f"{name}.v.heads", flat_v, (rows, heads, layer.dim))
-    v = ops.rms_norm(f"{name}.v.normed", v, None, current.network.epsilon)
+    if layer.values_normed:
+        v = ops.rms_norm(f"{name}.v.normed", v, None, current.network.epsilon)
     made = []
     for kind, tensor in (("k", k), ("v", v)):
         by_head = heads_first(ops, f"{name}.{kind}.by_head", tensor, rows, heads, (layer.dim,))

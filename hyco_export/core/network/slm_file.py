@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from hyco_export.core.network.slm import SlmNetwork
-from hyco_export.core.network.weights import IntegerMatrix, Weights
-from hyco_export.core.packing import pack_rows, unpack_rows
+from hyco_export.core.network.weights import MatrixShape, PackedMatrices, PackedMatrix, Weights
+from hyco_export.core.tensor_writer import Declared, TensorWriter
 from hyco_export.errors import ArtifactError
 
 WEIGHTS_FILE = "slm_weights.safetensors"
@@ -37,16 +36,22 @@ class SlmShape(msgspec.Struct, frozen=True):
 
 
 def write_slm(path: Path, network: SlmNetwork, weights: Weights) -> None:
-    """Write the file; every matrix must be in integers."""
-    tensors = {name: np.ascontiguousarray(vector) for name, vector in weights.vectors.items()}
-    layouts = {}
-    for name, matrix in weights.matrices.items():
-        assert isinstance(matrix, IntegerMatrix), name
-        layouts[name] = LinearLayout(matrix.bits, matrix.integers.shape[1])
-        tensors[name + INTEGERS] = np.ascontiguousarray(pack_rows(matrix.integers, matrix.bits))
-        tensors[name + SCALES] = np.ascontiguousarray(matrix.scales)
-    shape = msgspec.json.encode(SlmShape(network, layouts)).decode()
-    save_file(tensors, path, metadata={SHAPE_KEY: shape})
+    """Write the file, one linear layer after the other; `weights.matrices` must be `PackedMatrices`."""
+    matrices = weights.matrices
+    assert isinstance(matrices, PackedMatrices)
+    layouts = {name: LinearLayout(shape.bits, shape.width) for name, shape in matrices.shapes.items()}
+    declared = {name: Declared("float32", vector.shape) for name, vector in weights.vectors.items()}
+    for name, shape in matrices.shapes.items():
+        declared[name + INTEGERS] = Declared(*shape.stored)
+        declared[name + SCALES] = Declared("float32", (shape.rows,))
+    described = msgspec.json.encode(SlmShape(network, layouts)).decode()
+    with TensorWriter(path, declared, {SHAPE_KEY: described}) as writer:
+        for name, vector in weights.vectors.items():
+            writer.put(name, vector)
+        for name in matrices:
+            matrix = matrices.packed(name)
+            writer.put(name + INTEGERS, matrix.integers)
+            writer.put(name + SCALES, matrix.scales)
 
 
 def linears_of_width(path: Path, bits: int) -> tuple[str, ...]:
@@ -66,25 +71,26 @@ def linears_of_width(path: Path, bits: int) -> tuple[str, ...]:
 
 
 def read_slm(path: Path) -> tuple[SlmNetwork, Weights]:
-    """The network and its weights.
+    """The network and its weights; the linear layers stay in the file and are read at every use.
 
     Raises:
         ArtifactError: missing, damaged or written by another version.
     """
     hint = "build it again: hyco-export convert-slm"
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a handle, not a dict
-        shape = msgspec.json.decode(metadata[SHAPE_KEY], type=SlmShape)
-        matrices = {
-            name: IntegerMatrix(
-                unpack_rows(tensors.pop(name + INTEGERS), layout.bits, layout.width),
-                tensors.pop(name + SCALES),
-                layout.bits,
-            )
+        file = safe_open(path, framework="numpy")
+        shape = msgspec.json.decode((file.metadata() or {})[SHAPE_KEY], type=SlmShape)
+        shapes = {
+            name: MatrixShape(file.get_slice(name + INTEGERS).get_shape()[0], layout.width, layout.bits)
             for name, layout in shape.linears.items()
         }
+        linears = {name + part for name in shapes for part in (INTEGERS, SCALES)}
+        vectors = {name: file.get_tensor(name) for name in file.keys() if name not in linears}  # noqa: SIM118 - a handle
     except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
         raise ArtifactError(f"SLM weights {path} cannot be read: {error}", hint) from error
-    return shape.network, Weights(matrices, tensors, {})
+
+    def read(name: str) -> PackedMatrix:
+        integers: np.ndarray = file.get_tensor(name + INTEGERS)
+        return PackedMatrix(integers, file.get_tensor(name + SCALES), shapes[name].bits, shapes[name].width)
+
+    return shape.network, Weights(PackedMatrices(shapes, read), vectors, {})

@@ -7,6 +7,7 @@ Legend: R rows of a pass, n tokens given (n <= R), W ring slots, N kv heads, d h
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,18 @@ class EmbeddingRows(Protocol):
     def per_layer(self, ids: np.ndarray) -> np.ndarray: ...
 
 
+@dataclass(frozen=True)
+class Opening:
+    """The token that begins every text, and its K/V rows [N, 1, d] by ring (`k.<i>`, `v.<i>`).
+
+    They depend on nothing, so a host may keep them and never run that token. A model that parks attention there has
+    activations at it that are far greater than at any other, which would take the graph's grids for themselves.
+    """
+
+    token: int
+    rows: Mapping[str, np.ndarray]
+
+
 class SlmHost:
     """Rings and feeds of one sequence.
 
@@ -39,10 +52,17 @@ class SlmHost:
         rows: R.
         mask_value: what hides a key.
         start: position of the first token it will be given; earlier positions do not exist for it.
+        opening: kept rows of position 0; the first token given is then the one after (`start` must be 0).
     """
 
     def __init__(
-        self, network: SlmNetwork, embeddings: EmbeddingRows, rows: int, mask_value: float, start: int = 0
+        self,
+        network: SlmNetwork,
+        embeddings: EmbeddingRows,
+        rows: int,
+        mask_value: float,
+        start: int = 0,
+        opening: Opening | None = None,
     ) -> None:
         self.network = network
         self.rows = rows
@@ -55,6 +75,10 @@ class SlmHost:
             for layer in network.storing
             for kind in ("k", "v")
         }
+        if opening is not None:
+            for name, kept in opening.rows.items():
+                self._rings[name][:, :1] = kept
+            self.length += 1
 
     def feeds(self, tokens: Ids, parents: Sequence[int]) -> dict[str, np.ndarray]:
         """Real inputs of a pass over a forest on top of the rings; parents come before their children."""

@@ -7,7 +7,14 @@ from hyco_export.core.keepset import KeepSet
 from hyco_export.core.network.slm import SlmNetwork
 
 
-def slm_spec(network: SlmNetwork, keepset: KeepSet, mask_value: float, tree: GraphSpec, prefill: GraphSpec) -> SlmSpec:
+def slm_spec(
+    network: SlmNetwork,
+    keepset: KeepSet,
+    mask_value: float,
+    tree: GraphSpec,
+    prefill: GraphSpec,
+    opening_token: int | None = None,
+) -> SlmSpec:
     """The spec stored beside the graphs; rows are read from their inputs."""
     return SlmSpec(
         rows=tree.input("embeds").shape[0],
@@ -25,4 +32,5 @@ def slm_spec(network: SlmNetwork, keepset: KeepSet, mask_value: float, tree: Gra
         mask_value=mask_value,
         tree=tree,
         prefill=prefill,
+        opening_token=opening_token,
     )

@@ -1,9 +1,11 @@
 """Weights of a static network as they are stored: integers with their scales, by name. Values only, no files."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
+from hyco_export.core.packing import pack_rows, packed_width, unpack_rows
 
 MULTIPLIER_BITS = 4  # of a block's scale: HTP's low-power blocks know 1 .. 16
 LARGEST_MULTIPLIER = 2**MULTIPLIER_BITS
@@ -65,6 +67,80 @@ class IntegerMatrix:
         multipliers = None if self.multipliers is None else self.multipliers[chosen]
         return IntegerMatrix(self.integers[chosen], self.scales[chosen], self.bits, multipliers)
 
+    def packed(self) -> "PackedMatrix":
+        """The same in the stored form.
+
+        Raises:
+            ValueError: it has scales by block of inputs.
+        """
+        if self.multipliers is not None:
+            raise ValueError("a matrix in blocks has no packed form")
+        return PackedMatrix(pack_rows(self.integers, self.bits), self.scales, self.bits, self.integers.shape[1])
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A linear layer's weight as it is stored (`core.packing`).
+
+    Attributes:
+        integers: uint8 [N, bytes of a row]; int8 [N, K] for 8 bits.
+        scales: float32 [N].
+        bits: 2, 4 or 8.
+        width: K.
+    """
+
+    integers: np.ndarray
+    scales: np.ndarray
+    bits: int
+    width: int
+
+    def unpacked(self) -> IntegerMatrix:
+        """One value per byte."""
+        return IntegerMatrix(unpack_rows(self.integers, self.bits, self.width), self.scales, self.bits)
+
+
+@dataclass(frozen=True)
+class MatrixShape:
+    """What is known of a linear layer before it is read."""
+
+    rows: int  # N
+    width: int  # K
+    bits: int
+
+    @property
+    def stored(self) -> tuple[str, tuple[int, int]]:
+        """numpy type and shape of its packed integers."""
+        return ("int8" if self.bits == 8 else "uint8"), (self.rows, packed_width(self.width, self.bits))
+
+
+class PackedMatrices(Mapping[str, IntegerMatrix]):
+    """Linear layers that stay where they are, a file mostly: each is read, and unpacked, when it is asked for.
+
+    Args:
+        shapes: of every layer, in a fixed order.
+        read: gives one in its stored form; called at every use.
+    """
+
+    def __init__(self, shapes: Mapping[str, MatrixShape], read: Callable[[str], PackedMatrix]) -> None:
+        self.shapes = shapes
+        self.packed = read
+
+    def __getitem__(self, name: str) -> IntegerMatrix:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self.packed(name).unpacked()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def value_count(self) -> int:
+        """Weights of all layers."""
+        return sum(shape.rows * shape.width for shape in self.shapes.values())
+
 
 @dataclass(frozen=True)
 class IntegerTable:
@@ -90,7 +166,8 @@ class Weights:
     """Everything a network reads by name.
 
     Attributes:
-        matrices: linear layers; a float32 [N, K] array is accepted by the torch backend only (a network in float).
+        matrices: linear layers, in memory or read at every use (`PackedMatrices`); a float32 [N, K] array is accepted
+            by the torch backend only (a network in float).
         vectors: float32 [n], scales of norms.
         tables: embedding tables looked up inside the graph.
     """

@@ -40,6 +40,7 @@ class Work(msgspec.Struct, frozen=True):
     calibration: Split
     sampled: Split
     validation: Split
+    conversations: int  # those of the keep set, counted or not
 
     @property
     def splits(self) -> tuple[Split, ...]:

@@ -1,4 +1,4 @@
-"""Estimates of the stages on the head's side: capture, qat-head, build-keepset, convert-head.
+"""Estimates of the stages on the head's side: capture (and of text alone), qat-head, build-keepset, convert-head.
 
 Knows what each stage holds and writes, in bytes per value; see the stage for why. The factors without a derivation
 were fitted to runs of the embedded family and of created checkpoints of three sizes.
@@ -6,6 +6,7 @@ Legend: H the verifier's hidden size, M the head's, V vocabulary, n kept tokens.
 """
 
 from hyco_export.core.recipe import Recipe
+from hyco_export.core.sizes.amounts import PACKED_ROWS, ROOTS_PER_SEQUENCE, SAVED_EVERY
 from hyco_export.core.sizes.estimate import (
     BASE_BYTES,
     DTYPE_BYTES,
@@ -21,14 +22,14 @@ ID_BYTES = 8  # a token id in a capture
 ANSWER_BYTES = 8  # of a token in answers.jsonl: its id and its text
 CURVE_LINE_BYTES = 115  # one training step
 REPORT_BYTES = 12_000  # JSON files beside the tensors
+CURVE_BYTES, CONVERSATION_BYTES = 23_000, 40  # coverage curve with its picture; a line with a conversation's id
 INT4_CHANNEL_BYTES = 4.5  # of an output channel in a graph: a float32 scale and a 4-bit zero point
 LAYER_STEP_BYTES = 38_000  # nodes, names and activation grids of one layer in one step of the head's graph
-ROOTS_PER_SEQUENCE, SAVED_EVERY = 8, 10  # as in the stage: compared positions, and those of them kept as samples
-PACKED_ROWS = 512  # `nn.head.qat`: short sequences share a pass
 LOGIT_BYTES = 32  # of one logit in a training pass: teacher's, student's, both log-softmaxes, gradients
 TRAINED_BYTES = (
     23  # of a trained weight: master, gradient, two moments, fake-quantised copy (4 each), 3 variants in int8
 )
+LEFT_BYTES = 2.5  # of a trained weight, in the heap of the process that trained it
 CONVERTED_BYTES = 9  # of a kept weight: integers, torch's floats, ONNX Runtime's floats
 GRAPH_COPIES = 5  # of the graph: initializers, serialised, linted, ONNX Runtime's two
 BINARY_FACTOR, BINARY_STEP_BYTES = 1.04, 56_000  # of the context binary: of its weights, and of one layer in one step
@@ -46,11 +47,17 @@ def capture_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimat
     )
 
 
+def capture_text_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
+    """The same of a recipe without a head, which hands nothing off."""
+    weights = family.verifier.parameters * DTYPE_BYTES[recipe.models.verifier.dtype]
+    return Estimate(tokens=work.tokens, disk_bytes=work.tokens * ANSWER_BYTES, ram_bytes=BASE_BYTES + weights)
+
+
 def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
     """Teacher, student with an output layer of its own, AdamW's moments, and the variants that are compared."""
-    head, qat = family.head, recipe.qat
+    head, qat = family.require_head(), recipe.qat
     trained = head.body_values + head.output_values
-    teacher = DTYPE_BYTES[recipe.models.head.dtype]
+    teacher = DTYPE_BYTES[recipe.models.require_head().dtype]
     cast = 0 if qat.autocast == "float32" else DTYPE_BYTES[qat.autocast]  # autocast keeps cast weights of a pass
     rows = max(work.calibration.answer_tokens, min(PACKED_ROWS, qat.accumulation * work.calibration.answer_tokens))
     logits = rows * head.vocab_size * LOGIT_BYTES * qat.unrolled_steps
@@ -64,21 +71,24 @@ def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
 
 
 def keepset_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """The table in 8 bits, and once more while it is written."""
+    """The table in 8 bits, written as a stream; in memory what the training before it in a chain has left there."""
     table = kept_tokens(recipe, family) * family.verifier.hidden
     ids_and_scales = 2 * FLOAT_BYTES * kept_tokens(recipe, family)
-    return Estimate(disk_bytes=table + ids_and_scales + HEADER_BYTES, ram_bytes=BASE_BYTES + 2 * table)
+    left = int(LEFT_BYTES * (family.head.body_values + family.head.output_values)) if family.head else 0
+    reports = CURVE_BYTES + CONVERSATION_BYTES * work.conversations
+    return Estimate(disk_bytes=table + ids_and_scales + HEADER_BYTES + reports, ram_bytes=BASE_BYTES + left)
 
 
 def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
     """The graph with kept rows, table and samples; in memory also the stored head, the original one and both floats."""
     graph = head_graph_bytes(recipe, family)
     kept = kept_tokens(recipe, family)
-    stored = family.head.body_values + family.head.output_values
-    weights = family.head.body_values + kept * family.head.width
+    head = family.require_head()
+    stored = head.body_values + head.output_values
+    weights = head.body_values + kept * head.width
     compared = work.validation.sequences * min(ROOTS_PER_SEQUENCE, work.validation.answer_tokens)
     sample = family.verifier.round_values + recipe.head.window * family.verifier.row_values
-    original = DTYPE_BYTES[recipe.models.head.dtype]
+    original = DTYPE_BYTES[recipe.models.require_head().dtype]
     return Estimate(
         disk_bytes=graph + -(-compared // SAVED_EVERY) * sample,
         ram_bytes=TRAINING_BASE_BYTES
@@ -91,26 +101,26 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
 
 def head_graph_bytes(recipe: Recipe, family: FamilyShape) -> int:
     """head.onnx."""
-    return head_weight_bytes(recipe, family) + LAYER_STEP_BYTES * _layer_steps(recipe, family.head)
+    return head_weight_bytes(recipe, family) + LAYER_STEP_BYTES * _layer_steps(recipe, family.require_head())
 
 
 def head_binary_bytes(recipe: Recipe, family: FamilyShape) -> int:
     """The head's context binary."""
-    steps = BINARY_STEP_BYTES * _layer_steps(recipe, family.head)
+    steps = BINARY_STEP_BYTES * _layer_steps(recipe, family.require_head())
     return int(BINARY_FACTOR * head_weight_bytes(recipe, family)) + steps
 
 
 def head_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:
     """Weights at the recipe's width and the 8-bit table, which all steps share."""
-    kept, head = kept_tokens(recipe, family), family.head
+    kept, head = kept_tokens(recipe, family), family.require_head()
     weights = (head.body_values + kept * head.width) * recipe.qat.weight_bits // 8
     channels = head.channels - head.vocab_size + kept
     return weights + kept * family.verifier.hidden + int(INT4_CHANNEL_BYTES * channels)
 
 
 def kept_tokens(recipe: Recipe, family: FamilyShape) -> int:
-    """n."""
-    return recipe.keepset.size
+    """n; the whole vocabulary for a recipe that asks for a coverage, whose size only counting tells."""
+    return recipe.keepset.size or family.verifier.vocab_size
 
 
 def _layer_steps(recipe: Recipe, head: HeadShape) -> int:

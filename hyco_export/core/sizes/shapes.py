@@ -1,4 +1,4 @@
-"""Sizes of three models that belong together, as far as files and memory depend on them.
+"""Sizes of models that belong together, as far as files and memory depend on them.
 
 Knows counts; where they come from (a config, a released model) is the reader's matter: `nn.shapes`.
 Legend: H the verifier's hidden size, M the head's, V vocabulary, N K/V heads, d head dimension.
@@ -44,8 +44,7 @@ class VerifierShape(msgspec.Struct, frozen=True):
     parameters: int
     hidden: int  # H
     vocab_size: int
-    sliding: KvLayer  # the two layers whose K/V the head reads
-    full: KvLayer
+    handoff: tuple[KvLayer, ...]  # the two layers whose K/V the head reads; none without a head
 
     @property
     def round_values(self) -> int:
@@ -55,7 +54,7 @@ class VerifierShape(msgspec.Struct, frozen=True):
     @property
     def row_values(self) -> int:
         """K and V of one token for the head: 6,144 for Gemma 4 26B-A4B."""
-        return 2 * (self.sliding.values + self.full.values)
+        return sum(2 * layer.values for layer in self.handoff)
 
 
 class HeadShape(msgspec.Struct, frozen=True):
@@ -98,8 +97,13 @@ class SlmShape(msgspec.Struct, frozen=True):
 
 
 class FamilyShape(msgspec.Struct, frozen=True):
-    """Three models that belong together."""
+    """The models that belong together; no head where a recipe makes an SLM alone."""
 
     verifier: VerifierShape
-    head: HeadShape
+    head: HeadShape | None
     slm: SlmShape
+
+    def require_head(self) -> HeadShape:
+        """The head, for the stages that only a recipe with one has."""
+        assert self.head is not None
+        return self.head

@@ -5,6 +5,7 @@ embedded family and of created checkpoints up to E2B's size. Legend: R rows, W r
 """
 
 from hyco_export.core.recipe import Recipe
+from hyco_export.core.sizes.amounts import SAMPLES_PER_GRAPH
 from hyco_export.core.sizes.estimate import BASE_BYTES, FLOAT_BYTES, TRAINING_BASE_BYTES, Estimate, Work
 from hyco_export.core.sizes.head import INT4_CHANNEL_BYTES, head_binary_bytes, kept_tokens
 from hyco_export.core.sizes.shapes import BITS_PER_BYTE, FamilyShape, Matrix, SlmShape
@@ -13,7 +14,6 @@ CARRIER_BITS = 4  # 2-bit integers travel in 4 bits
 LAYER_BYTES = 53_000  # nodes, names and activation grids of one layer in a graph
 BINARY_FACTOR, BINARY_LAYER_BYTES = 1.018, 58_000  # of a context binary: of its weights, and of one layer
 GRIDS_BYTES = 7_500  # of a layer in the JSON files
-SAMPLES_PER_GRAPH = 4
 INTEGER16_BYTES = 2
 FILE_FACTOR = 1.4  # memory for every byte of weights, tables and graphs: mapped, and partly copied
 OUTPUT_BYTES = 10  # memory for every weight of the output layer: floats of the pass, their copies
@@ -42,9 +42,9 @@ def convert_slm_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Est
 
 
 def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """Three binaries, compiled one after the other; the largest decides the compiler's memory."""
+    """One binary a graph, compiled one after the other; the largest decides the compiler's memory."""
     slm = family.slm
-    head = head_binary_bytes(recipe, family)
+    head = head_binary_bytes(recipe, family) if family.head else 0
     tree = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers)
     prefill = slm_binary_bytes(prefill_weight_bytes(slm), len(slm.storing))
     packed = sum(matrix.packed_bytes for matrix in slm.matrices)
@@ -83,6 +83,5 @@ def feed_bytes(recipe: Recipe, slm: SlmShape, rows: int) -> int:
 
 
 def _carried_bytes(matrix: Matrix) -> int:
-    """Unquantised weights take 4 bits as well."""
     bits = BITS_PER_BYTE if matrix.bits == BITS_PER_BYTE else CARRIER_BITS
     return matrix.values * bits // BITS_PER_BYTE + int(INT4_CHANNEL_BYTES * matrix.rows)

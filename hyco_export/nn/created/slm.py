@@ -33,8 +33,14 @@ TOKENIZER_PATTERNS = ("tokenizer*", "special_tokens_map.json", "chat_template*")
 E2B_LAYERS, E2B_SHARED = 35, 20
 FULL_EVERY = 5  # every fifth layer has full attention
 DRAWS = {2: 16, 4: 256, 8: 256}  # equally likely levels that one random value of a width is drawn from
-SCORE_SPREAD = 2.0  # standard deviation of attention scores; at 16 random weights attend to one key alone
-SCALAR_RANGE = (0.7, 1.0)  # of layer scalars: keeps the residual of dozens of layers at one size
+SCORE_SPREAD = 1.0  # standard deviation of attention scores; at 16 random weights attend to one key alone
+SCALAR_RANGE = (0.9, 1.0)  # of layer scalars: keeps the residual of dozens of layers at one size
+BRANCH_SHARE = 0.3  # norms of what a layer adds; at 1 a random network of 35 layers amplifies every rounding
+BRANCH_NORMS = (
+    "post_attention_layernorm.weight",
+    "post_feedforward_layernorm.weight",
+    "post_per_layer_input_norm.weight",
+)
 
 
 def e2b_config(layers: int = E2B_LAYERS, shared: int = E2B_SHARED, vocab_size: int = 262_144) -> Gemma4TextConfig:
@@ -188,8 +194,14 @@ def _drawn(
     if name.endswith("layer_scalar"):
         return torch.from_numpy(generator.uniform(*SCALAR_RANGE, like.shape).astype(np.float32))
     around_one = 0.5 + generator.random(like.shape, np.float32)
-    softness = SCORE_SPREAD * like.numel() ** -0.5 if name.endswith("q_norm.weight") else 1.0
-    return torch.from_numpy(around_one * np.float32(softness))
+    return torch.from_numpy(around_one * np.float32(_norm_size(name, like.numel())))
+
+
+def _norm_size(name: str, width: int) -> float:
+    """Mean of a norm's weights."""
+    if name.endswith("q_norm.weight"):
+        return SCORE_SPREAD * width**-0.5
+    return BRANCH_SHARE if name.endswith(BRANCH_NORMS) else 1.0
 
 
 def _weight_of(scale: str) -> str:

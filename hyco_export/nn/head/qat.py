@@ -5,8 +5,8 @@ mean over the K depths, each depth fed by the own state of the head that compute
 by the student's) and by the sequence's tokens: the device drafts that way, and one-step training leaves the errors
 that add up through the state untouched.
 
-The processes of a launch share the sequences of every step and add up their gradients, so that all of them hold the
-same weights after it.
+The processes of a launch share the packs of every step; all of them add up the gradients in the order of the packs, as
+one process does. So every number of processes gives the same bits, and all hold the same weights after a step.
 
 Knows sequences as `nn.head.unroll.RootRows`, no files. Legend: R root positions, V vocabulary.
 """
@@ -15,6 +15,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
 
 import torch
@@ -22,12 +23,11 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_, parametrize
 from transformers import Gemma4AssistantForCausalLM
 
+from hyco_export.core.sizes.amounts import PACKED_ROWS
 from hyco_export.errors import RecipeError
 from hyco_export.nn.crew import ALONE, Crew
 from hyco_export.nn.head.training_state import Checkpoints, Parameters, TrainingPoint, restore, state_of
 from hyco_export.nn.head.unroll import RootRows, pack, unroll
-
-PACKED_ROWS = 512  # short sequences share a pass (2.4 times as fast at 55 rows each); a long one has it alone
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def train(
 ) -> list[TrainingPoint]:
     """Train the student's weights in place; its fake quantisers must be attached and its masters in float32.
 
-    Goes on from the newest checkpoint, whose points are reported first. Deterministic for a seed, a thread count and a
-    number of processes, wherever it was interrupted.
+    Goes on from the newest checkpoint, whose points are reported first. Deterministic for a seed and a thread count,
+    wherever it was interrupted and however many processes share it.
 
     Args:
         report: hears of every step once, from the first one on.
@@ -81,7 +81,7 @@ def train(
     for point in curve:
         report(point)
     for step, chosen in islice(enumerate(draws(len(sequences), plan)), len(curve), None):
-        curve.append(trainer.step(step, [sequences[index] for index in crew.share(chosen)]))
+        curve.append(trainer.step(step, [sequences[index] for index in chosen]))
         report(curve[-1])
         if checkpoints and crew.main and checkpoints.due(step + 1):
             checkpoints.save(state_of(trainer.trained, trainer.optimiser, curve))
@@ -107,8 +107,8 @@ class Trainer:
         self._teacher = teacher
         self._plan = plan
 
-    def step(self, number: int, own: Sequence[RootRows]) -> TrainingPoint:
-        """One optimiser step; `own` is this process's share of the step's sequences.
+    def step(self, number: int, sequences: Sequence[RootRows]) -> TrainingPoint:
+        """One optimiser step.
 
         Raises:
             RecipeError: the loss is no longer finite.
@@ -118,28 +118,35 @@ class Trainer:
         rate = plan.learning_rate * rate_factor(number, plan.warmup_steps, plan.steps)
         self.optimiser.param_groups[0]["lr"] = rate
         self.optimiser.zero_grad()
-        total = 0.0
-        for rows in packs(own, PACKED_ROWS):
-            loss = packed_loss(self._student, self._teacher, rows, plan) / plan.accumulation
-            loss.backward()
-            total += float(loss.detach())
-        total = self._add_up(total)
+        parts = list(groups(sequences, PACKED_ROWS))
+        rounds = [parts[start : start + self.crew.size] for start in range(0, len(parts), self.crew.size)]
+        total = sum(loss for parts in rounds for loss in self._round(parts))
         norm = float(clip_grad_norm_(self.trained.values(), plan.gradient_norm_clip))
         if not math.isfinite(total):
             raise RecipeError(f"the training loss is {total} at step {number}", "lower $.qat.learning_rate")
         self.optimiser.step()
         return TrainingPoint(number, total, rate, norm)
 
-    def _add_up(self, loss: float) -> float:
-        """Sum gradients and loss over the crew."""
+    def _round(self, parts: Sequence[Sequence[RootRows]]) -> list[float]:
+        """Add the gradients of at most one pack for each process; the losses of the packs in their order."""
         if self.crew.size == 1:
-            return loss
-        for parameter in self.trained.values():
-            if parameter.grad is None:  # this process had no sequence
-                parameter.grad = torch.zeros_like(parameter)
-        total = torch.tensor([loss], dtype=torch.float64, device=self._student.device)
-        self.crew.add_up([*(each.grad for each in self.trained.values() if each.grad is not None), total])
-        return float(total)
+            return [self._backward(parts[0])]
+        before = {name: parameter.grad for name, parameter in self.trained.items()}
+        self.optimiser.zero_grad()
+        loss = self._backward(parts[self.crew.rank]) if self.crew.rank < len(parts) else 0.0
+        for name, parameter in self.trained.items():
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            # the order of one process that does all packs: ((first + second) + third) ...
+            given = [each for each in (before[name], *self.crew.gather(own)[: len(parts)]) if each is not None]
+            parameter.grad = reduce(torch.add, given)
+        losses = self.crew.gather(torch.tensor([loss], dtype=torch.float64, device=self._student.device))
+        return [float(each) for each in losses[: len(parts)]]
+
+    def _backward(self, part: Sequence[RootRows]) -> float:
+        """Add the gradients of one pack; its share of the step's loss."""
+        loss = packed_loss(self._student, self._teacher, pack(part), self._plan) / self._plan.accumulation
+        loss.backward()
+        return float(loss.detach())
 
 
 def _go_on(trainer: Trainer, checkpoints: Checkpoints | None) -> Sequence[TrainingPoint]:
@@ -178,16 +185,21 @@ def divergences(wanted: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     ).sum(dim=-1)
 
 
-def packs(sequences: Sequence[RootRows], row_limit: int) -> Iterator[RootRows]:
-    """The sequences side by side, in order, as many at a time as stay within the limit (at least one)."""
+def groups(sequences: Sequence[RootRows], row_limit: int) -> Iterator[list[RootRows]]:
+    """The sequences in order, as many at a time as stay within the limit (at least one): what `pack` puts together."""
     waiting: list[RootRows] = []
     for rows in sequences:
         if waiting and sum(map(len, waiting)) + len(rows) > row_limit:
-            yield pack(waiting)
+            yield waiting
             waiting = []
         waiting.append(rows)
     if waiting:
-        yield pack(waiting)
+        yield waiting
+
+
+def packs(sequences: Sequence[RootRows], row_limit: int) -> Iterator[RootRows]:
+    """The groups put together."""
+    return map(pack, groups(sequences, row_limit))
 
 
 def rate_factor(step: int, warmup_steps: int, steps: int) -> float:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import Gemma4ForCausalLM, GemmaQuantizationConfig
 from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, replace_with_quant_layers
 
-from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.core.network.weights import MatrixShape, PackedMatrix
 from hyco_export.core.packing import WIDTHS, unpack_rows
 from hyco_export.core.tables import PackedRows, TableLayout
 from hyco_export.errors import CheckpointError
@@ -25,6 +26,8 @@ from hyco_export.nn.tensor_files import TensorFiles
 from hyco_export.nn.verifier import load_config
 
 MULTIMODAL_PART = "language_model."  # in tensor names of a checkpoint that also has vision and audio towers
+PACKED_TYPES = {2: "U8", 4: "U8", 8: "I8"}  # safetensors' names, by width
+FLOAT_TYPES = ("F32", "BF16", "F16")
 LAYOUT_HINT = "give a checkpoint in the mobile QAT layout of transformers' Gemma quantizer"
 
 
@@ -37,6 +40,7 @@ class PackedModule:
     rows: int  # N
     columns: int  # K
     factor: float | None  # of an embedding, None for a linear
+    scales: int = 1  # of a row
 
     @property
     def tensor(self) -> str:
@@ -49,24 +53,30 @@ class PackedModule:
 
 
 class PackedCheckpoint:
-    """A checked checkpoint: every tensor the model needs is there with the shape its width asks for.
+    """A checked checkpoint: every tensor the model needs is there, of the type and shape its width asks for.
 
     Args:
         folder: checkpoint folder.
 
     Raises:
-        CheckpointError: not quantised, a tensor missing, of another shape or dtype, a file cut short; names it.
+        CheckpointError: not quantised, a tensor missing, of another shape or type, a scale that is not positive, a
+            file missing or cut short; names it.
     """
 
     def __init__(self, folder: Path) -> None:
         self.config: Any = load_config(folder).get_text_config()
         self._files = TensorFiles(folder)
         self._stored = {name.replace(MULTIMODAL_PART, ""): name for name in self._files.names}
-        self.modules, self.vectors = _expected(self.config, quantization_config(folder))
+        self.modules, self._vector_shapes = _expected(self.config, quantization_config(folder))
         for module in self.modules.values():
             self._check(module)
-        for name in self.vectors:
-            self._require(name)
+        for name, shape in self._vector_shapes.items():
+            self._check_vector(name, shape)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of all float parameters and stored buffers."""
+        return tuple(self._vector_shapes)
 
     def integers(self, name: str) -> np.ndarray:
         """int8 [N, K] of a module."""
@@ -89,9 +99,22 @@ class PackedCheckpoint:
             )
         return scales
 
-    def matrix(self, name: str) -> IntegerMatrix:
-        """A linear layer."""
-        return IntegerMatrix(self.integers(name), self.scales(name)[:, 0], self.modules[name].bits)
+    def matrix(self, name: str, rows: np.ndarray | None = None) -> PackedMatrix:
+        """A linear layer, still packed: all its output channels or `rows`."""
+        module = self.modules[name]
+        integers, scales = self._get(module.tensor), self.scales(name)[:, 0]
+        if rows is not None:
+            integers, scales = integers[rows], scales[rows]
+        return PackedMatrix(integers, scales, module.bits, module.columns)
+
+    @property
+    def linears(self) -> dict[str, MatrixShape]:
+        """Shape of every linear layer by module name."""
+        return {
+            name: MatrixShape(module.rows, module.columns, module.bits)
+            for name, module in self.modules.items()
+            if module.factor is None
+        }
 
     def table(self, name: str, extra_factor: float = 1.0) -> PackedRows:
         """An embedding, still packed; its factor is the model's own times `extra_factor`."""
@@ -115,16 +138,34 @@ class PackedCheckpoint:
         """Packed integers must have the shape of their width, and one or more scales per row."""
         per_byte = 8 // module.bits
         wanted = (module.rows, -(-module.columns // per_byte))
-        found = self._files.shape(self._require(module.tensor))
+        stored = self._require(module.tensor)
+        found, kind = self._files.shape(stored), self._files.dtype(stored)
+        if kind != PACKED_TYPES[module.bits]:
+            raise CheckpointError(
+                f"{module.tensor} is stored as {kind}; {module.bits} bits are {PACKED_TYPES[module.bits]}", LAYOUT_HINT
+            )
         if found != wanted:
             raise CheckpointError(
                 f"{module.tensor} is stored as {list(found)}; {module.bits} bits of [{module.rows}, {module.columns}] "
                 f"are {list(wanted)}",
                 "num_bits in the checkpoint's quantization_config does not fit its tensors",
             )
+        self._check_float(module.scale_tensor)
         scales = self._files.shape(self._require(module.scale_tensor))
-        if len(scales) != 2 or scales[0] != module.rows or module.columns % scales[1]:
+        if len(scales) != 2 or scales[0] != module.rows or not scales[1] or module.columns % scales[1]:
             raise CheckpointError(f"{module.scale_tensor} is {list(scales)}, expected [{module.rows}, 1]", LAYOUT_HINT)
+        self.scales(module.name)
+
+    def _check_vector(self, name: str, wanted: tuple[int, ...]) -> None:
+        self._check_float(name)
+        found = self._files.shape(self._require(name))
+        if found != wanted:
+            raise CheckpointError(f"{name} is {list(found)}, the model's config asks for {list(wanted)}", LAYOUT_HINT)
+
+    def _check_float(self, name: str) -> None:
+        kind = self._files.dtype(self._require(name))
+        if kind not in FLOAT_TYPES:
+            raise CheckpointError(f"{name} is stored as {kind}, expected one of {list(FLOAT_TYPES)}", LAYOUT_HINT)
 
 
 def quantization_config(folder: Path) -> GemmaQuantizationConfig:
@@ -167,17 +208,29 @@ def stock_model(folder: Path) -> Gemma4ForCausalLM:
     return model.eval()
 
 
-def _expected(config: Any, settings: GemmaQuantizationConfig) -> tuple[dict[str, PackedModule], tuple[str, ...]]:
-    """Quantised modules by name, and the names of all other parameters and stored buffers."""
+def _expected(
+    config: Any, settings: GemmaQuantizationConfig
+) -> tuple[dict[str, PackedModule], dict[str, tuple[int, ...]]]:
+    """Quantised modules by name, and the shapes of all other parameters and stored buffers."""
     with torch.device("meta"):
         model = Gemma4ForCausalLM(config)
         replace_with_quant_layers(model, settings, settings.modules_to_not_convert)
-    modules: dict[str, PackedModule] = {}
+    modules = {module.name: module for module in packed_modules(model)}
+    others = {
+        name: tuple(tensor.shape)
+        for name, tensor in model.state_dict().items()
+        if name.rpartition(".")[0] not in modules
+    }
+    return modules, others
+
+
+def packed_modules(model: nn.Module) -> list[PackedModule]:
+    """Every linear layer and embedding of a model whose layers are transformers' quantised ones."""
+    found = []
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
-            modules[name] = PackedModule(name, module.num_bits, module.out_features, module.in_features, None)
+            found.append(PackedModule(name, module.num_bits, module.out_features, module.in_features, None))
         elif isinstance(module, QuantizedEmbedding):
             size = (module.num_embeddings, module.embedding_dim)
-            modules[name] = PackedModule(name, module.num_bits, *size, float(module.scalar_embed_scale))
-    others = [name for name in model.state_dict() if name.rpartition(".")[0] not in modules]
-    return modules, tuple(others)
+            found.append(PackedModule(name, module.num_bits, *size, float(module.scalar_embed_scale)))
+    return found

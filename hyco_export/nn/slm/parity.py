@@ -6,20 +6,27 @@ each row exactly what the rings show it. Knows both models in float; no integers
 Legend: n tokens, R rows of a pass, W ring slots, V kept tokens.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
+from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.slm_host import NO_PARENT, EmbeddingRows, SlmHost
+from hyco_export.nn.slm.layer_types import LONG_NAMES
 from hyco_export.nn.slm.samples import random_forest
 from hyco_export.nn.slm.static_pass import FloatSlm
-from hyco_export.nn.slm.surgery import LONG_NAMES
 
 MASK_VALUE = -100.0  # exp(-100) is 0 in float32 beside any visible score
 TREE_SEED = 20261011
+SHORTENED_VALUES = 50_000_000  # weights of a model whose contexts are shortened
+SHORTENED_PASSES = 2  # of the longest ring
+OUTPUT_PARAMETERS = ("weight", "weight_scale", "bias")
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,46 @@ def scenarios(rings: dict[str, int], rows: int) -> tuple[Scenario, ...]:
     )
 
 
+def shortened(network: SlmNetwork, rows: int) -> SlmNetwork:
+    """The same network over rings and spans so short that two passes fill the longest.
+
+    A pass of a model of E2B's size takes seconds, and a context that wraps rings of 1,024 slots twice takes 66. What a
+    ring does is the same at any length; the window that the model itself has is compared as a number by `comparison`.
+    """
+    longest = max(network.rings.values())
+    share = min(1.0, SHORTENED_PASSES * rows / longest)
+    rings = {name: max(rows, int(ring * share)) for name, ring in network.rings.items()}
+    spans = {name: None if span is None else max(rows, int(span * share)) for name, span in network.spans.items()}
+    return msgspec.structs.replace(network, rings=rings, spans=spans)
+
+
+class Comparison(NamedTuple):
+    """What is compared: a static network, the window on transformers' side, and contexts."""
+
+    slm: FloatSlm
+    window: int
+    cases: tuple[Scenario, ...]
+
+
+def comparison(stock: Any, slm: FloatSlm, rows: int) -> Comparison:
+    """All scenarios under the model's own window; for a large model those with a forest (their contexts are judged as
+    well), over shortened rings and window.
+
+    Raises:
+        ValueError: the static network's window is not the model's.
+    """
+    own, window = slm.network.spans.get("sliding"), stock.config.sliding_window
+    if slm.value_count <= SHORTENED_VALUES:
+        return Comparison(slm, window, scenarios(slm.network.rings, rows))
+    if own not in (None, window):
+        raise ValueError(f"the static network's window is {own}, the model's {window}")
+    short = slm.over(shortened(slm.network, rows))
+    cases = scenarios(short.network.rings, rows)
+    return Comparison(
+        short, short.network.spans.get("sliding") or window, tuple(case for case in cases if case.parents)
+    )
+
+
 def relative_difference(
     stock: Any,
     slm: FloatSlm,
@@ -53,17 +100,35 @@ def relative_difference(
     ids: Sequence[int],
     rows: int,
     case: Scenario,
+    window: int,
 ) -> float:
-    """Largest |difference| of the logits over the kept tokens, in standard deviations of transformers' logits.
+    """Largest |difference| of the logits of all rows over the kept tokens, in standard deviations of transformers'.
 
-    A scenario with a forest is judged by the rows of the forest, another by all rows.
+    Args:
+        window: of sliding attention on transformers' side.
     """
     tokens = np.resize(np.asarray(ids), case.context + len(case.parents))
     ours = static_logits(slm, embeddings, tokens, rows, case)
-    theirs = stock_logits(stock, slm.network.rings, tokens, rows, case)[:, kept]
-    if case.parents:
-        ours, theirs = ours[case.context :], theirs[case.context :]
+    with output_of(stock, kept):
+        theirs = stock_logits(stock, slm.network.rings, tokens, rows, case, window)
     return float(np.abs(ours - theirs).max() / theirs.std())
+
+
+@contextmanager
+def output_of(stock: Any, kept: np.ndarray) -> Iterator[None]:
+    """transformers' model with the rows `kept` of its output layer alone: the whole one takes gigabytes in float32."""
+    whole = stock.lm_head
+    part = copy.copy(whole)
+    part._parameters = dict(whole._parameters)
+    for name in OUTPUT_PARAMETERS:
+        if part._parameters.get(name) is not None:
+            rows = part._parameters[name].data[torch.from_numpy(kept.astype(np.int64))]
+            part._parameters[name] = torch.nn.Parameter(rows, requires_grad=False)
+    stock.lm_head = part
+    try:
+        yield
+    finally:
+        stock.lm_head = whole
 
 
 def static_logits(
@@ -82,10 +147,12 @@ def static_logits(
 
 
 @torch.no_grad()
-def stock_logits(stock: Any, rings: dict[str, int], tokens: np.ndarray, rows: int, case: Scenario) -> np.ndarray:
-    """[n, vocabulary] of transformers' model when rings of these capacities decide what a row sees."""
+def stock_logits(
+    stock: Any, rings: dict[str, int], tokens: np.ndarray, rows: int, case: Scenario, window: int
+) -> np.ndarray:
+    """[n, V] of transformers' model when rings of these capacities, and the window, decide what a row sees."""
     positions = np.concatenate([np.arange(case.context), case.context + depths(case.parents)])
-    spans = {"sliding": stock.config.sliding_window, "full": None}  # the model's own, not the static network's
+    spans = {"sliding": window, "full": None}
     masks = {}
     for layer_type, ring in rings.items():
         seen = visibility(case, rows, ring) & within(positions, spans[layer_type])

@@ -17,12 +17,21 @@ class FloatSlm:
 
     Args:
         network: its shape.
-        weights: dequantised once, shared by all passes.
+        weights: shared by all passes.
     """
 
     def __init__(self, network: SlmNetwork, weights: TorchWeights) -> None:
         self.network = network
         self._weights = weights
+
+    @property
+    def value_count(self) -> int:
+        """Weights of all linear layers."""
+        return self._weights.value_count
+
+    def over(self, network: SlmNetwork) -> "FloatSlm":
+        """The same weights under another network: other rings."""
+        return FloatSlm(network, self._weights)
 
     @torch.no_grad()
     def tree(self, feeds: Mapping[str, np.ndarray], observe: Observer = ignore) -> dict[str, np.ndarray]:

@@ -1,39 +1,72 @@
-"""From a Gemma 4 checkpoint to the static SLM: its shape, and its weights under the names the network uses.
+"""From a checkpoint to the static SLM: its shape, and its weights under the names the network uses.
 
-Surgery (HyCo, Appendix A): integers and scales stay as they are; the output layer keeps the rows of the keep set; two
-constant factors move into norm weights (see `core.network.slm`). Knows the packed checkpoint; no graph.
+Surgery (HyCo, Appendix A): integers and scales stay as they are; the output layer keeps the rows of the keep set;
+constant factors move into norm weights (see `core.network.slm`). Knows what Gemma 4 models are made of (Gemma 3:
+`nn.slm.gemma3`) and what a checkpoint must give (`SlmCheckpoint`); no file layout, no graph.
 """
 
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from hyco_export.core.network.slm import SlmLayer, SlmNetwork
-from hyco_export.core.network.weights import IntegerMatrix, Weights
+from hyco_export.core.network.weights import MatrixShape, PackedMatrices, PackedMatrix, Weights
 from hyco_export.core.tables import PER_LAYER, TOKENS, PackedRows
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
-from hyco_export.nn.verifier import ATTENTION_NAMES
+from hyco_export.nn.slm.gemma3 import GEMMA3, gemma3_network, gemma3_vectors
+from hyco_export.nn.slm.layer_types import ACTIVATION, SHORT_NAMES, rotary_frequencies
 
-LONG_NAMES: dict[str, str] = dict(ATTENTION_NAMES.items())  # our layer types -> transformers'
-SHORT_NAMES = {name: short for short, name in LONG_NAMES.items()}
 MODEL_PREFIX = "model."
 OUTPUT_LAYER = "lm_head"
 TOKEN_TABLE = "model.embed_tokens"
 PER_LAYER_TABLE = "model.embed_tokens_per_layer"
 PER_LAYER_NORM = "per_layer_projection_norm"
 PER_LAYER_SHARE = 2.0**-0.5  # `Gemma4TextModel.per_layer_input_scale`: keeps the variance of a sum of two
-ACTIVATION = "gelu_pytorch_tanh"
 
 
-def slm_network(checkpoint: PackedCheckpoint, rings: dict[str, int]) -> SlmNetwork:
+class SlmCheckpoint(Protocol):
+    """Where an SLM's parts come from, by the module and tensor names of transformers' model."""
+
+    @property
+    def config(self) -> Any:
+        """The text model's."""
+        ...
+
+    @property
+    def vectors(self) -> Collection[str]:
+        """Names of norm weights and stored buffers."""
+        ...
+
+    @property
+    def linears(self) -> Mapping[str, MatrixShape]:
+        """Every linear layer, the output layer among them."""
+        ...
+
+    def matrix(self, name: str, rows: np.ndarray | None = None) -> PackedMatrix:
+        """One linear layer, all its output channels or `rows` (ascending); read, or quantised, at every call."""
+        ...
+
+    def vector(self, name: str) -> np.ndarray:
+        """float32."""
+        ...
+
+    def table(self, name: str, extra_factor: float = 1.0) -> PackedRows:
+        """One embedding with its own factor times `extra_factor`, for the host."""
+        ...
+
+
+def slm_network(checkpoint: SlmCheckpoint, rings: dict[str, int]) -> SlmNetwork:
     """The static network of a checkpoint over rings of these capacities (by `sliding` and `full`).
 
     Raises:
         CheckpointError: the model has a part that the static network does not.
     """
     text: Any = checkpoint.config
+    if text.model_type == GEMMA3:
+        return gemma3_network(text, rings)
     _require_supported(text)
     sources = _kv_sources(text)
     types = [SHORT_NAMES[layer_type] for layer_type in text.layer_types]
@@ -58,37 +91,44 @@ def slm_network(checkpoint: PackedCheckpoint, rings: dict[str, int]) -> SlmNetwo
         soft_cap=text.final_logit_softcapping,
         rings={layer_type: rings[layer_type] for layer_type in sorted(set(types))},
         spans={layer_type: spans[layer_type] for layer_type in sorted(set(types))},
-        inv_freq=_rotary_frequencies(text),
+        inv_freq=rotary_frequencies(Gemma4TextRotaryEmbedding(text)),
         layers=layers,
     )
 
 
-def slm_weights(checkpoint: PackedCheckpoint, kept: np.ndarray) -> Weights:
-    """Weights by the network's names; the output layer has the rows of the token ids `kept` [V] only."""
-    matrices: dict[str, IntegerMatrix | np.ndarray] = {}
-    for name, module in checkpoint.modules.items():
-        if module.factor is None:
-            matrices[name.removeprefix(MODEL_PREFIX)] = checkpoint.matrix(name)
-    matrices[OUTPUT_LAYER] = keep_rows(checkpoint.matrix(OUTPUT_LAYER), kept)
+def slm_weights(checkpoint: SlmCheckpoint, kept: np.ndarray) -> Weights:
+    """Weights by the network's names; the output layer has the rows of the token ids `kept` [V] only.
+
+    Linear layers are read from the checkpoint when they are asked for.
+    """
+    modules = {name.removeprefix(MODEL_PREFIX): name for name in checkpoint.linears}
+    shapes = {name: checkpoint.linears[module] for name, module in modules.items()}
+    shapes[OUTPUT_LAYER] = replace(shapes[OUTPUT_LAYER], rows=len(kept))
+
+    def read(name: str) -> PackedMatrix:
+        return checkpoint.matrix(modules[name], kept if name == OUTPUT_LAYER else None)
+
+    return Weights(PackedMatrices(shapes, read), network_vectors(checkpoint), {})
+
+
+def network_vectors(checkpoint: SlmCheckpoint) -> dict[str, np.ndarray]:
+    """Norm weights by the network's names, constant factors inside."""
     vectors = {
         name.removeprefix(MODEL_PREFIX).removesuffix(".weight"): checkpoint.vector(name)
         for name in checkpoint.vectors
         if name.endswith(".weight")
     }
+    if checkpoint.config.model_type == GEMMA3:
+        vectors = gemma3_vectors(checkpoint.config, vectors)
     if PER_LAYER_NORM in vectors:
         vectors[PER_LAYER_NORM] = vectors[PER_LAYER_NORM] * np.float32(PER_LAYER_SHARE)
-    return Weights(matrices, vectors, {})
+    return vectors
 
 
-def keep_rows(matrix: IntegerMatrix, rows: np.ndarray) -> IntegerMatrix:
-    """The output channels `rows` of a matrix, integers and scales unchanged."""
-    return IntegerMatrix(matrix.integers[rows], matrix.scales[rows], matrix.bits)
-
-
-def host_tables(checkpoint: PackedCheckpoint) -> dict[str, PackedRows]:
+def host_tables(checkpoint: SlmCheckpoint) -> dict[str, PackedRows]:
     """The embedding tables that stay on the host, still packed."""
     tables = {TOKENS: checkpoint.table(TOKEN_TABLE)}
-    if PER_LAYER_TABLE in checkpoint.modules:
+    if getattr(checkpoint.config, "hidden_size_per_layer_input", None):
         tables[PER_LAYER] = checkpoint.table(PER_LAYER_TABLE, PER_LAYER_SHARE)
     return tables
 
@@ -116,16 +156,3 @@ def _kv_sources(text: Any) -> list[int]:
             newest[layer_type] = index
         sources.append(newest[layer_type])
     return sources
-
-
-def _rotary_frequencies(text: Any) -> dict[str, tuple[float, ...]]:
-    """[d/2] by layer type, from transformers' own rotary embedding (default and proportional kinds)."""
-    rotary = Gemma4TextRotaryEmbedding(text)
-    frequencies = {}
-    for layer_type in rotary.layer_types:
-        if getattr(rotary, f"{layer_type}_attention_scaling") != 1.0:
-            raise CheckpointError(
-                f"rotary tables of {layer_type} are scaled", "use a model with unscaled rotary tables"
-            )
-        frequencies[SHORT_NAMES[layer_type]] = tuple(getattr(rotary, f"{layer_type}_inv_freq").double().tolist())
-    return frequencies

@@ -21,7 +21,8 @@ from hyco_export.core.devicespec import (
 )
 from hyco_export.core.graphspec import GraphSession
 from hyco_export.core.keepset import KeepSet, read_keepset
-from hyco_export.core.layout import COMPILE, HEAD, KEEPSET, SLM, artifact_name
+from hyco_export.core.layout import COMPILE, HEAD, KEEPSET, SLM, SLM_OPENING_FILE, artifact_name
+from hyco_export.core.network.slm_opening import read_opening
 from hyco_export.core.tables import TABLES_FILE, HostTables
 from hyco_export.core.targets import DEFAULT_TARGET, find_target
 from hyco_export.errors import ArtifactError, HycoError
@@ -81,7 +82,8 @@ def open_slm(run: Path, backend: str, target: str = DEFAULT_TARGET) -> GraphSlm:
     spec, _ = _read_part(run, SLM, SLM_SPEC_FILE, SlmSpec)
     tables = HostTables(run / SLM / TABLES_FILE)
     tree, prefill = chosen.slm(run, target)
-    return GraphSlm(spec, tables, tree, prefill)
+    opening = {} if spec.opening_token is None else read_opening(run / SLM / SLM_OPENING_FILE)
+    return GraphSlm(spec, tables, tree, prefill, opening)
 
 
 def find_backend(name: str) -> Backend:

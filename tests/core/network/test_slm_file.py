@@ -7,7 +7,7 @@ import pytest
 from test_slm_host import network
 
 from hyco_export.core.network.slm_file import linears_of_width, read_slm, write_slm
-from hyco_export.core.network.weights import IntegerMatrix, Weights
+from hyco_export.core.network.weights import IntegerMatrix, MatrixShape, PackedMatrices, Weights
 from hyco_export.errors import ArtifactError
 
 
@@ -21,7 +21,9 @@ def weights() -> Weights:
         )
         for bits in (2, 4, 8)
     }
-    return Weights(matrices, {"norm": generator.random(4).astype(np.float32)}, {})
+    shapes = {name: MatrixShape(3, 5, matrix.bits) for name, matrix in matrices.items()}
+    stored = PackedMatrices(shapes, lambda name: matrices[name].packed())
+    return Weights(stored, {"norm": generator.random(4).astype(np.float32)}, {})
 
 
 def test_round_trip(tmp_path: Path) -> None:

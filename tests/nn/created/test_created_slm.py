@@ -10,7 +10,9 @@ from transformers import Gemma4ForCausalLM
 
 from hyco_export.nn.created import slm as created
 from hyco_export.nn.created.slm import e2b_config, levels, mobile_widths, small_config, write_packed_slm
-from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
+from hyco_export.nn.slm.gemma_quant import PackedCheckpoint, stock_model
+from hyco_export.nn.slm.truth import TrueLinears, true_tables
+from hyco_export.nn.tensor_files import TensorFiles
 
 VOCAB = 512
 
@@ -34,6 +36,22 @@ def test_transformers_loads_every_tensor(folder: Path) -> None:
     with torch.no_grad():
         logits = model(torch.arange(20, 52)[None]).logits
     assert 0.3 < logits.std() < 20.0  # neither dead nor saturated at the soft-cap of 30
+
+
+def test_every_width_is_read_bit_by_bit_beside_activation_and_cache_scales(folder: Path) -> None:
+    checkpoint, stock = PackedCheckpoint(folder), stock_model(folder)
+    truth, tables = TrueLinears(stock, {}), true_tables(stock)
+    assert {checkpoint.modules[name].bits for name in truth} == {2, 4, 8}
+    for name in truth:
+        matrix = checkpoint.matrix(name).unpacked()
+        assert np.array_equal(matrix.integers, truth[name].integers), name
+        assert np.array_equal(matrix.scales, truth[name].scales), name
+    for name, (packed, scales) in tables.items():
+        assert np.array_equal(checkpoint.table(name).packed, packed), name
+        assert np.array_equal(checkpoint.table(name).scales, scales), name
+    stored = TensorFiles(folder)
+    assert stored.get("model.layers.3.self_attn.q_proj.input_activation_scale") > 0
+    assert sum(name.endswith("_cache_scale") for name in stored.names) == 10  # K and V of five storing layers
 
 
 def test_widths_are_those_of_the_mobile_release(folder: Path) -> None:

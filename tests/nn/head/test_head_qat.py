@@ -16,8 +16,8 @@ from hyco_export.nn.head.layer_grids import LayerGrid, searched_on
 from hyco_export.nn.head.qat import (
     TrainingPlan,
     divergences,
+    groups,
     packed_loss,
-    packs,
     rate_factor,
     shuffled_forever,
     train,
@@ -170,13 +170,13 @@ def test_a_pack_has_the_loss_of_its_sequences(teacher, sequences):
     torch.testing.assert_close(packed_loss(student, teacher, pack(parts), PLAN), torch.stack(alone).sum())
 
 
-def test_packs_keep_order_and_stay_within_the_limit(sequences):
+def test_groups_keep_order_and_stay_within_the_limit(sequences):
     sizes = [len(rows) for rows in sequences]
     assert len(set(sizes)) == 1
-    found = list(packs(sequences, 2 * sizes[0]))
-    assert [len(rows) for rows in found] == [2 * sizes[0]] * 2
-    assert [len(rows) for rows in packs(sequences, 1)] == sizes
-    assert torch.equal(found[1].answers[: sizes[0]], sequences[2].answers)
+    found = list(groups(sequences, 2 * sizes[0]))
+    assert found == [list(sequences[:2]), list(sequences[2:])]
+    assert list(groups(sequences, 1)) == [[rows] for rows in sequences]
+    assert torch.equal(pack(found[1]).answers[: sizes[0]], sequences[2].answers)
 
 
 def test_autocast_trains_in_lower_precision(teacher, sequences):

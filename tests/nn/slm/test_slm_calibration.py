@@ -6,7 +6,7 @@ from packed_slm import RINGS, ROWS, random_ids
 from slm_parts import MASK_VALUE, slm_parts
 
 from hyco_export.core.network.slm_host import NO_PARENT
-from hyco_export.nn.slm.calibration import calibrated_ranges, full_passes
+from hyco_export.nn.slm.calibration import calibrated_ranges, first_passes, full_passes
 from hyco_export.nn.slm.samples import prefill_samples, random_forest, tree_samples
 
 
@@ -83,3 +83,11 @@ def test_samples_stand_on_text() -> None:
             held = np.abs(feeds["k.1"]).sum(axis=(0, 2)) > 0
             assert held.sum() == rows <= RINGS["full"]
     assert not np.array_equal(trees[0]["embeds"], trees[1]["embeds"])
+
+
+def test_a_limit_takes_the_first_passes_of_every_sequence() -> None:
+    passes = [["a0", "a1", "a2"], ["b0"], ["c0", "c1"]]
+    assert first_passes(passes, None) == passes
+    assert first_passes(passes, 4) == [["a0", "a1"], ["b0"], ["c0"]]
+    assert first_passes(passes, 2) == [["a0"], ["b0"], []]
+    assert first_passes(passes, 99) == passes

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from hyco_export.core.tables import real_rows
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.slm.gemma_quant import PackedCheckpoint, stock_model
-from hyco_export.nn.slm.truth import true_linears
+from hyco_export.nn.slm.truth import TrueLinears
 
 GATE = "model.layers.2.mlp.gate_proj"
 
@@ -24,12 +24,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_linear_has_transformers_integers_and_scales(folder: Path) -> None:
-    checkpoint, truth = PackedCheckpoint(folder), true_linears(stock_model(folder))
+    checkpoint, truth = PackedCheckpoint(folder), TrueLinears(stock_model(folder), {})
     linears = [name for name, module in checkpoint.modules.items() if module.factor is None]
     assert set(linears) == set(truth)
     assert {checkpoint.modules[name].bits for name in linears} == {2, 4, 8}
     for name in linears:
-        matrix = checkpoint.matrix(name)
+        matrix = checkpoint.matrix(name).unpacked()
         assert matrix.integers.dtype == np.int8
         assert np.array_equal(matrix.integers, truth[name].integers), name
         assert np.array_equal(matrix.scales, truth[name].scales), name
@@ -121,12 +121,29 @@ def test_an_impossible_width_is_named(folder: Path) -> None:
         PackedCheckpoint(folder)
 
 
-def test_a_zero_scale_is_named(folder: Path) -> None:
+@pytest.mark.parametrize("wrong", [0.0, -0.5, float("nan")])
+def test_a_scale_that_is_not_positive_is_named(folder: Path, wrong: float) -> None:
     scales = torch.full((80, 1), 0.01)
-    scales[7] = 0.0
+    scales[7] = wrong
     edit_tensors(folder, **{f"{GATE}.weight_scale".replace(".", "__"): scales})
-    with pytest.raises(CheckpointError, match=rf"{GATE}\.weight_scale: scale of row 7 is \[0\.0\], 1 rows"):
-        PackedCheckpoint(folder).matrix(GATE)
+    with pytest.raises(CheckpointError, match=rf"{GATE}\.weight_scale: scale of row 7 is \[{wrong}\], 1 rows"):
+        PackedCheckpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "words"),
+    [
+        (f"{GATE}.weight", torch.zeros(80, 8), rf"{GATE}\.weight is stored as F32; 2 bits are U8"),
+        (f"{GATE}.weight_scale", torch.ones(80, 1, dtype=torch.int8), r"weight_scale is stored as I8, expected one of"),
+        (f"{GATE}.weight_scale", torch.ones(80), r"weight_scale is \[80\], expected \[80, 1\]"),
+        ("model.norm.weight", torch.ones(31), r"model\.norm\.weight is \[31\], the model's config asks for \[32\]"),
+        ("model.norm.weight", torch.ones(32, dtype=torch.int32), r"model\.norm\.weight is stored as I32"),
+    ],
+)
+def test_another_type_or_shape_is_named(folder: Path, tensor: str, value: torch.Tensor, words: str) -> None:
+    edit_tensors(folder, **{tensor.replace(".", "__"): value})
+    with pytest.raises(CheckpointError, match=words):
+        PackedCheckpoint(folder)
 
 
 @pytest.mark.parametrize(("settings", "words"), [(None, "is not quantised"), ({"quant_method": "awq"}, "with 'awq'")])
@@ -138,7 +155,7 @@ def test_other_formats_are_refused(folder: Path, settings: dict[str, str] | None
 
 def test_odd_widths_are_read(tmp_path: Path) -> None:
     folder = save_packed_slm(tmp_path / "odd", slm_config(intermediate_size=37))
-    checkpoint, truth = PackedCheckpoint(folder), true_linears(stock_model(folder))
+    checkpoint, truth = PackedCheckpoint(folder), TrueLinears(stock_model(folder), {})
     for name, columns in (("model.layers.0.mlp.down_proj", 37), ("model.layers.3.mlp.down_proj", 74)):
-        assert checkpoint.matrix(name).integers.shape[1] == columns  # 4 and 2 bits: the last byte is partly used
-        assert np.array_equal(checkpoint.matrix(name).integers, truth[name].integers)
+        assert checkpoint.integers(name).shape[1] == columns  # 4 and 2 bits: the last byte is partly used
+        assert np.array_equal(checkpoint.integers(name), truth[name].integers)

@@ -6,17 +6,30 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 from packed_slm import RINGS, ROWS, plain_config, random_ids, save_packed_slm, slm_config
 
 from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
+from hyco_export.nn.slm import parity
 from hyco_export.nn.slm.gemma_quant import PackedCheckpoint, stock_model
-from hyco_export.nn.slm.parity import Scenario, relative_difference, scenarios, visibility
+from hyco_export.nn.slm.parity import (
+    Scenario,
+    comparison,
+    output_of,
+    relative_difference,
+    scenarios,
+    shortened,
+    visibility,
+)
 from hyco_export.nn.slm.static_pass import FloatSlm
 from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
 from hyco_export.nn.torch_ops import TorchWeights
 
 KEPT = np.arange(1, 96, 2)
+EMPTY_NETWORK = SlmNetwork(
+    hidden=4, per_layer=0, epsilon=1e-6, soft_cap=None, rings={}, spans={}, inv_freq={}, layers=()
+)
 LIMIT = 1e-4  # float32 sums in another order; random weights amplify them
 
 
@@ -33,7 +46,8 @@ class Pairing:
 
     def difference(self, case: Scenario, network: SlmNetwork | None = None) -> float:
         slm = FloatSlm(network or self.network, self.weights)
-        return relative_difference(self.stock, slm, self.tables, KEPT, random_ids(60), ROWS, case)
+        window = self.stock.config.sliding_window
+        return relative_difference(self.stock, slm, self.tables, KEPT, random_ids(60), ROWS, case, window)
 
 
 PAIRINGS = {
@@ -61,6 +75,41 @@ def test_scenarios_cover_what_they_claim() -> None:
     assert wrapped.context % ROWS  # the last pass has padding rows
     assert tree.parents == tree_wrapped.parents
     assert len(set(tree.parents)) < len(tree.parents)  # somebody has siblings
+
+
+def test_a_large_model_is_compared_over_short_rings(pairing: Pairing, monkeypatch: pytest.MonkeyPatch) -> None:
+    slm = FloatSlm(pairing.network, pairing.weights)
+    whole = comparison(pairing.stock, slm, ROWS)
+    assert (len(whole.cases), whole.window, whole.slm) == (4, 8, slm)
+    monkeypatch.setattr(parity, "SHORTENED_VALUES", slm.value_count - 1)
+    monkeypatch.setattr(parity, "SHORTENED_PASSES", 1)
+    short, window, cases = comparison(pairing.stock, slm, ROWS)
+    assert [case.name for case in cases] == ["tree", "tree_wrapped"]
+    assert max(short.network.rings.values()) == window == ROWS
+    for case in cases:
+        ids = random_ids(60)
+        assert relative_difference(pairing.stock, short, pairing.tables, KEPT, ids, ROWS, case, window) < LIMIT
+    wrong = slm.over(msgspec.structs.replace(slm.network, spans={"sliding": 7, "full": None}))
+    with pytest.raises(ValueError, match="the static network's window is 7, the model's 8"):
+        comparison(pairing.stock, wrong, ROWS)
+
+
+def test_rings_are_shortened_in_proportion() -> None:
+    network = msgspec.structs.replace(
+        EMPTY_NETWORK, rings={"full": 1024, "sliding": 512}, spans={"full": None, "sliding": 512}
+    )
+    short = shortened(network, 32)
+    assert (short.rings, short.spans) == ({"full": 64, "sliding": 32}, {"full": None, "sliding": 32})
+
+
+def test_only_the_kept_rows_of_the_output_layer_are_computed(pairing: Pairing) -> None:
+    ids = torch.tensor([random_ids(5)])
+    with torch.no_grad():
+        whole = pairing.stock(ids).logits
+        with output_of(pairing.stock, KEPT):
+            part = pairing.stock(ids).logits
+        assert torch.allclose(part, whole[..., KEPT], atol=1e-5)
+        assert torch.equal(pairing.stock(ids).logits, whole)
 
 
 def change_layer(network: SlmNetwork, index: int, **fields: object) -> SlmNetwork:

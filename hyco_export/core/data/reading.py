@@ -1,0 +1,131 @@
+"""Reads any source of conversations, and says by which digest an artifact's key knows it.
+
+A source that is only a local path is read where it lies. Everything else (a Hub set, a mix, a selection) is written
+once as JSONL with ids, so that every stage reads the same conversations and a second read needs no network.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from hyco_export.core.conversations import Conversation, first_turn
+from hyco_export.core.data.files import files_digest, read_conversations
+from hyco_export.core.data.hub import read_hub
+from hyco_export.core.data.mixing import interleaved, shuffled
+from hyco_export.core.data.source import DataSource, Reference, as_source
+from hyco_export.core.resources import locate
+from hyco_export.errors import RecipeError
+
+PREPARED_NAME = "{name}-{digest:.16}.jsonl"  # 64 bits of the digest: the folder holds a handful of files
+OnCount = Callable[[int], None]
+
+
+def local_path(path: str, recipe_folder: Path | None) -> Path:
+    """Where a data file or folder lies.
+
+    Raises:
+        RecipeError: nowhere.
+    """
+    found = locate(path, recipe_folder)
+    if found is None or not found.exists():
+        raise RecipeError(f"{path} does not exist", "correct $.data in the recipe: a path beside it, or absolute")
+    return found
+
+
+def conversations(source: DataSource, recipe_folder: Path | None) -> Iterator[Conversation]:
+    """The conversations of a source as a stream: read, then shuffled, cut to the limit and to first turns.
+
+    Raises:
+        RecipeError: it cannot be read.
+    """
+    found = _all(source, recipe_folder)
+    if source.shuffle_seed is not None:
+        found = shuffled(found, source.shuffle_seed)
+    if source.limit is not None:
+        found = islice(found, source.limit)
+    return map(first_turn, found) if source.first_turn else found
+
+
+def _all(source: DataSource, recipe_folder: Path | None) -> Iterator[Conversation]:
+    if source.path is not None:
+        return read_conversations(local_path(source.path, recipe_folder), source.id_column)
+    if source.dataset is not None:
+        return read_hub(source)
+    parts = [conversations(part, recipe_folder) for part in source.mix]
+    return interleaved(parts, [part.weight for part in source.mix], source.seed)
+
+
+def source_digest(reference: Reference, recipe_folder: Path | None) -> str:
+    """What a source adds to an artifact's key; reads local files, never the Hub.
+
+    A path alone: sha256 of its content. Otherwise: sha256 over the source's fields, in which the digest of its content
+    stands for a local path, and name, split and commit stand for a Hub set.
+
+    Raises:
+        RecipeError: a local path that does not exist.
+    """
+    source = as_source(reference)
+    if source.plain_path is not None:
+        return files_digest(local_path(source.plain_path, recipe_folder))
+    content = msgspec.to_builtins(_resolved(source, recipe_folder))
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+
+
+def _resolved(source: DataSource, recipe_folder: Path | None) -> DataSource:
+    """The source with digests in place of its local paths."""
+    path = None if source.path is None else files_digest(local_path(source.path, recipe_folder))
+    return msgspec.structs.replace(source, path=path, mix=tuple(_resolved(part, recipe_folder) for part in source.mix))
+
+
+def at_hand(name: str, reference: Reference, recipe_folder: Path | None, folder: Path) -> Iterator[Conversation] | None:
+    """A source's conversations, without writing or fetching any; None for those of a Hub set that is not `prepared`.
+
+    Raises:
+        RecipeError: a local path that does not exist; while reading: what is not a conversation.
+    """
+    source = as_source(reference)
+    if source.plain_path is None and (target := _target(name, source, recipe_folder, folder)).exists():
+        return read_conversations(target)
+    return None if source.on_hub else conversations(source, recipe_folder)
+
+
+def prepared(name: str, reference: Reference, recipe_folder: Path | None, folder: Path, on_count: OnCount) -> Path:
+    """The local path that holds a source's conversations; written into `folder` unless the source is a path alone.
+
+    `name` only names the file. A file that is there is not read again: its name holds the source's digest.
+
+    Raises:
+        RecipeError: the source cannot be read, or holds no conversation.
+    """
+    source = as_source(reference)
+    if source.plain_path is not None:
+        return local_path(source.plain_path, recipe_folder)
+    target = _target(name, source, recipe_folder, folder)
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+        try:
+            _write(partial, conversations(source, recipe_folder), on_count)
+            partial.rename(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return target
+
+
+def _target(name: str, source: DataSource, recipe_folder: Path | None, folder: Path) -> Path:
+    """Where `prepared` writes a source's conversations."""
+    return folder / PREPARED_NAME.format(name=name, digest=source_digest(source, recipe_folder))
+
+
+def _write(path: Path, items: Iterator[Conversation], on_count: OnCount) -> None:
+    encoder, done = msgspec.json.Encoder(), 0
+    with path.open("wb") as stream:
+        for done, conversation in enumerate(items, 1):
+            stream.write(encoder.encode(conversation) + b"\n")
+            on_count(done)
+    if not done:
+        raise RecipeError("the source holds no conversation", "correct it")

@@ -1,0 +1,104 @@
+"""A run's folder: where its artifacts, data and lock lie, and what its recipe's references mean on this machine.
+
+Knows names and references; plans and builds nothing.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hyco_export.core.conversations import Conversation
+from hyco_export.core.data.reading import OnCount, at_hand, prepared, source_digest
+from hyco_export.core.data.source import Reference
+from hyco_export.core.layout import artifact_name
+from hyco_export.core.recipe import Checkpoint, Recipe
+from hyco_export.errors import ArtifactError, RecipeError
+from hyco_export.stages.stage import Source, Stage
+
+DATA_FOLDER = ".data"  # conversations of Hub sets, mixes and selections, as the stages read them
+LOCK_NAME = ".lock"
+
+
+class RunFolder:
+    """Where the artifacts of one recipe live.
+
+    Args:
+        root: the run folder; made when a stage is built.
+        recipe: the recipe of the run.
+        recipe_folder: where the recipe's relative paths start; None for the embedded recipe.
+    """
+
+    def __init__(self, root: Path, recipe: Recipe, recipe_folder: Path | None) -> None:
+        self.root = root
+        self.recipe = recipe
+        self.recipe_folder = recipe_folder
+
+    def folder(self, stage: Stage) -> Path:
+        """The artifact folder of a stage."""
+        return self.root / artifact_name(stage.name, self.recipe.target if stage.per_target else None)
+
+    def source(self, name: str, source: Source, on_count: OnCount = lambda done: None) -> Path:
+        """The local path of conversations, or of a checkpoint's folder; what is not here is fetched from the Hub.
+
+        Raises:
+            CheckpointError, RecipeError: it is nowhere, and cannot be fetched.
+        """
+        if isinstance(source, Checkpoint):
+            from hyco_export.nn.checkpoint import checkpoint_folder
+
+            return checkpoint_folder(source, self.recipe_folder)
+        with _field_named(name):
+            return prepared(name, source, self.recipe_folder, self.root / DATA_FOLDER, on_count)
+
+    def at_hand(self, name: str, source: Reference) -> Iterator[Conversation] | None:
+        """Conversations that can be read without writing or fetching any (`core.data.reading.at_hand`), else None.
+
+        Raises:
+            RecipeError: a local path that does not exist.
+        """
+        with _field_named(name):
+            return at_hand(name, source, self.recipe_folder, self.root / DATA_FOLDER)
+
+    def digest(self, name: str, source: Source) -> str:
+        """What a source adds to a key (`core.data.reading.source_digest`; for a checkpoint its files).
+
+        Raises:
+            CheckpointError, RecipeError: it is missing.
+        """
+        if isinstance(source, Checkpoint):
+            from hyco_export.nn.checkpoint import checkpoint_digest
+
+            return checkpoint_digest(self.source(name, source))
+        with _field_named(name):
+            return source_digest(source, self.recipe_folder)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Only one process builds in a run folder.
+
+        Raises:
+            ArtifactError: another one does.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"run folder {self.root} cannot be made: {error.strerror}"
+            raise ArtifactError(message, "give another folder with --run") from error
+        with (self.root / LOCK_NAME).open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ArtifactError(
+                    f"another process is building in {self.root}", "wait for it, or give --run"
+                ) from error
+            yield
+
+
+@contextmanager
+def _field_named(name: str) -> Iterator[None]:
+    """Say which of the recipe's data fields a refusal is about."""
+    try:
+        yield
+    except RecipeError as error:
+        raise RecipeError(f"$.data.{name}: {error.message}", error.hint) from error

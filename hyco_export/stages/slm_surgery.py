@@ -1,0 +1,115 @@
+"""What `convert-slm` makes of a checkpoint before calibration: network, weights and host tables, and their files.
+
+Knows the recipe's wish for unquantised checkpoints; no graph. Legend: V kept tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hyco_export.core.keepset import KeepSet
+from hyco_export.core.network.slm import SlmNetwork
+from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm, write_slm
+from hyco_export.core.network.slm_host import Opening
+from hyco_export.core.network.weights import Weights
+from hyco_export.core.partial import PartialBuild
+from hyco_export.core.recipe import SlmWeights
+from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
+from hyco_export.errors import ArtifactError, CheckpointError
+
+if TYPE_CHECKING:
+    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint, Rounding
+    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
+    from hyco_export.nn.slm.static_pass import FloatSlm
+
+UNIT = "surgery"
+
+
+@dataclass(frozen=True)
+class Surgery:
+    """What becomes of a checkpoint before calibration. `kept`: token ids [V] of the output layer's rows."""
+
+    network: SlmNetwork
+    weights: Weights
+    float_slm: "FloatSlm"
+    tables: HostTables
+    kept: np.ndarray
+    opening: Opening | None = None
+
+
+def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
+    """The recipe's wish as the checkpoint's reader takes it; None where it has none."""
+    from hyco_export.nn.slm.float_checkpoint import Rounding
+
+    if weights is None:
+        return None
+    ratios = np.linspace(weights.clip_ratio_high, weights.clip_ratio_low, weights.clip_ratio_count)
+    return Rounding(weights.bits, weights.output_bits, ratios)
+
+
+def open_for(keepset: KeepSet, folder: Path, weights: SlmWeights | None) -> "PackedCheckpoint | FloatCheckpoint":
+    """The checkpoint.
+
+    Raises:
+        CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set.
+    """
+    from hyco_export.nn.slm.source import open_checkpoint
+
+    checkpoint = open_checkpoint(folder, rounding_of(weights))
+    if checkpoint.config.vocab_size != keepset.vocab_size:
+        raise CheckpointError(
+            f"the SLM's vocabulary has {checkpoint.config.vocab_size} tokens, the keep set's {keepset.vocab_size}",
+            "give an SLM with the verifier's tokenizer ($.models.slm)",
+        )
+    return checkpoint
+
+
+def operate(
+    checkpoint: "PackedCheckpoint | FloatCheckpoint", rings: dict[str, int], keepset: KeepSet, out_dir: Path
+) -> Surgery:
+    """Write tables and float weights, or find those that a killed build has written whole.
+
+    Raises:
+        CheckpointError: the model has a part that the static network does not.
+    """
+    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
+    from hyco_export.nn.torch_ops import TorchWeights
+
+    network = slm_network(checkpoint, rings)
+    partial = PartialBuild(out_dir)
+    if partial.finished(UNIT) is None:
+        with partial.place(WEIGHTS_FILE) as draft:
+            write_slm(draft, network, slm_weights(checkpoint, keepset.ids))
+        with partial.place(TABLES_FILE) as draft:
+            save_tables(draft, host_tables(checkpoint))
+        partial.finish(UNIT, [WEIGHTS_FILE, TABLES_FILE])
+    _, weights = read_slm(out_dir / WEIGHTS_FILE)  # from here on the checkpoint is not needed
+    tables = HostTables(out_dir / TABLES_FILE)
+    return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)
+
+
+def with_opening(surgery: Surgery, token: int, rows: int, mask_value: float) -> Surgery:
+    """The same with the kept K/V rows of the token that begins every text."""
+    from hyco_export.nn.slm.opening import find_opening
+
+    return replace(surgery, opening=find_opening(surgery.float_slm, surgery.tables, token, rows, mask_value))
+
+
+def without_opening(sequences: Sequence[Sequence[int]], surgery: Surgery, rows: int) -> list[list[int]]:
+    """The rest of the sequences that begin with the opening and fill a pass after it.
+
+    Raises:
+        ArtifactError: there is none.
+    """
+    assert surgery.opening is not None
+    rest = [list(ids[1:]) for ids in sequences if ids[0] == surgery.opening.token and len(ids) > rows]
+    if not rest:
+        raise ArtifactError(
+            f"no captured sequence begins with token {surgery.opening.token} and has {rows} more tokens",
+            "raise $.capture.max_new_tokens, or remove $.slm.stored_opening",
+        )
+    return rest
