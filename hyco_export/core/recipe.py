@@ -213,7 +213,7 @@ class Drafting(Section, frozen=True):
 class Gates(Section, frozen=True):
     """What `validate` demands of a run."""
 
-    min_mat: dict[Literal["cloud-mtp", "hyco-exact", "hyco"], float] = {}  # by system
+    min_mat: dict[str, float] = {}  # by system
     min_head_agreement: Share = 0.97  # K-step graph against the step-by-step W4 head
     min_slm_agreement: Share = 0.9  # best token of a row, integer graph against the float network
     max_bytes_up: Count = 300
@@ -221,8 +221,12 @@ class Gates(Section, frozen=True):
 
 
 class Validation(Section, frozen=True):
-    """Prompts and lengths of `validate`; the emulator is slow, so it gets fewer."""
+    """Systems, prompts and lengths of `validate`; the emulator is slow, so it gets fewer.
 
+    The first of `systems` (names of `runtime.systems.SYSTEMS`) is the baseline that the others are compared with.
+    """
+
+    systems: Annotated[tuple[str, ...], Meta(min_length=1)] = ("cloud-mtp", "hyco-exact", "hyco")
     prompts: Count = 30
     emulator_prompts: Count = 4
     max_new_tokens: Count = 64
@@ -289,7 +293,12 @@ def check_recipe(recipe: Recipe) -> None:
         target = find_target(recipe.target)
     except CompileError as error:
         raise RecipeError(f"$.target: {error.message}", error.hint) from error
-    for holds, message in (*_graph_rules(recipe), *_qat_rules(recipe, target), *_data_rules(recipe)):
+    for holds, message in (
+        *_graph_rules(recipe),
+        *_qat_rules(recipe, target),
+        *_data_rules(recipe),
+        *_validation_rules(recipe),
+    ):
         if not holds:
             raise RecipeError(message, "change the field")
 
@@ -366,6 +375,22 @@ def _qat_rules(recipe: Recipe, target: Target) -> tuple[Rule, ...]:
         (
             recipe.qat.grid == "per-channel" or recipe.qat.weight_bits == LPBQ_BITS,
             f"$.qat.grid is lpbq, which has {LPBQ_BITS} bits, and $.qat.weight_bits is {recipe.qat.weight_bits}",
+        ),
+    )
+
+
+def _validation_rules(recipe: Recipe) -> tuple[Rule, ...]:
+    """Systems, and what is demanded of them."""
+    plan = recipe.validation
+    strangers = sorted(set(plan.gates.min_mat) - set(plan.systems))
+    return (
+        (
+            len(set(plan.systems)) == len(plan.systems),
+            f"$.validation.systems names a system twice: {', '.join(plan.systems)}",
+        ),
+        (
+            not strangers,
+            f"$.validation.gates.min_mat has a limit for {', '.join(strangers)}, not in $.validation.systems",
         ),
     )
 
