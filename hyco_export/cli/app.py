@@ -157,6 +157,28 @@ def replay(
 
 
 @app.command()
+def bench(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    server: Annotated[
+        str | None, typer.Option(help="URL of a running server. Default: one of its own.", show_default=False)
+    ] = None,
+    systems: Annotated[str, typer.Option(help="Names, the baseline first.")] = "cloud-mtp,hyco-exact,hyco",
+    backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
+    prompts: Annotated[int | None, typer.Option(help="Default: the recipe's validation.prompts.", min=1)] = None,
+    seeds: Annotated[int, typer.Option(help="Answers to every prompt, each drawn with a seed of its own.", min=1)] = 1,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Default: the recipe's.", min=2)] = None,
+    out: Annotated[Path | None, typer.Option(help="Traces go here. Default: <run>/bench.")] = None,
+) -> None:
+    """Compare systems over prompts and seeds, interleaved; a run that was stopped goes on."""
+    from hyco_export.cli.bench import BenchOptions, bench_run, split_names
+
+    options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
+    bench_run(server, _only(path, recipe), run, options)
+
+
+@app.command()
 def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a context binary (.bin).")]) -> None:
     """Show an artifact's manifest, checked file by file, or what a context binary says of itself."""
     from hyco_export.cli.commands import inspect_path

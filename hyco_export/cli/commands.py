@@ -3,19 +3,24 @@
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
-from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.core.recipe import Validation, embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.targets import find_target
-from hyco_export.errors import ArtifactError, HycoError, ServerError
+from hyco_export.errors import ArtifactError, HycoError, RecipeError, ServerError
+from hyco_export.runtime.systems import find_system
 from hyco_export.stages.forecast import forecast
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import require_stage, stages_of
+
+if TYPE_CHECKING:
+    from hyco_export.evaluate.meeting import Subject
 
 PERCENT = 100
 RESPELLED = "respelled"  # not a scale: the embedded family with an SLM of another vocabulary
@@ -46,8 +51,33 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
     if target is not None:
         recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
         check_recipe(recipe)
+    require_known_systems(recipe.validation)
     folder = recipe_path.resolve().parent if recipe_path else None
     return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)
+
+
+def require_known_systems(plan: Validation) -> None:
+    """Before anything is built.
+
+    Raises:
+        RecipeError: a name that is no system, a baseline without server time, or a text that nobody verifies.
+    """
+    for field, names in (("systems", plan.systems), ("greedy_systems", plan.greedy_systems)):
+        for name in names:
+            try:
+                system = find_system(name)
+            except HycoError as error:
+                raise RecipeError(f"$.validation.{field}: {error.message}", error.hint) from error
+            if field == "greedy_systems" and not system.verifies_all:
+                raise RecipeError(
+                    f"$.validation.{field}: {name} keeps tokens unverified, its text need not be plain decoding's",
+                    "take it out",
+                )
+    if not find_system(plan.systems[0]).asks:
+        raise RecipeError(
+            f"$.validation.systems: {plan.systems[0]} asks no server, the others cannot be compared with it",
+            "put another system first",
+        )
 
 
 def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> None:
@@ -133,25 +163,32 @@ def _validate(run: RunFolder, url: str, traces: Path | None = None) -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
     from hyco_export.evaluate.report import write_report
     from hyco_export.evaluate.summary import summary
-    from hyco_export.evaluate.validate import REPORT_FOLDER, Subject, validate
-    from hyco_export.runtime.transport import HttpTransport
+    from hyco_export.evaluate.validate import REPORT_FOLDER, validate
 
-    run.recipe.models.require_head()
-    HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
-    require_current(run, stages_of(run.recipe))
-    use_threads(run.recipe.threads)
-    subject = Subject(
-        root=run.root,
-        recipe=run.recipe,
-        verifier=run.source("verifier", run.recipe.models.verifier),
-        prompts=run.source("validation", run.recipe.data.validation),
-    )
+    subject = subject_of(run, url)
     with ConsoleProgress() as progress:
         report = validate(subject, url, progress.step, traces)
     output.print(summary(report), highlight=False)
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", highlight=False, soft_wrap=True)
     return 0 if report.verdict == "pass" else 1
+
+
+def subject_of(run: RunFolder, url: str) -> "Subject":
+    """What is driven against the server at `url`, once every stage is current."""
+    from hyco_export.evaluate.meeting import Subject
+    from hyco_export.runtime.transport import HttpTransport
+
+    run.recipe.models.require_head()
+    HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
+    require_current(run, stages_of(run.recipe))
+    use_threads(run.recipe.threads)
+    return Subject(
+        root=run.root,
+        recipe=run.recipe,
+        verifier=run.source("verifier", run.recipe.models.verifier),
+        prompts=run.source("validation", run.recipe.data.validation),
+    )
 
 
 def replay_traces(

@@ -77,6 +77,14 @@ class Job:
     truth: GraphSession | None  # the float network behind the same integers
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What compiling needs to know of a graph: its 2-bit weights, and how many feeds the emulator can afford."""
+
+    two_bit: "TwoBit | None"
+    feeds: int
+
+
 def config(recipe: recipes.Recipe) -> CompileConfig:
     """The recipe's fields that this stage reads."""
     from hyco_export.graph.two_bit_backend import find_compiler
@@ -93,6 +101,8 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 
 def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Compile, check, compare; see the module for files and gates."""
+    from hyco_export.graph.qnn import compile_context
+
     contexts: dict[str, CompiledContext] = {}
     reports: dict[str, ParityReport] = {}
     jobs = _jobs(inputs)
@@ -101,9 +111,10 @@ def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, prog
     for done, job in enumerate(jobs):
         name = job.spec.name
         progress.step("graphs compiled and compared", done, len(jobs))
-        contexts[name] = _compile(job, out_dir, config.target, log, two_bit if name in SLM_GRAPHS else None)
-        if config.gates.emulated_feeds:
-            reports[name] = _compare(job, contexts[name], config, log)
+        reading = _read(job, two_bit if name in SLM_GRAPHS else None, config.gates.emulated_feeds)
+        contexts[name] = compile_context(job.model, out_dir, name, config.target, log, reading.two_bit)
+        if reading.feeds:
+            reports[name] = _compare(job, contexts[name], config, reading.feeds, log)
             _require_parity(reports[name])
     progress.step("graphs compiled and compared", len(jobs), len(jobs))
     infos = {name: context.info for name, context in contexts.items()}
@@ -159,23 +170,23 @@ def _two_bit(weights: Path, progress: Progress) -> "TwoBit | None":
         return None
 
 
-def _compile(job: Job, out_dir: Path, target: Target, log: Path, two_bit: "TwoBit | None") -> "CompiledContext":
-    """Lint and compile one graph.
+def _read(job: Job, two_bit: "TwoBit | None", most_feeds: int) -> Reading:
+    """Check one graph, and take from it what is needed, so that it does not stay in memory while it is compiled.
 
     Raises:
-        CompileError: the graph is not the one its JSON promises, breaks a rule, or the compiler refused it.
+        CompileError: the graph is not the one its JSON promises, or breaks a rule.
     """
     import onnx
 
     from hyco_export.graph.context_check import require_interface
+    from hyco_export.graph.emulation import affordable_feeds
     from hyco_export.graph.interface import read_interface
     from hyco_export.graph.lint import require_clean
-    from hyco_export.graph.qnn import compile_context
 
     model = onnx.load(job.model, load_external_data=False)
     require_interface(read_interface(model, job.spec.name), job.spec, job.model.name)
     require_clean(model, job.model.name, job.model.parent)
-    return compile_context(job.model, out_dir, job.spec.name, target, log, _held_by(model, two_bit))
+    return Reading(_held_by(model, two_bit), affordable_feeds(model, most_feeds))
 
 
 def _held_by(model: "onnx.ModelProto", two_bit: "TwoBit | None") -> "TwoBit | None":
@@ -193,18 +204,14 @@ def _share(slm: Path, out_dir: Path, target: Target, log: Path, two_bit: "TwoBit
     return compile_shared(models, out_dir, SLM_GRAPHS, target, log, two_bit)
 
 
-def _compare(job: Job, context: "CompiledContext", config: CompileConfig, log: Path) -> "ParityReport":
-    """Run the sample feeds, as many as the emulator can afford, through the binary and the QDQ graph on the CPU."""
-    import onnx
-
-    from hyco_export.graph.emulation import affordable_feeds
+def _compare(job: Job, context: "CompiledContext", config: CompileConfig, count: int, log: Path) -> "ParityReport":
+    """Run the first `count` sample feeds through the binary and the QDQ graph on the CPU."""
     from hyco_export.graph.parity import ParityLimits, compare_sessions
     from hyco_export.graph.qnn import open_context
     from hyco_export.graph.reference import ReferenceSession
 
     gates = config.gates
     limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)
-    count = affordable_feeds(onnx.load(job.model, load_external_data=False), gates.emulated_feeds)
     feeds = read_samples(job.samples)[job.spec.name][:count]
     with open_context(context.context_model, config.target, log) as compiled:
         return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, job.truth)

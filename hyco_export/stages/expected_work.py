@@ -3,14 +3,14 @@
 Knows texts and limits; shapes of models are `stages.forecast`'s. Fetches nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from hyco_export.core.conversations import prompt_messages
-from hyco_export.core.data.source import as_source
+from hyco_export.core.conversations import Conversation, prompt_messages
+from hyco_export.core.data.source import Reference, as_source
 from hyco_export.core.sizes.estimate import Split, Work
 from hyco_export.errors import RecipeError
 from hyco_export.stages.capture_text import asked_and_said
@@ -20,6 +20,7 @@ EMBEDDED_VERIFIER = "embedded:verifier"
 ANSWER_SHARE = 0.83  # of the limit that an answer fills: 25,625 tokens in 60 answers of at most 512 (Appendix A)
 EMBEDDED_ANSWER_TOKENS = 55  # the embedded verifier's mean, 480 answers
 MISSING_PROMPTS, MISSING_PROMPT_TOKENS = 60, 60  # of a set that is not here: Table 4's number, first turns of UltraChat
+MISSING_CONVERSATIONS = 20_000  # §3.3
 CHARACTERS_PER_TOKEN = 4  # of English, where the tokenizer is not here
 TEMPLATE_TOKENS = 10  # of the chat template around a prompt
 
@@ -49,7 +50,19 @@ def expected_work(run: RunFolder, verifier: Path | None, notes: list[str]) -> Wo
     validation = _split(run, "validation", count, answer(limits.validation_max_new_tokens), notes)
     drawn = limits.sampled_answers if run.recipe.models.head else 0
     sampled = Split(drawn * calibration.sequences, drawn * calibration.prompt_tokens, calibration.answer_tokens)
-    return Work(calibration, sampled, validation)
+    return Work(calibration, sampled, validation, _conversations(run, notes))
+
+
+def _conversations(run: RunFolder, notes: list[str]) -> int:
+    """How many the keep set reads."""
+    reference = run.recipe.data.conversations
+    if (limit := as_source(reference).limit) is not None:
+        return limit
+    found = _at_hand(run, "conversations", reference)
+    if found is not None:
+        return sum(1 for _ in found)
+    notes.append(f"$.data.conversations is not here: {MISSING_CONVERSATIONS:,} assumed")
+    return MISSING_CONVERSATIONS
 
 
 def _answer_share(verifier: Path | None) -> float:
@@ -82,13 +95,18 @@ def _prompt_by_length(messages: Messages) -> int:
     return sum(len(message["content"]) for message in messages) // CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
 
 
+def _at_hand(run: RunFolder, name: str, reference: Reference) -> Iterator[Conversation] | None:
+    """None for what is on the Hub or nowhere."""
+    try:
+        return run.at_hand(name, reference)
+    except RecipeError:
+        return None
+
+
 def _split(run: RunFolder, name: str, count: Counter, answer_tokens: int, notes: list[str]) -> Split:
     """A prompt set. Without a head, `capture` takes an answer that is written there already."""
     reference = getattr(run.recipe.data, name)
-    try:
-        found = run.at_hand(name, reference)
-    except RecipeError:
-        found = None
+    found = _at_hand(run, name, reference)
     if found is None:
         prompts = as_source(reference).limit or MISSING_PROMPTS
         notes.append(f"$.data.{name} is not here: {prompts} prompts of {MISSING_PROMPT_TOKENS} tokens assumed")

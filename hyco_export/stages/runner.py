@@ -17,6 +17,7 @@ from hyco_export.core.artifact import Manifest, artifact_key, publish, read_mani
 from hyco_export.core.data.prompts import require_prompts
 from hyco_export.core.data.reading import OnCount
 from hyco_export.core.data.source import as_source
+from hyco_export.core.heap import release_freed
 from hyco_export.core.memory import measured
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import ArtifactError
@@ -202,6 +203,7 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
     config = item.stage.config(run.recipe)
     inputs = _inputs(run, item.stage)
     use_threads(run.recipe.threads)
+    release_freed()  # of the stage before, whose heap would stay and count for this one
     began = time.monotonic()
     if item.stage.shared:
         crew.tell((item.stage.name, inputs, build_dir))

@@ -1,5 +1,6 @@
 """Shapes from configs, and estimates at real sizes beside figures that were measured there."""
 
+import msgspec
 import pytest
 
 from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
@@ -10,6 +11,7 @@ from hyco_export.core.sizes.shapes import FamilyShape
 from hyco_export.nn.known_configs import known_config
 from hyco_export.nn.shapes import head_shape, slm_shape, verifier_shape
 
+CLOSE = 0.2  # of the measured value
 PAPER = load_recipe(embedded_recipe().parent / "gemma4-26b-a4b-sm8850.yaml")
 
 
@@ -49,7 +51,7 @@ def test_sizes_of_the_papers_artifacts(family: FamilyShape) -> None:
 def test_stages_at_full_size_beside_a_measured_run(family: FamilyShape) -> None:
     """Three prompts a set, 32 new tokens, two training steps: created checkpoints at scale `full`."""
     answers = Split(3, 63, 32)
-    work = Work(answers, Split(0, 0, 32), answers)
+    work = Work(answers, Split(0, 0, 32), answers, conversations=907)
     capture = head_sizes.capture_estimate(PAPER, family, work)
     assert capture.tokens == 318
     assert capture.disk_bytes == pytest.approx(7_509_000, rel=0.01)
@@ -57,10 +59,17 @@ def test_stages_at_full_size_beside_a_measured_run(family: FamilyShape) -> None:
     assert qat.disk_bytes == pytest.approx(421_221_000, rel=0.01)
     assert qat.ram_bytes == pytest.approx(13_601e6, rel=0.05)
     keepset = head_sizes.keepset_estimate(PAPER, family, work)
-    assert keepset.disk_bytes == pytest.approx(243_116_000, rel=0.01)
+    assert keepset.disk_bytes == pytest.approx(243_174_000, rel=0.001)
+    assert keepset.ram_bytes == pytest.approx(2_000e6, rel=CLOSE)
+    alone = msgspec.structs.replace(family, head=None)
+    assert head_sizes.keepset_estimate(PAPER, alone, work).ram_bytes == pytest.approx(972e6, rel=CLOSE)
     head = head_sizes.convert_head_estimate(PAPER, family, work)
     assert head.disk_bytes == pytest.approx(383_055_000, rel=0.01)
     assert head.ram_bytes == pytest.approx(6_205e6, rel=0.1)
+    slm = slm_sizes.convert_slm_estimate(PAPER, family, work)
+    assert slm.disk_bytes == pytest.approx(3_074e6, rel=0.02)
+    assert slm.ram_bytes == pytest.approx(6_026e6, rel=CLOSE)
+    assert slm_sizes.compile_estimate(PAPER, family, work).ram_bytes == pytest.approx(6_400e6, rel=CLOSE)
 
 
 def test_unknown_models_have_no_shape() -> None:

@@ -1,7 +1,7 @@
 """What an estimate says of a stage, the work it is made from, and the constants that were measured.
 
-Memory is resident memory as the kernel counts it (files that are mapped and read included): the stage's process at its
-peak plus its child processes at theirs, as manifests record both.
+Memory is resident memory as the kernel counts it (files that are mapped and read included), of the stage's process and
+its child processes at one moment; manifests record the peak of each.
 """
 
 import msgspec
@@ -40,6 +40,7 @@ class Work(msgspec.Struct, frozen=True):
     calibration: Split
     sampled: Split
     validation: Split
+    conversations: int  # those of the keep set, counted or not
 
     @property
     def splits(self) -> tuple[Split, ...]:

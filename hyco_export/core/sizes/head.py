@@ -22,12 +22,14 @@ ID_BYTES = 8  # a token id in a capture
 ANSWER_BYTES = 8  # of a token in answers.jsonl: its id and its text
 CURVE_LINE_BYTES = 115  # one training step
 REPORT_BYTES = 12_000  # JSON files beside the tensors
+CURVE_BYTES, CONVERSATION_BYTES = 23_000, 40  # coverage curve with its picture; a line with a conversation's id
 INT4_CHANNEL_BYTES = 4.5  # of an output channel in a graph: a float32 scale and a 4-bit zero point
 LAYER_STEP_BYTES = 38_000  # nodes, names and activation grids of one layer in one step of the head's graph
 LOGIT_BYTES = 32  # of one logit in a training pass: teacher's, student's, both log-softmaxes, gradients
 TRAINED_BYTES = (
     23  # of a trained weight: master, gradient, two moments, fake-quantised copy (4 each), 3 variants in int8
 )
+LEFT_BYTES = 2.5  # of a trained weight, in the heap of the process that trained it
 CONVERTED_BYTES = 9  # of a kept weight: integers, torch's floats, ONNX Runtime's floats
 GRAPH_COPIES = 5  # of the graph: initializers, serialised, linted, ONNX Runtime's two
 BINARY_FACTOR, BINARY_STEP_BYTES = 1.04, 56_000  # of the context binary: of its weights, and of one layer in one step
@@ -48,9 +50,7 @@ def capture_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimat
 def capture_text_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
     """The same of a recipe without a head, which hands nothing off."""
     weights = family.verifier.parameters * DTYPE_BYTES[recipe.models.verifier.dtype]
-    return Estimate(
-        tokens=work.tokens, disk_bytes=work.tokens * ANSWER_BYTES + REPORT_BYTES, ram_bytes=BASE_BYTES + weights
-    )
+    return Estimate(tokens=work.tokens, disk_bytes=work.tokens * ANSWER_BYTES, ram_bytes=BASE_BYTES + weights)
 
 
 def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
@@ -71,10 +71,12 @@ def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
 
 
 def keepset_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """The table in 8 bits, and once more while it is written."""
+    """The table in 8 bits, written as a stream; in memory what the training before it in a chain has left there."""
     table = kept_tokens(recipe, family) * family.verifier.hidden
     ids_and_scales = 2 * FLOAT_BYTES * kept_tokens(recipe, family)
-    return Estimate(disk_bytes=table + ids_and_scales + HEADER_BYTES, ram_bytes=BASE_BYTES + 2 * table)
+    left = int(LEFT_BYTES * (family.head.body_values + family.head.output_values)) if family.head else 0
+    reports = CURVE_BYTES + CONVERSATION_BYTES * work.conversations
+    return Estimate(disk_bytes=table + ids_and_scales + HEADER_BYTES + reports, ram_bytes=BASE_BYTES + left)
 
 
 def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:

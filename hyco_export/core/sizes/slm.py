@@ -18,7 +18,7 @@ INTEGER16_BYTES = 2
 FILE_FACTOR = 1.4  # memory for every byte of weights, tables and graphs: mapped, and partly copied
 OUTPUT_BYTES = 10  # memory for every weight of the output layer: floats of the pass, their copies
 COMPILER_BASE_BYTES = 170_000_000  # of the compiling process
-COMPILER_FACTOR = 6.6  # its memory for every byte of the binary
+COMPILER_FACTOR = 5.8  # its memory for every byte of the binary
 SMALL_ANSWER_BYTES = 60_000  # contexts.json, parity.json, EPContext models
 
 
@@ -42,7 +42,10 @@ def convert_slm_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Est
 
 
 def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """One binary a graph, compiled one after the other; the largest decides the compiler's memory."""
+    """One binary a graph, compiled one after the other: the largest decides the compiler's memory.
+
+    The graph on the CPU, which each binary is compared with, is opened only when the compiler has ended.
+    """
     slm = family.slm
     head = head_binary_bytes(recipe, family) if family.head else 0
     tree = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers)
@@ -51,9 +54,10 @@ def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimat
     return Estimate(
         disk_bytes=head + tree + prefill + SMALL_ANSWER_BYTES,
         ram_bytes=BASE_BYTES
-        + int(FILE_FACTOR * (packed + tree))
-        + COMPILER_BASE_BYTES
-        + int(COMPILER_FACTOR * max(head, tree, prefill)),
+        + max(
+            COMPILER_BASE_BYTES + int(COMPILER_FACTOR * max(head, tree, prefill)),
+            int(FILE_FACTOR * (packed + tree)),
+        ),
         binary_bytes=head + tree + prefill,
     )
 
