@@ -185,7 +185,7 @@ def _hybrid(device: Device, settings: Settings, passes: int = 1) -> Drafter:
 
 
 def _reply_chain(device: Device, settings: Settings) -> Drafter:
-    return HybridDrafter(ReplyChain(), SlmFeed(device.slm), device.keep_ids, settings.tree, settings.stop_ids)
+    return HybridDrafter(ReplyChain(), SlmFeed(device.slm), device.slm_ids, settings.tree, settings.stop_ids)
 
 
 def _specedge(device: Device, settings: Settings) -> Drafter:
@@ -196,7 +196,7 @@ def _specedge(device: Device, settings: Settings) -> Drafter:
 def _specedge_pd(device: Device, settings: Settings) -> Drafter:
     return ProactiveSpecEdgeDrafter(
         SlmFeed(device.slm),
-        device.keep_ids,
+        device.slm_ids,
         settings.specedge,
         settings.stop_ids,
         settings.specedge_passes,
@@ -205,7 +205,7 @@ def _specedge_pd(device: Device, settings: Settings) -> Drafter:
 
 
 def _slm_chain(device: Device, settings: Settings, rule: ChainRule) -> Drafter:
-    return SlmChainDrafter(SlmFeed(device.slm), device.keep_ids, rule, settings.stop_ids)
+    return SlmChainDrafter(SlmFeed(device.slm), device.slm_ids, rule, settings.stop_ids)
 
 
 DRAFTERS: dict[str, DrafterRow] = {
