@@ -211,13 +211,14 @@ def replay_traces(
         row.label: {
             "MAT": row.mat,
             **row.tokens_by_rule,
-            "stops by threshold": row.threshold_stops,
-            "rounds that differ": row.differing,
+            "stops": row.threshold_stops,
+            "differ": row.differing,
         }
         for row in rows
     }
     recorded = sorted({trace.acceptance.rule for trace in traces})
     show_rows(f"{rows[0].rounds} rounds, recorded with {', '.join(recorded)}; each judged on its own", table)
+    output.print("stops: by the threshold alone; differ: rounds that commit other tokens than recorded", style="dim")
     if json_path is not None:
         write_json(json_path, rows)
 
