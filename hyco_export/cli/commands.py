@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
+from hyco_export.cli.console import ConsoleProgress, output, problems, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import Validation, embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
@@ -22,8 +22,11 @@ from hyco_export.stages.table import require_stage, stages_of
 if TYPE_CHECKING:
     from hyco_export.evaluate.meeting import Subject
 
+if TYPE_CHECKING:
+    from hyco_export.runtime.engine import Engine
+    from hyco_export.runtime.wire import ServerInfo
+
 PERCENT = 100
-RESPELLED = "respelled"  # not a scale: the embedded family with an SLM of another vocabulary
 NEXT_COMMAND = {
     "capture": "hyco-export qat-head",
     "qat-head": "hyco-export build-keepset",
@@ -130,6 +133,8 @@ def serve_run(
     run = open_run(recipe_path, run_dir)
     use_threads(threads or run.recipe.threads)
     engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder)
+    if info.head_digest:
+        _self_test(run.root, engine, info)
     serve(
         create_app(engine, info),
         host=host,
@@ -138,6 +143,22 @@ def serve_run(
             f"serving on http://{host}:{port} (stop with Ctrl-C)", highlight=False
         ),
     )
+
+
+def _self_test(root: Path, engine: "Engine", info: "ServerInfo") -> None:
+    """Say what is wrong with the server's hand-offs; it serves all the same, for its own text is right."""
+    from hyco_export.evaluate.diagnose import diagnose_server
+    from hyco_export.runtime.transport import LocalTransport
+
+    try:
+        found = diagnose_server(root, LocalTransport(engine, info), info)
+    except ArtifactError as error:  # a folder with the head alone
+        problems.print(f"self-test: left out, {error.message}", highlight=False, markup=False, soft_wrap=True)
+        return
+    for finding in found.findings:
+        problems.print(f"self-test: {finding}", highlight=False, markup=False, soft_wrap=True)
+    if not found.findings:
+        output.print(f"self-test: hand-offs are right at {found.positions} golden positions", highlight=False)
 
 
 def require_free_port(host: str, port: int) -> None:
@@ -177,16 +198,21 @@ def _validate(run: RunFolder, url: str, traces: Path | None = None) -> int:
 def subject_of(run: RunFolder, url: str) -> "Subject":
     """What is driven against the server at `url`, once every stage is current."""
     from hyco_export.evaluate.meeting import Subject
+    from hyco_export.evaluate.run_artifacts import Checkpoints
     from hyco_export.runtime.transport import HttpTransport
 
-    run.recipe.models.require_head()
+    head = run.recipe.models.require_head()
     HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
     require_current(run, stages_of(run.recipe))
     use_threads(run.recipe.threads)
     return Subject(
         root=run.root,
         recipe=run.recipe,
-        verifier=run.source("verifier", run.recipe.models.verifier),
+        checkpoints=Checkpoints(
+            run.source("verifier", run.recipe.models.verifier),
+            run.source("head", head),
+            run.source("slm", run.recipe.models.slm),
+        ),
         prompts=run.source("validation", run.recipe.data.validation),
     )
 
@@ -334,11 +360,6 @@ def train_tiny_family(out: Path, quick: bool) -> None:
 def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None) -> None:
     """Write created checkpoints into a new folder; print the command that runs them."""
     require_new(out)
-    if scale_name == RESPELLED:
-        from hyco_export.nn.created.respelled import create_respelled
-
-        show_next(create_respelled(out))
-        return
     from hyco_export.nn.created.family import DEFAULT_SEED, RECIPE_FILE, create_family
     from hyco_export.nn.created.scale import find_scale
 
@@ -351,9 +372,4 @@ def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None)
             DEFAULT_SEED,
             lambda label, share: progress.step(label, int(PERCENT * share), PERCENT),
         )
-    show_next(out / RECIPE_FILE)
-
-
-def show_next(recipe: Path) -> None:
-    """The command that runs a recipe."""
-    output.print(f"next: hyco-export run {recipe}", highlight=False, soft_wrap=True)
+    output.print(f"next: hyco-export compile --recipe {out / RECIPE_FILE}", highlight=False, soft_wrap=True)
