@@ -14,6 +14,7 @@ from hyco_export.core.golden import Golden, acceptance_by_depth, golden_text_fil
 from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, HEAD, SLM
 from hyco_export.core.recipe import Recipe
 from hyco_export.core.tables import TABLES_FILE, HostTables
+from hyco_export.core.token_bridge import BRIDGE_FILE, read_bridge
 from hyco_export.evaluate.diagnosis import drafts, head_weights, slm_weights, specs, tokens
 from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding, merged
 from hyco_export.evaluate.diagnosis.handoff import Norm, Truth, handoff_findings
@@ -177,10 +178,13 @@ def file_findings(
 ) -> Iterator[Finding]:
     """Tokenizer, specs and weights against what they come from."""
     root, models = artifacts.root, recipe.models
-    yield from tokens.tokenizer_findings(run.golden, tokenizer, checkpoints.slm)
+    path = root / SLM / BRIDGE_FILE
+    bridge = read_bridge(path) if path.exists() else None
+    yield from tokens.tokenizer_findings(run.golden, tokenizer, None if bridge else checkpoints.slm)
     yield from specs.interface_findings(root, artifacts.head, artifacts.slm, recipe.target)
     yield from specs.head_shape_findings(root, artifacts.head, checkpoints.head)
     yield from specs.slm_shape_findings(artifacts.slm, checkpoints.slm)
+    kept = bridge.drafter_ids if bridge else artifacts.keepset.ids
     origins = [
         *head_weights.origin_findings(root, checkpoints.head, models.require_head().dtype),
         *head_weights.table_findings(root, checkpoints.verifier, models.verifier.dtype, artifacts.keepset),
@@ -189,7 +193,7 @@ def file_findings(
     for finding in head_weights.graph_findings(root, artifacts.head, artifacts.keepset):
         if not origins or finding.fault in ("keep set", "norm side"):  # others follow from what the graph is made of
             yield finding
-    yield from slm_weights.slm_findings(root, checkpoints.slm, artifacts.keepset)
+    yield from slm_weights.slm_findings(root, checkpoints.slm, kept)
     if truth.side != models.hidden_norm:
         seen = f"captured h come from the side {truth.side}, $.models.hidden_norm says {models.hidden_norm}"
         yield Finding("norm side", CAPTURE, seen, "capture again: hyco-export capture")

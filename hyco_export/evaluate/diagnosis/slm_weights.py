@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 
 from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_TREE_GRAPH
-from hyco_export.core.keepset import KeepSet
 from hyco_export.core.layout import ENCODINGS_FILE, SLM
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm
 from hyco_export.core.network.weights import IntegerMatrix
@@ -22,8 +21,10 @@ OUTPUT_LAYER = "lm_head"
 TABLE_ROWS = 8192  # compared at a time: 37 MB of the per-layer table of Gemma 4 E2B
 
 
-def slm_findings(run: Path, checkpoint_folder: Path, keepset: KeepSet) -> list[Finding]:
+def slm_findings(run: Path, checkpoint_folder: Path, kept: np.ndarray) -> list[Finding]:
     """Both graphs, the float back end's weights and the host's tables against the checkpoint; grids as calibrated.
+
+    `kept` are the SLM's own ids of its output layer's rows.
 
     A checkpoint that was quantised on the way is not quantised again: the graphs are then compared with the weights
     that `convert-slm` stored.
@@ -40,10 +41,10 @@ def slm_findings(run: Path, checkpoint_folder: Path, keepset: KeepSet) -> list[F
     own = weights.integer_matrices()
     findings: list[Finding] = []
     if getattr(load_config(checkpoint_folder), "quantization_config", None) is not None:
-        findings += _origin_findings(run, checkpoint_folder, keepset, own)
+        findings += _origin_findings(run, checkpoint_folder, kept, own)
     for name in own if not findings else ():  # a fault of the weights themselves shows in every graph
         matrix = own[name]
-        ids = keepset.ids if name == OUTPUT_LAYER else np.arange(len(matrix.integers))
+        ids = kept if name == OUTPUT_LAYER else np.arange(len(matrix.integers))
         for file, matrices in stored.items():
             if name in matrices:
                 pair = (matrix.integers, matrix.scales)
@@ -53,7 +54,7 @@ def slm_findings(run: Path, checkpoint_folder: Path, keepset: KeepSet) -> list[F
 
 
 def _origin_findings(
-    run: Path, checkpoint_folder: Path, keepset: KeepSet, own: Mapping[str, IntegerMatrix]
+    run: Path, checkpoint_folder: Path, kept: np.ndarray, own: Mapping[str, IntegerMatrix]
 ) -> Iterator[Finding]:
     """The stored weights and tables against a packed checkpoint, whose integers they keep."""
     from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
@@ -62,7 +63,7 @@ def _origin_findings(
     checkpoint = PackedCheckpoint(checkpoint_folder)
     for name in checkpoint.linears:
         layer, matrix = name.removeprefix(MODEL_PREFIX), checkpoint.matrix(name).unpacked()
-        ids = keepset.ids if layer == OUTPUT_LAYER else np.arange(len(matrix.integers))
+        ids = kept if layer == OUTPUT_LAYER else np.arange(len(matrix.integers))
         wanted, found = matrix.rows(ids), own[layer]
         pairs = (found.integers, found.scales), (wanted.integers, wanted.scales)
         yield from _layer(f"{SLM}/{WEIGHTS_FILE}, {layer}", *pairs, ids, partial(enumerate, matrix.integers))

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 SHOWN = 3
 
 
-def tokenizer_findings(golden: Golden, tokenizer: "PreTrainedTokenizerFast", slm_checkpoint: Path) -> Iterator[Finding]:
-    """The golden prompts through this tokenizer and template, and the SLM's vocabulary beside the verifier's."""
+def tokenizer_findings(
+    golden: Golden, tokenizer: "PreTrainedTokenizerFast", slm_checkpoint: Path | None
+) -> Iterator[Finding]:
+    """The golden prompts through this tokenizer and template, and the SLM's vocabulary beside the verifier's.
+
+    `slm_checkpoint` is None where a token bridge lies between the two vocabularies.
+    """
     from hyco_export.nn.capture import encode_prompt
 
     wrong = [
@@ -29,7 +34,8 @@ def tokenizer_findings(golden: Golden, tokenizer: "PreTrainedTokenizerFast", slm
         seen = f"{len(wrong)} of {len(golden.texts)} golden prompts become other ids than when the head was converted"
         hint = "use the tokenizer.json and chat template that the verifier's checkpoint had then, or capture again"
         yield Finding("tokenizer", "the device's tokenizer", seen, hint)
-    yield from _slm_vocabulary(tokenizer, slm_checkpoint)
+    if slm_checkpoint is not None:
+        yield from _slm_vocabulary(tokenizer, slm_checkpoint)
 
 
 def _slm_vocabulary(tokenizer: "PreTrainedTokenizerFast", slm_checkpoint: Path) -> Iterator[Finding]:
