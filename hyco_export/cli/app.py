@@ -27,6 +27,9 @@ INTERRUPTED = 130  # typer's exit code after Ctrl-C
 SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run")
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", help="File of bearer tokens. Default: the one in HYCO_TOKEN, or none.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
 
 
@@ -114,11 +117,15 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the verifier. Default: the recipe's.", min=1)
     ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM). Default: plain HTTP.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    token_file: TokenOption = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen off this machine without TLS or token.")] = False,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
-    from hyco_export.cli.commands import serve_run
+    from hyco_export.cli.commands import Door, serve_run
 
-    serve_run(_only(path, recipe), run, host, port, device, threads)
+    serve_run(_only(path, recipe), run, Door(host, port, tls_cert, tls_key, token_file, insecure), device, threads)
 
 
 @app.command()
@@ -128,11 +135,15 @@ def validate(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
+    token_file: TokenOption = None,
+    ca: Annotated[Path | None, typer.Option(help="Authority of the server's certificate (PEM).")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")] = False,
 ) -> None:
     """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
-    from hyco_export.cli.commands import validate_run
+    from hyco_export.cli.commands import server_access, validate_run
 
-    raise typer.Exit(validate_run(server, _only(path, recipe), run, target))
+    access = server_access(token_file, ca, insecure)
+    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, access))
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +17,9 @@ from hyco_export.stages.forecast import forecast
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import require_stage, stages_of
+
+if TYPE_CHECKING:
+    from hyco_export.runtime.transport import Access
 
 PERCENT = 100
 NEXT_COMMAND = {
@@ -85,27 +89,47 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
         output.print("\nno head in the recipe: nothing to serve or to validate", highlight=False)
         return 0
     with server_process(recipe_path, run.root) as url:
-        return _validate(run, url)
+        return _validate(run, url, server_access(None, None, insecure=False))
 
 
-def serve_run(
-    recipe_path: Path | None, run_dir: Path | None, host: str, port: int, device: str, threads: int | None
-) -> None:
+class Door(msgspec.Struct, frozen=True):
+    """Where `serve` listens, and whom it lets in."""
+
+    host: str
+    port: int
+    certificate: Path | None
+    key: Path | None
+    token_file: Path | None
+    insecure: bool
+
+
+def serve_run(recipe_path: Path | None, run_dir: Path | None, door: Door, device: str, threads: int | None) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
-    require_free_port(host, port)  # a taken one is said before models are loaded
+    from hyco_export.runtime.guard.tls import check_exposure, server_context
+    from hyco_export.runtime.guard.tokens import Tokens, read_tokens
+
+    if (door.certificate is None) != (door.key is None):
+        raise ServerError("--tls-cert and --tls-key belong together", "give both")
+    tls = server_context(door.certificate, door.key) if door.certificate and door.key else None
+    tokens = Tokens(read_tokens(door.token_file))
+    check_exposure(door.host, tls is not None, bool(tokens), door.insecure)
+    require_free_port(door.host, door.port)  # a taken one is said before models are loaded
     from hyco_export.runtime.assembly import open_server_engine
-    from hyco_export.runtime.server import create_app, serve
+    from hyco_export.runtime.server import create_app
+    from hyco_export.runtime.serving import serve
 
     run = open_run(recipe_path, run_dir)
     use_threads(threads or run.recipe.threads)
     engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder)
+    scheme = "https" if tls else "http"
     serve(
-        create_app(engine, info),
-        host=host,
-        port=port,
+        create_app(engine, info, tokens),
+        host=door.host,
+        port=door.port,
         on_ready=lambda host, port: output.print(
-            f"serving on http://{host}:{port} (stop with Ctrl-C)", highlight=False
+            f"serving on {scheme}://{host}:{port} (stop with Ctrl-C)", highlight=False
         ),
+        tls=tls,
     )
 
 
@@ -121,12 +145,29 @@ def require_free_port(host: str, port: int) -> None:
         ) from error
 
 
-def validate_run(server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None) -> int:
+def server_access(token_file: Path | None, authority: Path | None, insecure: bool) -> "Access":
+    """What a client shows a server and how it knows it.
+
+    Raises:
+        ServerError: the token file cannot be used, or holds more than the one token that a client has.
+    """
+    from hyco_export.runtime.guard.tokens import read_tokens
+    from hyco_export.runtime.transport import Access
+
+    tokens = read_tokens(token_file)
+    if len(tokens) > 1:
+        raise ServerError(f"{token_file} holds {len(tokens)} tokens, a client shows one", "give a file with one")
+    return Access(token=tokens[0] if tokens else "", authority=authority, insecure=insecure)
+
+
+def validate_run(
+    server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, access: "Access"
+) -> int:
     """Validate the artifacts of a run against a server that somebody started."""
-    return _validate(open_run(recipe_path, run_dir, target), server)
+    return _validate(open_run(recipe_path, run_dir, target), server, access)
 
 
-def _validate(run: RunFolder, url: str) -> int:
+def _validate(run: RunFolder, url: str, access: "Access") -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
     from hyco_export.evaluate.report import write_report
     from hyco_export.evaluate.summary import summary
@@ -134,7 +175,8 @@ def _validate(run: RunFolder, url: str) -> int:
     from hyco_export.runtime.transport import HttpTransport
 
     run.recipe.models.require_head()
-    HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
+    transport = HttpTransport(url, access=access)
+    transport.info()  # a dead URL is said at once, before any file is hashed
     require_current(run, stages_of(run.recipe))
     use_threads(run.recipe.threads)
     subject = Subject(
@@ -144,7 +186,7 @@ def _validate(run: RunFolder, url: str) -> int:
         prompts=run.source("validation", run.recipe.data.validation),
     )
     with ConsoleProgress() as progress:
-        report = validate(subject, url, progress.step)
+        report = validate(subject, url, transport, progress.step)
     output.print(summary(report), highlight=False)
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", highlight=False, soft_wrap=True)

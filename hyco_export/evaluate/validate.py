@@ -31,7 +31,6 @@ from hyco_export.evaluate.system_runner import DeviceRunner
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
 from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.trace import GenerationTrace
-from hyco_export.runtime.transport import HttpTransport
 from hyco_export.runtime.wire import Sampling, ServerInfo
 
 if TYPE_CHECKING:
@@ -64,8 +63,8 @@ class Findings:
     parity: tuple[GraphParity, ...]
 
 
-def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
-    """Everything `hyco-export validate` finds out.
+def validate(subject: Subject, url: str, transport: Transport, on_step: OnStep) -> Report:
+    """Everything `hyco-export validate` finds out from the server at `url`, which `transport` calls.
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
@@ -73,7 +72,6 @@ def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
         RecipeError: the prompts cannot be used.
     """
     started_at, began = datetime.now(UTC), time.monotonic()
-    transport = HttpTransport(url)
     info = transport.info()
 
     from hyco_export.nn.verifier import load_tokenizer  # after the server has answered: it takes seconds to import

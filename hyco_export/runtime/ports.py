@@ -137,3 +137,13 @@ class Traffic(msgspec.Struct, frozen=True):
     payload_down_bytes: int
     wire_up_bytes: int
     wire_down_bytes: int
+
+
+class EnginePort(Protocol):
+    """What `runtime.engine.Engine` offers to those who bring it calls; callable from any thread."""
+
+    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply: ...
+
+    def verify(self, session_id: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply: ...
+
+    def close(self, session_id: str) -> None: ...

@@ -82,6 +82,19 @@ def test_existing_folders_and_taken_ports_are_refused_at_once(tmp_path: Path) ->
         assert f"cannot listen on 127.0.0.1:{port}" in refused("serve", "--port", str(port), "--run", str(tmp_path))
 
 
+def test_a_server_is_not_opened_to_others_by_accident(tmp_path: Path) -> None:
+    common = ("serve", "--port", "0", "--run", str(tmp_path))
+    assert "there is no TLS and no token" in refused(*common, "--host", "0.0.0.0")
+    assert "--tls-cert and --tls-key belong together" in refused(*common, "--tls-cert", str(tmp_path / "cert.pem"))
+    assert "cannot be used: No such file" in refused(*common, "--tls-cert", "none.pem", "--tls-key", "none.pem")
+    secret = tmp_path / "tokens"
+    secret.write_text("secret-but-short")
+    secret.chmod(0o644)
+    assert "can be read by every user" in refused(*common, "--token-file", str(secret))
+    help_text = run("serve", "--help").stdout + run("validate", "--help").stdout
+    assert "--token-file" in help_text and "--token " not in help_text  # a flag's value can be seen by every user
+
+
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run("capture", "--run", str(tmp_path / "file" / "run"))

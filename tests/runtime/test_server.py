@@ -17,12 +17,13 @@ from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageMo
 from starlette.testclient import TestClient
 
 from hyco_export.errors import ProtocolError, ServerError
-from hyco_export.runtime import server, wire
+from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.ports import RowOutputs
 from hyco_export.runtime.refusals import STATUS_OF
-from hyco_export.runtime.server import create_app, serve
+from hyco_export.runtime.server import CallLimits, create_app
+from hyco_export.runtime.serving import bind, serve
 from hyco_export.runtime.tree import ROOT
 
 HEAD = "head-artifact-key"
@@ -48,6 +49,7 @@ PRIME = wire.PrimeRequest(
     wire.PROTOCOL_VERSION, PROMPT, wire.Sampling(0.0, 0, 1.0), wire.Acceptance(), 7, 50, "device", 0, ""
 )
 FUZZ_BODIES = 2000
+UNHURRIED = CallLimits(calls_per_s=1e6, burst=1_000_000)
 
 
 def toy_engine() -> Engine:
@@ -62,7 +64,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[TestClient]:
-    with TestClient(create_app(engine, INFO)) as client:
+    with TestClient(create_app(engine, INFO, calls=UNHURRIED)) as client:
         yield client
 
 
@@ -301,7 +303,10 @@ def test_garbage_never_gets_a_5xx_and_leaves_the_server_whole(client: TestClient
 
 def test_every_refusal_code_raised_in_the_runtime_has_a_status() -> None:
     folder = Path(wire.__file__).parent
-    modules = [folder / f"{name}.py" for name in ("admission", "engine", "sessions", "server", "tree", "wire")]
+    modules = [
+        folder / f"{name}.py"
+        for name in ("admission", "engine", "sessions", "server", "tree", "wire", "guard/desk", "guard/tokens")
+    ]
     raised = set()
     for module in modules:
         raised |= set(re.findall(r'ProtocolError\(\s*"(\w+)"', module.read_text()))
@@ -317,7 +322,7 @@ def test_an_address_that_cannot_be_bound_is_named(client: TestClient) -> None:
 
 def test_replies_do_not_wait_for_acknowledgements() -> None:
     # a headers packet and a body packet: with Nagle's algorithm every round would take 40 ms longer
-    with server._bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
@@ -327,7 +332,8 @@ SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_server import INFO, toy_engine
-from hyco_export.runtime.server import create_app, serve
+from hyco_export.runtime.server import create_app
+from hyco_export.runtime.serving import serve
 serve(create_app(toy_engine(), INFO), on_ready=lambda host, port: print(host, port, flush=True))
 print("stopped", flush=True)
 """
