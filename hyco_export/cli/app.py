@@ -138,12 +138,14 @@ def validate(
     token_file: TokenOption = None,
     ca: Annotated[Path | None, typer.Option(help="Authority of the server's certificate (PEM).")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")] = False,
+    link: Annotated[str | None, typer.Option(help="Count times as over lte, 5g-nsa or wifi.")] = None,
+    link_waits: Annotated[bool, typer.Option("--link-waits", help="Sleep what the link takes.")] = False,
 ) -> None:
     """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
     from hyco_export.cli.commands import server_access, validate_run
 
     access = server_access(token_file, ca, insecure)
-    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, access))
+    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, access, link, link_waits))
 
 
 @app.command()

@@ -161,22 +161,30 @@ def server_access(token_file: Path | None, authority: Path | None, insecure: boo
 
 
 def validate_run(
-    server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, access: "Access"
+    server: str,
+    recipe_path: Path | None,
+    run_dir: Path | None,
+    target: str | None,
+    access: "Access",
+    link: str | None,
+    link_waits: bool,
 ) -> int:
-    """Validate the artifacts of a run against a server that somebody started."""
-    return _validate(open_run(recipe_path, run_dir, target), server, access)
+    """Validate the artifacts of a run against a server that somebody started, as if over a link."""
+    return _validate(open_run(recipe_path, run_dir, target), server, access, link, link_waits)
 
 
-def _validate(run: RunFolder, url: str, access: "Access") -> int:
+def _validate(run: RunFolder, url: str, access: "Access", link: str | None = None, link_waits: bool = False) -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
     from hyco_export.evaluate.report import write_report
     from hyco_export.evaluate.summary import summary
     from hyco_export.evaluate.validate import REPORT_FOLDER, Subject, validate
+    from hyco_export.runtime.link.presets import over_link
     from hyco_export.runtime.transport import HttpTransport
 
     run.recipe.models.require_head()
-    transport = HttpTransport(url, access=access)
-    transport.info()  # a dead URL is said at once, before any file is hashed
+    direct = HttpTransport(url, access=access)
+    transport, clock = over_link(direct, link, run.recipe.validation.seed, link_waits)
+    direct.info()  # a dead URL is said at once, before any file is hashed
     require_current(run, stages_of(run.recipe))
     use_threads(run.recipe.threads)
     subject = Subject(
@@ -186,7 +194,7 @@ def _validate(run: RunFolder, url: str, access: "Access") -> int:
         prompts=run.source("validation", run.recipe.data.validation),
     )
     with ConsoleProgress() as progress:
-        report = validate(subject, url, transport, progress.step)
+        report = validate(subject, url, progress.step, transport, clock)
     output.print(summary(report), highlight=False)
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", highlight=False, soft_wrap=True)

@@ -5,6 +5,8 @@ Joins the recipe's drafting, the server's facts and the device; the loop itself 
 
 import hashlib
 import math
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -31,12 +33,21 @@ class DeviceRunner:
         recipe: its drafting, lengths and seed.
         transport: the server.
         info: what the server said of itself.
+        clock: seconds; the link's, where the transport goes over a modelled one.
     """
 
-    def __init__(self, artifacts: RunArtifacts, recipe: Recipe, transport: Transport, info: ServerInfo) -> None:
+    def __init__(
+        self,
+        artifacts: RunArtifacts,
+        recipe: Recipe,
+        transport: Transport,
+        info: ServerInfo,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._artifacts = artifacts
         self._recipe = recipe
         self._transport = transport
+        self._clock = clock
         self._settings = Settings(
             tree=tree_rule(recipe.drafting),
             epsilon=recipe.validation.epsilon,
@@ -59,7 +70,7 @@ class DeviceRunner:
         chosen = find_system(system)
         seed = prompt_seed(self._recipe.validation.seed, prompt.id)
         request = make_request(chosen, self._settings, prompt.id, sampling, seed, max_new_tokens)
-        return generate(prompt.ids, request, self._drafter(system, backend), self._transport)
+        return generate(prompt.ids, request, self._drafter(system, backend), self._transport, self._clock)
 
     def _drafter(self, name: str, backend: str) -> Drafter:
         key = (name, backend)

@@ -22,6 +22,7 @@ from hyco_export.evaluate.backend_parity import compare_backends
 from hyco_export.evaluate.compatibility import require_compatible
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
+from hyco_export.evaluate.link_estimate import estimate_link, link_note
 from hyco_export.evaluate.losslessness import Losslessness
 from hyco_export.evaluate.metrics import measure, measure_traffic
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
@@ -31,6 +32,7 @@ from hyco_export.evaluate.system_runner import DeviceRunner
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
 from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.trace import GenerationTrace
+from hyco_export.runtime.transport import HttpTransport
 from hyco_export.runtime.wire import Sampling, ServerInfo
 
 if TYPE_CHECKING:
@@ -63,8 +65,18 @@ class Findings:
     parity: tuple[GraphParity, ...]
 
 
-def validate(subject: Subject, url: str, transport: Transport, on_step: OnStep) -> Report:
-    """Everything `hyco-export validate` finds out from the server at `url`, which `transport` calls.
+def validate(
+    subject: Subject,
+    url: str,
+    on_step: OnStep,
+    transport: Transport | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Report:
+    """Everything `hyco-export validate` finds out from the server at `url`.
+
+    Args:
+        transport: calls it with a token, or as if over a link; None for plain calls.
+        clock: seconds; the link's, where there is one.
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
@@ -72,12 +84,13 @@ def validate(subject: Subject, url: str, transport: Transport, on_step: OnStep) 
         RecipeError: the prompts cannot be used.
     """
     started_at, began = datetime.now(UTC), time.monotonic()
+    transport = transport or HttpTransport(url)
     info = transport.info()
 
     from hyco_export.nn.verifier import load_tokenizer  # after the server has answered: it takes seconds to import
 
     tokenizer = load_tokenizer(subject.verifier)
-    found = examine(subject, url, info, transport, tokenizer, on_step)
+    found = examine(subject, url, info, transport, tokenizer, on_step, clock)
     report = judge(subject, url, found, lambda token: str(tokenizer.decode([token])))
     duration_s = time.monotonic() - began
     return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
@@ -90,6 +103,7 @@ def examine(
     transport: Transport,
     tokenizer: "PreTrainedTokenizerFast",
     on_step: OnStep,
+    clock: Callable[[], float],
 ) -> Findings:
     """Check that the server belongs to the run, then drive it. Raises as `validate`."""
     from hyco_export.nn.checkpoint import tokenizer_digest
@@ -99,7 +113,7 @@ def examine(
     require_compatible(info, expected_server(artifacts, tokenizer_digest(subject.verifier), recipe), url)
     prompts = read_prompts(subject.prompts, tokenizer, plan.prompts)
     parity = compare_backends(artifacts, recipe.target, on_step)
-    with DeviceRunner(artifacts, recipe, transport, info) as runner:
+    with DeviceRunner(artifacts, recipe, transport, info, clock) as runner:
         sampling = wire_sampling(recipe)
         traces = run_interleaved(runner, SYSTEMS, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
@@ -133,7 +147,7 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
         gates=run_gates(plan.gates, systems, found.losslessness, found.parity, traffic),
         times=tuple(median_times(name, found.traces[name]) for name in SYSTEMS),
         tree=pick_tree(found.traces[RELAXED], text_of),
-        notes=notes(plan, found.prompts),
+        notes=(*notes(plan, found.prompts), link_note(estimate_link(found.traces.values()))),
     )
 
 

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
-from hyco_export.errors import HycoError, ProtocolError, ServerError
+from hyco_export.errors import HycoError, ProtocolError, ServerError, UnreachableError
 from hyco_export.runtime import wire
 from hyco_export.runtime.guard.tls import client_context, is_loopback
 from hyco_export.runtime.ports import EnginePort, Traffic
@@ -193,9 +193,9 @@ class HttpTransport:
         connection.connect()
         return connection
 
-    def _unreachable(self, error: Exception) -> ServerError:
+    def _unreachable(self, error: Exception) -> UnreachableError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return ServerError(
+        return UnreachableError(
             f"no answer from the verifier server at {self._url}: {reason}",
             "start it with `hyco-export serve`, or correct --server",
         )

@@ -38,7 +38,7 @@ def world(monkeypatch):
     def make_drafter(system, settings, device):
         return ("drafter", system.name, device) if system.needs_device else NullDrafter()
 
-    def generate(ids, request, drafter, transport):
+    def generate(ids, request, drafter, transport, clock):
         generated.append((ids, request, drafter, transport))
         return "trace"
 
