@@ -121,11 +121,13 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     token_file: TokenOption = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen off this machine without TLS or token.")] = False,
+    pad_replies: Annotated[int, typer.Option(help="Pad replies to multiples of so many bytes; 0: not.", min=0)] = 0,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
     from hyco_export.cli.commands import Door, serve_run
 
-    serve_run(_only(path, recipe), run, Door(host, port, tls_cert, tls_key, token_file, insecure), device, threads)
+    door = Door(host, port, tls_cert, tls_key, token_file, insecure, pad_replies)
+    serve_run(_only(path, recipe), run, door, device, threads)
 
 
 @app.command()

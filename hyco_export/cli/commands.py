@@ -101,6 +101,7 @@ class Door(msgspec.Struct, frozen=True):
     key: Path | None
     token_file: Path | None
     insecure: bool
+    pad_bytes: int  # replies are padded to multiples of it; 0: not
 
 
 def serve_run(recipe_path: Path | None, run_dir: Path | None, door: Door, device: str, threads: int | None) -> None:
@@ -123,7 +124,7 @@ def serve_run(recipe_path: Path | None, run_dir: Path | None, door: Door, device
     engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder)
     scheme = "https" if tls else "http"
     serve(
-        create_app(engine, info, tokens),
+        create_app(engine, info, tokens, pad_bytes=door.pad_bytes),
         host=door.host,
         port=door.port,
         on_ready=lambda host, port: output.print(

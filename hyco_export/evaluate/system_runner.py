@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from hyco_export.core.recipe import Drafting, Recipe
 from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.trials import Prompt
@@ -70,6 +72,8 @@ class DeviceRunner:
         chosen = find_system(system)
         seed = prompt_seed(self._recipe.validation.seed, prompt.id)
         request = make_request(chosen, self._settings, prompt.id, sampling, seed, max_new_tokens)
+        if request.head_digest:
+            request = msgspec.structs.replace(request, first_rows=self._recipe.validation.first_reply_rows)
         return generate(prompt.ids, request, self._drafter(system, backend), self._transport, self._clock)
 
     def _drafter(self, name: str, backend: str) -> Drafter:

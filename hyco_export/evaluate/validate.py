@@ -25,6 +25,7 @@ from hyco_export.evaluate.gates import run_gates
 from hyco_export.evaluate.link_estimate import estimate_link, link_note
 from hyco_export.evaluate.losslessness import Losslessness
 from hyco_export.evaluate.metrics import measure, measure_traffic
+from hyco_export.evaluate.padding_cost import padding_note
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
 from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
@@ -147,7 +148,11 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
         gates=run_gates(plan.gates, systems, found.losslessness, found.parity, traffic),
         times=tuple(median_times(name, found.traces[name]) for name in SYSTEMS),
         tree=pick_tree(found.traces[RELAXED], text_of),
-        notes=(*notes(plan, found.prompts), link_note(estimate_link(found.traces.values()))),
+        notes=(
+            *notes(plan, found.prompts),
+            link_note(estimate_link(found.traces.values())),
+            padding_note(RELAXED, [record for trace in found.traces[RELAXED] for record in trace.rounds]),
+        ),
     )
 
 

@@ -32,6 +32,7 @@ class Request(msgspec.Struct, frozen=True):
     draft_side: wire.DraftSide = "device"
     draft_steps: int = 0
     head_digest: str = ""
+    first_rows: int = 0  # K/V rows of the first reply, the rest after it; 0: the whole window at once (HyCo, §3.1)
 
 
 def generate(
@@ -150,6 +151,7 @@ class Generation:
             draft_steps=request.draft_steps,
             head_digest=request.head_digest,
             continue_from=len(self._ids) - self._prompt_length,
+            first_rows=request.first_rows,
         )
 
     def _round(self) -> None:
@@ -184,6 +186,7 @@ class Generation:
                 commit_ms=self._now_ms() - commit_start_ms,
                 server_ms=reply.server_ms,
                 traffic=traffic,
+                older_bytes=len(reply.handoff.older_kv) if reply.handoff else 0,
             )
         )
 

@@ -27,7 +27,7 @@ class HeadDevice(Protocol):
         ...
 
     def commit(self, rows: KvRows, first_position: int) -> None:
-        """Copy K/V rows of consecutive positions into the ring."""
+        """Copy K/V rows of consecutive positions into the ring, behind its newest row or before its oldest."""
         ...
 
     def draft(self, e: np.ndarray, h: np.ndarray, root_position: int) -> HeadDraft:
@@ -131,7 +131,7 @@ class Transport(Protocol):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Bytes of one call: bodies alone, and with HTTP headers."""
+    """Bytes of one call: bodies alone (without padding), and all that HTTP sends."""
 
     payload_up_bytes: int
     payload_down_bytes: int

@@ -25,6 +25,7 @@ from hyco_export.runtime.guard.desk import Desk
 from hyco_export.runtime.guard.faults import place_of
 from hyco_export.runtime.guard.rates import RateLimiter, Throttled
 from hyco_export.runtime.guard.tokens import ANYBODY, Tokens
+from hyco_export.runtime.padding import HEADER, HEADER_DIGITS, pad
 from hyco_export.runtime.refusals import as_refusal, body_of, status_of
 
 ID_BYTES = 5  # of a token id or a row in MessagePack, at most
@@ -56,12 +57,15 @@ class Service:
     health checks, metrics and refusals.
     """
 
-    def __init__(self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits) -> None:
+    def __init__(
+        self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits, pad_bytes: int
+    ) -> None:
         self._engine = engine
         self._desk = Desk(engine, calls.sessions, engine.limits.idle_s)
         self._tokens = tokens
         self._rates = RateLimiter(calls.calls_per_s, calls.burst)
         self._body_s = calls.body_s
+        self._pad_bytes = pad_bytes
         self._info = wire.encode(info)
         self._metrics = metrics.Metrics(lambda: engine.session_count)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
@@ -119,7 +123,7 @@ class Service:
         body = await _read(request, self._prime_bytes, self._body_s)
         reply = await self._work(self._desk.prime, owner, wire.decode(body, wire.PrimeRequest))
         self._metrics.primed(reply.server_ms)
-        return self._reply("prime", len(body), wire.encode(reply))
+        return self._message("prime", len(body), reply)
 
     async def verify(self, request: Request, owner: str) -> Response:
         body = await _read(request, self._verify_bytes, self._body_s)
@@ -127,7 +131,7 @@ class Service:
         message = wire.decode(body, wire.VerifyRequest)
         reply = await self._work(self._desk.verify, owner, request.path_params["session"], round_number, message)
         self._metrics.verified(len(reply.tokens), reply.server_ms)
-        return self._reply("verify", len(body), wire.encode(reply))
+        return self._message("verify", len(body), reply)
 
     async def close(self, request: Request, owner: str) -> Response:
         await self._work(self._desk.close, owner, request.path_params["session"])
@@ -167,6 +171,17 @@ class Service:
             wire.encode(body_of(refusal)), status_code=status_of(refusal), headers=headers, media_type=wire.MEDIA_TYPE
         )
 
+    def _message(self, call: str, bytes_up: int, reply: msgspec.Struct) -> Response:
+        """A reply whose size would tell how much was committed: padded where the server was told so."""
+        body = wire.encode(reply)
+        if not self._pad_bytes:
+            return self._reply(call, bytes_up, body)
+        response = self._reply(call, bytes_up, pad(body, self._pad_bytes))
+        padding_bytes = len(response.body) - len(body)
+        self._metrics.padded(padding_bytes)
+        response.headers[HEADER] = f"{padding_bytes:0{HEADER_DIGITS}}"
+        return response
+
     def _reply(self, call: str, bytes_up: int, body: bytes) -> Response:
         self._metrics.answered(call, bytes_up, len(body))
         return Response(body, media_type=wire.MEDIA_TYPE)
@@ -189,10 +204,17 @@ class Service:
 
 
 def create_app(
-    engine: Engine, info: wire.ServerInfo, tokens: Tokens | None = None, calls: CallLimits | None = None
+    engine: Engine,
+    info: wire.ServerInfo,
+    tokens: Tokens | None = None,
+    calls: CallLimits | None = None,
+    pad_bytes: int = 0,
 ) -> Starlette:
-    """The ASGI application of an engine; without tokens everybody may call."""
-    service = Service(engine, info, tokens or Tokens(), calls or CallLimits())
+    """The ASGI application of an engine; without tokens everybody may call.
+
+    `pad_bytes` > 0 pads the replies of PRIME and VERIFY to multiples of it (`padding`).
+    """
+    service = Service(engine, info, tokens or Tokens(), calls or CallLimits(), pad_bytes)
     routes = [
         Route("/v1/sessions", service.guarded(service.prime), methods=["POST"]),
         Route("/v1/sessions/{session}/rounds/{round}", service.guarded(service.verify), methods=["POST"]),

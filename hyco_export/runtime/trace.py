@@ -50,6 +50,7 @@ class RoundTrace(msgspec.Struct, frozen=True, tag="round", tag_field="record"):
     commit_ms: float  # device: accepted rows and hand-off copied into the rings
     server_ms: float
     traffic: Traffic
+    older_bytes: int = 0  # K/V rows of the first window that came with this reply
 
 
 class GenerationTrace(msgspec.Struct, frozen=True, tag="generation", tag_field="record"):

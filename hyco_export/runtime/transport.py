@@ -7,6 +7,7 @@ is used because a round is short: a call was measured at a third of httpx's CPU 
 import http.client
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
@@ -15,7 +16,10 @@ import msgspec
 
 from hyco_export.errors import HycoError, ProtocolError, ServerError, UnreachableError
 from hyco_export.runtime import wire
+from hyco_export.runtime.guard.desk import Desk
 from hyco_export.runtime.guard.tls import client_context, is_loopback
+from hyco_export.runtime.guard.tokens import ANYBODY
+from hyco_export.runtime.padding import HEADER
 from hyco_export.runtime.ports import EnginePort, Traffic
 from hyco_export.runtime.refusals import as_refusal, body_of
 
@@ -161,7 +165,9 @@ class HttpTransport:
             answer = response.read()
         finally:
             self._sent_bytes += connection.sent_bytes
-        self.traffic = Traffic(len(body), len(answer), self._sent_bytes, _head_bytes(response) + len(answer))
+        padding = response.headers.get(HEADER, "")
+        payload_down = len(answer) - (int(padding) if padding.isdecimal() else 0)
+        self.traffic = Traffic(len(body), payload_down, self._sent_bytes, _head_bytes(response) + len(answer))
         return self._checked(response, answer)
 
     def _checked(self, response: http.client.HTTPResponse, answer: bytes) -> bytes:
@@ -270,10 +276,10 @@ def _head_bytes(response: http.client.HTTPResponse) -> int:
 
 
 class LocalTransport:
-    """Calls into an engine of this process, through the same bytes as over HTTP."""
+    """Calls into an engine of this process, through the same desk and the same bytes as over HTTP."""
 
     def __init__(self, engine: EnginePort, info: wire.ServerInfo) -> None:
-        self._engine = engine
+        self._desk = Desk(engine)
         self._info = info
         self.traffic = Traffic(0, 0, 0, 0)
 
@@ -281,16 +287,13 @@ class LocalTransport:
         return wire.decode(wire.encode(self._info), wire.ServerInfo)
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
-        return self._pass(self._engine.prime, request, wire.PrimeReply)
+        return self._pass(partial(self._desk.prime, ANYBODY), request, wire.PrimeReply)
 
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
-        def call(message: wire.VerifyRequest) -> wire.VerifyReply:
-            return self._engine.verify(session, round_number, message)
-
-        return self._pass(call, request, wire.VerifyReply)
+        return self._pass(partial(self._desk.verify, ANYBODY, session, round_number), request, wire.VerifyReply)
 
     def close_session(self, session: str) -> None:
-        self._engine.close(session)
+        self._desk.close(ANYBODY, session)
 
     def _pass(self, call: Callable[[Sent], Reply], request: Sent, kind: type[Reply]) -> Reply:
         """Request and answer as bytes; a refusal travels as its body."""

@@ -49,15 +49,21 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     draft_steps: int  # K of the server's own head; 0 when the device drafts
     head_digest: str  # manifest key of the head artifact whose encodings the device uses; "" when it needs no hand-off
     continue_from: int = 0
+    first_rows: int = 0  # newest K/V rows of the first reply, as many older ones a round after it; 0: the whole window
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
-    """e(root) and h in 8 bits, and K/V rows (core.handoff layout) of positions first_position ..."""
+    """e(root) and h in 8 bits, and K/V rows (core.handoff layout) of positions first_position ...
+
+    `older_kv` are rows of positions older_first ... that the first reply left out (`runtime.first_window`).
+    """
 
     e: bytes
     h: bytes
     kv: bytes
     first_position: int
+    older_kv: bytes = b""
+    older_first: int = 0
 
 
 class PrimeReply(msgspec.Struct, frozen=True, array_like=True):

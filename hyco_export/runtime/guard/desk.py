@@ -1,9 +1,10 @@
-"""Whose session is whose: the engine's calls for callers that are told apart.
+"""What a server knows of a session that its engine does not: whose it is, and which rows are still to be sent.
 
 Knows owners and session names; nothing of models, ids or HTTP. A session of another owner looks exactly like one that
 never was. Callable from any thread.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import msgspec
 
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
+from hyco_export.runtime.first_window import OlderRows, check_first_rows, split_window
 from hyco_export.runtime.guard.tokens import ANYBODY
 from hyco_export.runtime.ports import EnginePort
 from hyco_export.runtime.sessions import no_such_session
@@ -22,6 +24,7 @@ LOST_CODES = (wire.UNKNOWN_SESSION, "model_fault")  # the engine has dropped the
 class _Entry(msgspec.Struct):
     owner: str
     last_used_s: float
+    older: OlderRows | None
 
 
 class Desk:
@@ -37,8 +40,8 @@ class Desk:
     def __init__(
         self,
         engine: EnginePort,
-        sessions_per_owner: int,
-        idle_s: float,
+        sessions_per_owner: int = 1,
+        idle_s: float = math.inf,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -53,13 +56,14 @@ class Desk:
         """Open a session of `owner`.
 
         Raises:
-            ProtocolError: code sessions_full for this owner; whatever the engine refuses.
+            ProtocolError: code sessions_full for this owner, value_range; whatever the engine refuses.
         """
+        check_first_rows(request)
         self._reserve(owner)
         try:
-            reply = self._engine.prime(request)
+            reply, older = split_window(self._engine.prime(request), request.first_rows)
             with self._lock:
-                self._entries[reply.session] = _Entry(owner, self._now())
+                self._entries[reply.session] = _Entry(owner, self._now(), older)
             return reply
         finally:
             self._release(owner)
@@ -70,9 +74,9 @@ class Desk:
         Raises:
             ProtocolError: code unknown_session, also for another's session; whatever the engine refuses.
         """
-        self._require(owner, session)
+        entry = self._require(owner, session)
         try:
-            return self._engine.verify(session, round_number, request)
+            return _with_older_rows(self._engine.verify(session, round_number, request), round_number, entry)
         except ProtocolError as refusal:
             if refusal.code in LOST_CODES:
                 self._forget(session)
@@ -106,12 +110,13 @@ class Desk:
             if not self._opening[owner]:
                 del self._opening[owner]
 
-    def _require(self, owner: str, session: str) -> None:
+    def _require(self, owner: str, session: str) -> _Entry:
         with self._lock:
             entry = self._entries.get(session)
             if entry is None or entry.owner != owner:
                 raise no_such_session()
             entry.last_used_s = self._now()
+            return entry
 
     def _forget(self, session: str) -> None:
         with self._lock:
@@ -122,3 +127,14 @@ class Desk:
         oldest_s = self._now() - self._idle_s
         for session in [name for name, entry in self._entries.items() if entry.last_used_s < oldest_s]:
             del self._entries[session]
+
+
+def _with_older_rows(reply: wire.VerifyReply, round_number: int, entry: _Entry) -> wire.VerifyReply:
+    """The reply with its part of the first window; frees the window once all of it was answered for."""
+    older = entry.older
+    if older is None or reply.handoff is None:
+        return reply
+    if round_number > older.parts:  # the round before this one has arrived, or this one would have been refused
+        entry.older = None
+        return reply
+    return msgspec.structs.replace(reply, handoff=older.attach(reply.handoff, round_number))
