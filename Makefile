@@ -1,12 +1,12 @@
 # setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters;
-# first-reply measures when drafting begins over each link.
+# first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs.
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-RUNTIME_TESTS := PYTHONPATH=tests/runtime $(VENV)/bin/python
+RUNTIME_TESTS := PYTHONPATH=tests/runtime:tests/runtime/endurance $(VENV)/bin/python
 
-.PHONY: setup demo test lint first-reply clean
+.PHONY: setup demo test lint first-reply fuzz soak clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,12 @@ lint: $(STAMP)
 
 first-reply: $(STAMP)
 	$(RUNTIME_TESTS) -m first_reply_times
+
+fuzz: $(STAMP)
+	$(RUNTIME_TESTS) -m fuzz
+
+soak: $(STAMP)
+	$(RUNTIME_TESTS) -m soak
 
 clean:
 	rm -rf $(VENV) runs

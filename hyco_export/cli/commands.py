@@ -104,7 +104,14 @@ class Door(msgspec.Struct, frozen=True):
     pad_bytes: int  # replies are padded to multiples of it; 0: not
 
 
-def serve_run(recipe_path: Path | None, run_dir: Path | None, door: Door, device: str, threads: int | None) -> None:
+def serve_run(
+    recipe_path: Path | None,
+    run_dir: Path | None,
+    door: Door,
+    device: str,
+    threads: int | None,
+    sessions: int | None,
+) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
     from hyco_export.runtime.guard.tls import check_exposure, server_context
     from hyco_export.runtime.guard.tokens import Tokens, read_tokens
@@ -121,7 +128,7 @@ def serve_run(recipe_path: Path | None, run_dir: Path | None, door: Door, device
 
     run = open_run(recipe_path, run_dir)
     use_threads(threads or run.recipe.threads)
-    engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder)
+    engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, sessions)
     scheme = "https" if tls else "http"
     serve(
         create_app(engine, info, tokens, pad_bytes=door.pad_bytes),

@@ -127,9 +127,9 @@ class Service:
 
     async def verify(self, request: Request, owner: str) -> Response:
         body = await _read(request, self._verify_bytes, self._body_s)
-        round_number = _round_number(request.path_params["round"])
+        number = round_number(request.path_params["round"])
         message = wire.decode(body, wire.VerifyRequest)
-        reply = await self._work(self._desk.verify, owner, request.path_params["session"], round_number, message)
+        reply = await self._work(self._desk.verify, owner, request.path_params["session"], number, message)
         self._metrics.verified(len(reply.tokens), reply.server_ms)
         return self._message("verify", len(body), reply)
 
@@ -224,7 +224,9 @@ def create_app(
         Route("/healthz", service.health, methods=["GET"]),
         Route("/readyz", service.ready, methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: service.refuse_route}, lifespan=service.lifespan)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: service.refuse_route}, lifespan=service.lifespan)
+    app.router.redirect_slashes = False  # a path is right or unknown
+    return app
 
 
 class _UnreadBody(ProtocolError):
@@ -265,7 +267,7 @@ async def _read_body(request: Request, limit_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _round_number(text: str) -> int:
+def round_number(text: str) -> int:
     """The round in a path.
 
     Raises:
