@@ -118,6 +118,7 @@ def serve(
         int | None, typer.Option(help="CPU threads of the verifier. Default: the recipe's.", min=1)
     ] = None,
     sessions: Annotated[int | None, typer.Option(help="Sessions held at once. Default: 16.", min=1)] = None,
+    replicas: Annotated[int, typer.Option(help="Verifiers behind one address, by Ray Serve.", min=1)] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM). Default: plain HTTP.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     token_file: TokenOption = None,
@@ -128,7 +129,7 @@ def serve(
     from hyco_export.cli.commands import Door, serve_run
 
     door = Door(host, port, tls_cert, tls_key, token_file, insecure, pad_replies)
-    serve_run(_only(path, recipe), run, door, device, threads, sessions)
+    serve_run(_only(path, recipe), run, door, device, threads, sessions, replicas)
 
 
 @app.command()

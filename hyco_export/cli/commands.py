@@ -19,6 +19,8 @@ from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import require_stage, stages_of
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from hyco_export.runtime.transport import Access
 
 PERCENT = 100
@@ -111,6 +113,7 @@ def serve_run(
     device: str,
     threads: int | None,
     sessions: int | None,
+    replicas: int,
 ) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
     from hyco_export.runtime.guard.tls import check_exposure, server_context
@@ -119,33 +122,41 @@ def serve_run(
     if (door.certificate is None) != (door.key is None):
         raise ServerError("--tls-cert and --tls-key belong together", "give both")
     tls = server_context(door.certificate, door.key) if door.certificate and door.key else None
-    tokens = Tokens(read_tokens(door.token_file))
+    tokens = read_tokens(door.token_file)
     check_exposure(door.host, tls is not None, bool(tokens), door.insecure)
-    require_free_port(door.host, door.port)  # a taken one is said before models are loaded
-    from hyco_export.runtime.assembly import open_server_engine
-    from hyco_export.runtime.server import create_app
+    port = require_free_port(door.host, door.port)  # a taken one is said before models are loaded
+    run = open_run(recipe_path, run_dir)
+
+    def build() -> "Starlette":
+        from hyco_export.runtime.assembly import open_server_engine
+        from hyco_export.runtime.server import create_app
+
+        use_threads(threads or run.recipe.threads)
+        engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, sessions)
+        return create_app(engine, info, Tokens(tokens), pad_bytes=door.pad_bytes)
+
+    def ready(host: str, port: int) -> None:
+        output.print(f"serving on {'https' if tls else 'http'}://{host}:{port} (stop with Ctrl-C)", highlight=False)
+
+    if replicas > 1:
+        from hyco_export.runtime.replicas import serve_replicas
+
+        serve_replicas(build, replicas, door.host, port, ready, door.certificate, door.key)
+        return
     from hyco_export.runtime.serving import serve
 
-    run = open_run(recipe_path, run_dir)
-    use_threads(threads or run.recipe.threads)
-    engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, sessions)
-    scheme = "https" if tls else "http"
-    serve(
-        create_app(engine, info, tokens, pad_bytes=door.pad_bytes),
-        host=door.host,
-        port=door.port,
-        on_ready=lambda host, port: output.print(
-            f"serving on {scheme}://{host}:{port} (stop with Ctrl-C)", highlight=False
-        ),
-        tls=tls,
-    )
+    serve(build(), host=door.host, port=door.port, on_ready=ready, tls=tls)
 
 
-def require_free_port(host: str, port: int) -> None:
-    """Raises ServerError: another program listens there, or the address is not this machine's."""
+def require_free_port(host: str, port: int) -> int:
+    """The port, or a free one for 0.
+
+    Raises:
+        ServerError: another program listens there, or the address is not this machine's.
+    """
     try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-            pass
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+            return int(listener.getsockname()[1])
     except OSError as error:
         raise ServerError(
             f"cannot listen on {host}:{port}: {error.strerror}",

@@ -50,6 +50,7 @@ def configure(app: Starlette, tls: ssl.SSLContext | None = None, peers: PeerLimi
     return uvicorn.Config(
         app,
         http=protocol_with(limits),  # type: ignore[arg-type]  # called like the class it stands for
+        loop="asyncio",  # whether uvloop is installed or not
         h11_max_incomplete_event_size=limits.head_bytes,
         log_level="warning",
         access_log=False,

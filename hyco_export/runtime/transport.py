@@ -5,6 +5,7 @@ is used because a round is short: a call was measured at a third of httpx's CPU 
 """
 
 import http.client
+import secrets
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +26,8 @@ from hyco_export.runtime.refusals import as_refusal, body_of
 
 SUCCESS_STATUSES = range(200, 300)
 ANSWER_LIMIT_BYTES = 1 << 26  # ten times the largest hand-off of the paper
-GATEWAY_STATUSES = (502, 503, 504)  # a proxy whose server is away, when the body is not one of ours
+GATEWAY_STATUSES = (500, 502, 503, 504)  # a proxy whose server is away or died, when the body is not one of ours
+AFFINITY_BYTES = 6  # random ones: enough to spread clients over servers
 BUSY_CODES = ("rate", "connections_full")  # refusals before anything was done: any call can be sent again
 BUSY_TRIES = 5
 LONGEST_WAIT_S = 30.0  # that a server may ask for between two tries
@@ -78,9 +80,11 @@ class HttpTransport:
         self._url = url
         self._parts = split_url(url)
         access = access or Access()
-        self._authorization = {"Authorization": f"Bearer {access.token}"} if access.token else {}
+        self._headers = {"X-Session-Id": secrets.token_urlsafe(AFFINITY_BYTES)}  # one server of several: PROTOCOL.md, 1
+        if access.token:
+            self._headers["Authorization"] = f"Bearer {access.token}"
         self._tls = client_context(access.authority) if self._parts.scheme == "https" else None
-        if self._authorization and not (self._tls or access.insecure or is_loopback(self._parts.hostname or "")):
+        if access.token and not (self._tls or access.insecure or is_loopback(self._parts.hostname or "")):
             raise ServerError(
                 f"the token would travel in the clear to {self._parts.hostname}",
                 "use an https URL, or say --insecure inside a network that you trust",
@@ -156,7 +160,7 @@ class HttpTransport:
         connection.sent_bytes = 0
         if connection.sock is not None:  # None: the server closed it after its last answer, the request will say so
             connection.sock.settimeout(self._reply_s)
-        headers = self._authorization | ({"Content-Type": wire.MEDIA_TYPE} if body else {})
+        headers = self._headers | ({"Content-Type": wire.MEDIA_TYPE} if body else {})
         try:
             connection.request(method, self._parts.path.rstrip("/") + path, body=body or None, headers=headers)
             response = connection.getresponse()

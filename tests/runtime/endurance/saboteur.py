@@ -38,7 +38,7 @@ class Saboteur(HttpTransport):
         if fate < self._resets / 2:
             self.done["resets after the request"] += 1
             connection = self._connection or self._connect()
-            connection.request(method, path, body=body or None, headers=self._authorization)
+            connection.request(method, path, body=body or None, headers=self._headers)
             self._reset(connection.sock)
             raise ConnectionResetError("reset after the request")
         answer = super()._exchange(method, path, body)
