@@ -1,7 +1,7 @@
 """A transport that does not give up: calls without an answer are repeated until the link is back or patience ends.
 
 Every call of the protocol may be repeated: rounds are numbered and answered once, closing twice is closing once, and a
-PRIME sent twice opens two sessions that draw the same token, of which the one whose reply was lost expires.
+PRIME sent again names the try before it, whose session is closed, and draws the same token.
 """
 
 import time
@@ -11,6 +11,7 @@ from typing import TypeVar
 from hyco_export.errors import ProtocolError, UnreachableError
 from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Traffic, Transport
+from hyco_export.runtime.transport import as_attempt
 
 Reply = TypeVar("Reply")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # doubled from one to the other
@@ -47,7 +48,8 @@ class PersistentTransport:
         return self._repeat(self._inner.info)
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
-        return self._repeat(lambda: self._inner.prime(request))
+        named = as_attempt(request)
+        return self._repeat(lambda: self._inner.prime(named))
 
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
         return self._repeat(lambda: self._inner.verify(session, round_number, request))

@@ -27,6 +27,7 @@ from hyco_export.runtime.refusals import as_refusal, body_of
 SUCCESS_STATUSES = range(200, 300)
 ANSWER_LIMIT_BYTES = 1 << 26  # ten times the largest hand-off of the paper
 GATEWAY_STATUSES = (500, 502, 503, 504)  # a proxy whose server is away or died, when the body is not one of ours
+ATTEMPT_BYTES = 9  # random ones: nobody else's try can be named
 AFFINITY_BYTES = 6  # random ones: enough to spread clients over servers
 BUSY_CODES = ("rate", "connections_full")  # refusals before anything was done: any call can be sent again
 BUSY_TRIES = 5
@@ -105,8 +106,10 @@ class HttpTransport:
             self._reply_s = self._patience.reply_s
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
-        """POST /v1/sessions. Sent again only when the connection broke; the session then left behind expires."""
-        return wire.decode(self._call("POST", "/v1/sessions", wire.encode(request), once=True), wire.PrimeReply)
+        """POST /v1/sessions. Sent again only when a kept-alive connection had gone stale."""
+        return wire.decode(
+            self._call("POST", "/v1/sessions", wire.encode(as_attempt(request)), once=True), wire.PrimeReply
+        )
 
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
         """POST /v1/sessions/{id}/rounds/{n}, tried again through breaks, timeouts and restarts: n is idempotent."""
@@ -209,6 +212,13 @@ class HttpTransport:
             f"no answer from the verifier server at {self._url}: {reason}",
             "start it with `hyco-export serve`, or correct --server",
         )
+
+
+def as_attempt(request: wire.PrimeRequest) -> wire.PrimeRequest:
+    """The request with a name for its tries, if it has none: sent twice, it leaves one session, not two."""
+    if request.attempt:
+        return request
+    return msgspec.structs.replace(request, attempt=secrets.token_urlsafe(ATTEMPT_BYTES))
 
 
 def split_url(url: str) -> SplitResult:

@@ -50,6 +50,7 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     head_digest: str  # manifest key of the head artifact whose encodings the device uses; "" when it needs no hand-off
     continue_from: int = 0
     first_rows: int = 0  # newest K/V rows of the first reply, as many older ones a round after it; 0: the whole window
+    attempt: str = ""  # random; the same again replaces the session that an earlier try opened and nobody knows
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True):

@@ -18,6 +18,7 @@ from hyco_export.runtime.guard.tokens import ANYBODY
 from hyco_export.runtime.ports import EnginePort
 from hyco_export.runtime.sessions import no_such_session
 
+LONGEST_ATTEMPT = 64  # characters
 LOST_CODES = (wire.UNKNOWN_SESSION, "model_fault")  # the engine has dropped the session
 
 
@@ -25,6 +26,7 @@ class _Entry(msgspec.Struct):
     owner: str
     last_used_s: float
     older: OlderRows | None
+    attempt: str
 
 
 class Desk:
@@ -53,17 +55,21 @@ class Desk:
         self._opening: dict[str, int] = {}  # PRIME calls in flight by owner
 
     def prime(self, owner: str, request: wire.PrimeRequest) -> wire.PrimeReply:
-        """Open a session of `owner`.
+        """Open a session of `owner`; one that an earlier try of this call opened is closed.
 
         Raises:
             ProtocolError: code sessions_full for this owner, value_range; whatever the engine refuses.
         """
         check_first_rows(request)
+        if len(request.attempt) > LONGEST_ATTEMPT:
+            seen = f"attempt has {len(request.attempt)} characters, at most {LONGEST_ATTEMPT} are taken"
+            raise ProtocolError("value_range", seen)
+        self._close_attempt(owner, request.attempt)
         self._reserve(owner)
         try:
             reply, older = split_window(self._engine.prime(request), request.first_rows)
             with self._lock:
-                self._entries[reply.session] = _Entry(owner, self._now(), older)
+                self._entries[reply.session] = _Entry(owner, self._now(), older, request.attempt)
             return reply
         finally:
             self._release(owner)
@@ -90,6 +96,15 @@ class Desk:
                 return
             del self._entries[session]
         self._engine.close(session)
+
+    def _close_attempt(self, owner: str, attempt: str) -> None:
+        """Close what an earlier try opened: its reply was lost, or the call would not come again."""
+        if not attempt:
+            return
+        with self._lock:
+            names = [n for n, entry in self._entries.items() if (entry.owner, entry.attempt) == (owner, attempt)]
+        for name in names:
+            self.close(owner, name)
 
     def _reserve(self, owner: str) -> None:
         """Count a PRIME in flight, so that many at once cannot pass the limit together."""

@@ -141,6 +141,24 @@ def test_sessions_that_the_engine_lost_are_not_held_against_their_owner() -> Non
     desk.prime("alice", PRIME)
 
 
+def test_a_prime_sent_again_replaces_its_first_try_and_no_other_session(engine: Engine) -> None:
+    desk = Desk(engine, 8, 60.0)
+    tried = msgspec.structs.replace(PRIME, attempt="a")
+    first = desk.prime("alice", tried)
+    others = [desk.prime("bob", tried), desk.prime("alice", msgspec.structs.replace(PRIME, attempt="b"))]
+    others += [desk.prime("alice", PRIME), desk.prime("alice", PRIME)]  # without a name they are calls of their own
+    again = desk.prime("alice", tried)
+    assert again.root == first.root and again.session != first.session
+    assert engine.session_count == len(others) + 1
+    message = wire.decode(first_round(first), wire.VerifyRequest)
+    with pytest.raises(ProtocolError) as refusal:
+        desk.verify("alice", first.session, 1, message)
+    assert refusal.value.code == wire.UNKNOWN_SESSION
+    assert desk.verify("alice", again.session, 1, message).round == 1
+    with pytest.raises(ProtocolError, match="attempt has 65 characters, at most 64"):
+        desk.prime("alice", msgspec.structs.replace(PRIME, attempt="x" * 65))
+
+
 def test_callers_whom_nobody_tells_apart_have_the_engines_limit_only() -> None:
     desk = Desk(toy_engine(), 1, 60.0)
     for _ in range(LIMITS.sessions):

@@ -201,6 +201,31 @@ def test_persistence_doubles_its_pauses_and_ends() -> None:
     assert pauses[:7] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0] and sum(pauses) <= 20.0
 
 
+def test_a_prime_keeps_its_name_over_all_tries_and_another_has_another() -> None:
+    names = []
+
+    class Naming(Script):
+        def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
+            names.append(request.attempt)
+            return super().prime(request)
+
+    transport = persistent(Naming([UnreachableError("gone")] * 2), 20.0)[0]
+    transport.prime(PRIME)
+    assert len(names) == 3 and len(set(names)) == 1 and names[0]
+    transport.prime(PRIME)
+    assert names[3] != names[0]
+
+
+def test_lost_replies_leave_no_sessions_behind() -> None:
+    engine = toy_engine()
+    clock = SkippingClock(lambda: 0.0)
+    lossy = Link("lossy", 10.0, 0.0, 8.0, 8.0, resets=0.5)
+    transport = over(lossy, LocalTransport(engine, INFO), 3, clock)
+    for _ in range(30):
+        transport.prime(PRIME)
+    assert engine.session_count == 30
+
+
 def test_persistence_waits_for_what_time_cures_and_for_nothing_else() -> None:
     cured = Script([ProtocolError("shutting_down", "stopping"), ProtocolError("sessions_full", "full")])
     assert persistent(cured, 5.0)[0].prime(PRIME).session == "s" and cured.calls == 3
