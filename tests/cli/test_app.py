@@ -95,6 +95,19 @@ def test_a_server_is_not_opened_to_others_by_accident(tmp_path: Path) -> None:
     assert "--token-file" in help_text and "--token " not in help_text  # a flag's value can be seen by every user
 
 
+def test_unknown_links_are_refused_with_the_known_ones(tmp_path: Path) -> None:
+    message = refused("validate", "--server", "http://127.0.0.1:9", "--run", str(tmp_path), "--link", "isdn")
+    assert "unknown link 'isdn'" in message and "known ones: lte, 5g-nsa, wifi" in message
+
+
+def test_a_client_shows_one_token(tmp_path: Path) -> None:
+    several = tmp_path / "tokens"
+    several.touch(mode=0o600)
+    several.write_text("first-0123456789abcdef\nsecond-0123456789abcdef\n")
+    message = refused("validate", "--server", "http://127.0.0.1:9", "--token-file", str(several))
+    assert "holds 2 tokens, a client shows one" in message and "0123456789abcdef" not in message
+
+
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run("capture", "--run", str(tmp_path / "file" / "run"))
