@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 from saboteur import Saboteur
@@ -144,21 +145,19 @@ def plain_texts(url: str, access: Access, prompts: Sequence[tuple[int, ...]], to
 
 
 def embedded_prompts(count: int) -> list[tuple[int, ...]]:
-    """Validation prompts of the embedded family, as its verifier reads them."""
-    from hyco_export.core.conversations import prompt_messages, read_conversations
-    from hyco_export.core.recipe import embedded_recipe, load_recipe
-    from hyco_export.core.resources import resource_path
+    """First questions of the embedded family's validation prompts, as its verifier reads them."""
+    from hyco_export.cli.commands import open_run
     from hyco_export.nn.capture import encode_prompt
-    from hyco_export.nn.checkpoint import checkpoint_folder
     from hyco_export.nn.verifier import load_tokenizer
 
-    recipe = load_recipe(embedded_recipe())
-    tokenizer = load_tokenizer(checkpoint_folder(recipe.models.verifier))
+    run = open_run(None, None)
+    tokenizer = load_tokenizer(run.source("verifier", run.recipe.models.verifier))
     prompts = []
-    for conversation in read_conversations(resource_path(recipe.data.validation)):
-        messages = [{"role": m.role, "content": m.content} for m in prompt_messages(conversation)]
-        prompts.append(tuple(encode_prompt(tokenizer, messages)))
-    return prompts[:count]
+    for line in run.source("validation", run.recipe.data.validation).read_bytes().splitlines()[:count]:
+        messages = msgspec.json.decode(line)["messages"]
+        question = next(number for number, message in enumerate(messages, 1) if message["role"] == "user")
+        prompts.append(tuple(encode_prompt(tokenizer, messages[:question])))
+    return prompts
 
 
 def show(outcome: Outcome, seconds: float) -> None:
