@@ -1,6 +1,5 @@
 """Which PRIME requests a server takes: pure checks, before anything is allocated. Knows limits, no sessions."""
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -8,6 +7,7 @@ import msgspec
 from hyco_export.core.limits import NODE_LIMIT
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
+from hyco_export.runtime.rules import check_acceptance
 
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures other than 0; outside, float32 scores overflow or carry no difference
 SEED_LIMIT = 2**64  # half of the generator's key
@@ -41,6 +41,7 @@ def check_prime(request: wire.PrimeRequest, facts: Facts, limits: Limits) -> Non
     """
     _check_prompt(request.prompt, facts.vocab_size, limits.prompt_limit)
     _check_values(request)
+    check_acceptance(request.acceptance)
     _check_length(request, facts.context_limit)
     _check_draft_side(request, facts.server_steps)
     if request.head_digest and request.head_digest != facts.head_digest:
@@ -62,7 +63,7 @@ def _check_prompt(prompt: Sequence[int], vocab_size: int, prompt_limit: int) -> 
 
 
 def _check_values(request: wire.PrimeRequest) -> None:
-    sampling, acceptance = request.sampling, request.acceptance
+    sampling = request.sampling
     rules = (
         (
             sampling.temperature == 0.0 or COLDEST <= sampling.temperature <= HOTTEST,
@@ -70,11 +71,6 @@ def _check_values(request: wire.PrimeRequest) -> None:
         ),
         (sampling.top_k >= 0, f"sampling.top_k is {sampling.top_k}, it must be 0 (off) or more"),
         (0.0 < sampling.top_p <= 1.0, f"sampling.top_p is {sampling.top_p}, it must lie in (0, 1]"),
-        (
-            acceptance.rule != "epsilon" or 0.0 < acceptance.epsilon <= 1.0,
-            f"acceptance.epsilon is {acceptance.epsilon}, it must lie in (0, 1]",
-        ),
-        (math.isfinite(acceptance.epsilon), f"acceptance.epsilon is {acceptance.epsilon}, it must be finite"),
         (0 <= request.seed < SEED_LIMIT, f"seed is {request.seed}, it must lie in [0, 2**64)"),
         (request.max_new_tokens >= 1, f"max_new_tokens is {request.max_new_tokens}, it must be 1 or more"),
         (

@@ -4,7 +4,6 @@ Knows where they lie and what must fit together; loading, serving and judging ar
 """
 
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import torch
@@ -26,6 +25,7 @@ from hyco_export.runtime.chain_drafter import ChainDrafter
 from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.handoff_encoder import HandoffEncoder
+from hyco_export.runtime.rules import RULES
 from hyco_export.runtime.verifier import Verifier
 
 
@@ -88,7 +88,7 @@ def describe(engine: Engine, verifier_digest: str, tokenizer: str, keepset_diges
         node_limit=limits.node_limit,
         prompt_limit=limits.prompt_limit,
         server_steps=facts.server_steps,
-        rules=list(get_args(wire.Rule)),
+        rules=list(RULES),
         clock=engine.clock.name,
     )
 

@@ -140,7 +140,7 @@ class Engine:
         assert verifier is not None  # check_belief refuses finished sessions
         tokens, parents, drafted = self._drafts(session, verifier, request)
         logits = verifier.verify(session.root, np.asarray(tokens, np.int64), np.asarray(parents, np.int64)).logits
-        verdict = rounds.judge(logits, tokens, parents, session.length - 1, session.settings)
+        verdict = rounds.judge(logits, tokens, parents, session.length - 1, session.settings, self.facts.stop_ids)
         outcome = rounds.settle(verdict, tokens, self.facts.stop_ids, session.room)
         session.extend(outcome.tokens)
         handoff = None

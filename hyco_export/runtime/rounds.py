@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.runtime import acceptance, sampling, wire
+from hyco_export.runtime.rules import NO_VALUES, PROBS, RAW, RULES, Judged, decide
 from hyco_export.runtime.tree import depths
 
 Finished = Literal["", "stop", "length"]
@@ -31,19 +32,40 @@ def first_token(logits: np.ndarray, settings: wire.Sampling, seed: int, position
 
 
 def judge(
-    logits: np.ndarray, tokens: Sequence[int], parents: Sequence[int], root_position: int, request: wire.PrimeRequest
+    logits: np.ndarray,
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    root_position: int,
+    request: wire.PrimeRequest,
+    stop_ids: frozenset[int],
 ) -> acceptance.Verdict:
-    """logits [N + 1, V] of the root and the tree's nodes -> the verdict of the session's rule.
+    """logits [N + 1, V] of the root and the tree's nodes -> the verdict of the session's rule."""
+    reads = RULES[request.acceptance.rule].reads
+    judged = look(logits, tokens, parents, root_position, request.sampling, request.seed, reads)
+    return decide(judged, request.acceptance, stop_ids)
+
+
+def look(
+    logits: np.ndarray,
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    root_position: int,
+    settings: wire.Sampling,
+    seed: int,
+    reads: frozenset[str],
+) -> Judged:
+    """What a rule that `reads` these values decides by, of logits [N + 1, V].
 
     A row's draw is keyed by the session's seed, the row's absolute position and the row.
     """
-    support = sampling.sampling_support(logits, request.sampling)
+    support = sampling.sampling_support(logits, settings)
     positions = root_position + np.concatenate([[0], depths(parents)])  # [N + 1]
-    drawn = sampling.draws(support, request.seed, positions).tolist()
-    if request.acceptance.rule == "exact":
-        return acceptance.exact(tokens, parents, drawn)
-    probs = sampling.node_probabilities(support, tokens, parents)
-    return acceptance.epsilon(tokens, parents, drawn, probs, request.acceptance.epsilon)
+    drawn = sampling.draws(support, seed, positions)
+    probs = sampling.node_probabilities(support, tokens, parents) if PROBS in reads else NO_VALUES
+    raw, entropies = NO_VALUES, NO_VALUES
+    if RAW in reads:
+        raw, entropies = sampling.raw_distribution(logits, settings.temperature, tokens, parents)
+    return Judged(tuple(tokens), tuple(parents), tuple(drawn.tolist()), probs, raw, entropies)
 
 
 def settle(verdict: acceptance.Verdict, tokens: Sequence[int], stop_ids: frozenset[int], room: int) -> Outcome:

@@ -15,6 +15,7 @@ from hyco_export.runtime.devices.device import Device
 from hyco_export.runtime.drafters import Drafter, HybridDrafter, NullDrafter, TreeRule
 from hyco_export.runtime.driver import Request
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
+from hyco_export.runtime.rules import EPSILON, RULES
 
 DrafterKind = Literal["none", "hybrid"]
 
@@ -25,7 +26,7 @@ class System(msgspec.Struct, frozen=True):
     name: str
     summary: str
     drafter: DrafterKind
-    rule: wire.Rule
+    rule: str  # of rules.RULES
     draft_side: wire.DraftSide = "device"
 
     @property
@@ -85,7 +86,7 @@ def make_request(
         system=system.name,
         prompt_id=prompt_id,
         sampling=sampling,
-        acceptance=wire.Acceptance(system.rule, settings.epsilon if system.rule == "epsilon" else 1.0),
+        acceptance=wire.Acceptance(system.rule, settings.epsilon if EPSILON in RULES[system.rule].options else 1.0),
         seed=seed,
         max_new_tokens=max_new_tokens,
         draft_side=system.draft_side,

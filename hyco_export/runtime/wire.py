@@ -17,7 +17,6 @@ PROTOCOL_VERSION = 1
 MEDIA_TYPE = "application/msgpack"
 UNKNOWN_SESSION = "unknown_session"  # refusal code: the server lost or never had the session; the device primes again
 
-Rule = Literal["exact", "epsilon"]
 DraftSide = Literal["device", "server"]
 
 
@@ -30,10 +29,16 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Acceptance(msgspec.Struct, frozen=True, array_like=True):
-    """The acceptance rule of a session; `epsilon` counts only for the rule of that name."""
+    """The acceptance rule of a session, a name of `rules.RULES`, and the options that some rules read.
 
-    rule: Rule = "exact"
+    `stop_needs_draw`: no stop token is accepted by a threshold alone. The last two are Medusa's, for `typical`.
+    """
+
+    rule: str = "exact"
     epsilon: float = 1.0
+    stop_needs_draw: bool = False
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
 
 
 class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.clocks import ProcessCpuClock, ThreadCpuClock
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.ports import RowOutputs
+from hyco_export.runtime.rules import RULES
 from hyco_export.runtime.tree import ROOT
 
 HEAD = "head-artifact-key"
@@ -96,10 +97,11 @@ def generate(engine: Engine, request: wire.PrimeRequest, seed: int, model: ToyLa
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from(["exact", "epsilon"]))
+@given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(RULES)))
 def test_greedy_text_is_plain_greedy_decoding_for_any_trees(seed: int, rule: str) -> None:
     model = ToyLanguageModel(seed=seed % 97)
-    request = prime_request(acceptance=wire.Acceptance(rule, 0.005), max_new_tokens=1 + seed % 20)  # type: ignore[arg-type]
+    acceptance = wire.Acceptance(rule, 0.005 if "epsilon" in RULES[rule].options else 1.0)
+    request = prime_request(acceptance=acceptance, max_new_tokens=1 + seed % 20)
     assert generate(Bench(model=model).engine, request, seed, model) == model.answer(PROMPT, request.max_new_tokens)
 
 
@@ -227,6 +229,8 @@ def test_a_tree_where_the_server_drafts_is_refused() -> None:
         ({"sampling": wire.Sampling(1.0, 0, 0.0)}, "value_range", "sampling.top_p is 0.0"),
         ({"acceptance": wire.Acceptance("epsilon", 0.0)}, "value_range", "acceptance.epsilon is 0.0"),
         ({"acceptance": wire.Acceptance("exact", float("inf"))}, "value_range", "acceptance.epsilon is inf"),
+        ({"acceptance": wire.Acceptance("fuzzy")}, "unsupported", "acceptance.rule is 'fuzzy'"),
+        ({"acceptance": wire.Acceptance("exact", 0.5)}, "unsupported", "acceptance.epsilon is 0.5"),
         ({"head_digest": "another"}, "head_mismatch", "head_digest names head artifact 'another'"),
         ({"draft_side": "server", "draft_steps": 5}, "value_range", "draft_steps is 5, this server drafts 1 to 4"),
         ({"draft_side": "server", "draft_steps": 0}, "value_range", "draft_steps is 0, this server drafts 1 to 4"),
