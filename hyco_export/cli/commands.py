@@ -121,12 +121,14 @@ def require_free_port(host: str, port: int) -> None:
         ) from error
 
 
-def validate_run(server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None) -> int:
+def validate_run(
+    server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, traces: Path | None
+) -> int:
     """Validate the artifacts of a run against a server that somebody started."""
-    return _validate(open_run(recipe_path, run_dir, target), server)
+    return _validate(open_run(recipe_path, run_dir, target), server, traces)
 
 
-def _validate(run: RunFolder, url: str) -> int:
+def _validate(run: RunFolder, url: str, traces: Path | None = None) -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
     from hyco_export.evaluate.report import write_report
     from hyco_export.evaluate.summary import summary
@@ -144,11 +146,42 @@ def _validate(run: RunFolder, url: str) -> int:
         prompts=run.source("validation", run.recipe.data.validation),
     )
     with ConsoleProgress() as progress:
-        report = validate(subject, url, progress.step)
+        report = validate(subject, url, progress.step, traces)
     output.print(summary(report), highlight=False)
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", highlight=False, soft_wrap=True)
     return 0 if report.verdict == "pass" else 1
+
+
+def replay_traces(
+    paths: Sequence[Path],
+    rule: str | None,
+    epsilons: Sequence[float],
+    stop_needs_draw: bool,
+    options: dict[str, float],
+    json_path: Path | None,
+) -> None:
+    """Print what each rule would have committed on the logged trees."""
+    from hyco_export.core.json_file import write_json
+    from hyco_export.evaluate.replay import chosen_settings, replay
+    from hyco_export.evaluate.trace_files import read_traces
+
+    settings = chosen_settings(rule, epsilons, stop_needs_draw, options)
+    traces = [trace for path in paths for trace in read_traces(path)]
+    rows = [replay(traces, one) for one in settings]
+    table = {
+        row.label: {
+            "MAT": row.mat,
+            **row.tokens_by_rule,
+            "stops by threshold": row.threshold_stops,
+            "rounds that differ": row.differing,
+        }
+        for row in rows
+    }
+    recorded = sorted({trace.acceptance.rule for trace in traces})
+    show_rows(f"{rows[0].rounds} rounds, recorded with {', '.join(recorded)}; each judged on its own", table)
+    if json_path is not None:
+        write_json(json_path, rows)
 
 
 def inspect_path(path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.keepset import MISSING, KeepSet
+from hyco_export.runtime import wire
 from hyco_export.runtime.trace import GenerationTrace, RoundTrace
 from hyco_export.runtime.tree import Source
 
@@ -19,6 +20,7 @@ SOURCE_NAMES = {Source.CHAIN: "chain", Source.RUNNER_UP: "runner-up", Source.SLM
 BONUS = "bonus"
 DRAW, THRESHOLD = "draw", "threshold only"
 MS_PER_S = 1000.0
+NIL = b"\xc0"  # MessagePack's, where a field is absent
 
 
 class DepthAcceptance(msgspec.Struct, frozen=True):
@@ -59,6 +61,7 @@ class SystemMetrics(msgspec.Struct, frozen=True):
     chain_acceptance: tuple[DepthAcceptance, ...]
     tokens_by_source: dict[str, int]  # VERIFY rounds only
     tokens_by_rule: dict[str, int]
+    threshold_stops: int  # answers that a stop token ended which only the threshold took
     bonus_misses: int  # bonus tokens outside the keep set
     bytes_up: ByteCounts
     bytes_down: ByteCounts
@@ -106,6 +109,7 @@ def measure(system: str, traces: Sequence[GenerationTrace], keepset: KeepSet) ->
         chain_acceptance=chain_acceptance(rounds),
         tokens_by_source=tokens_by_source(rounds),
         tokens_by_rule=tokens_by_rule(rounds),
+        threshold_stops=sum(map(threshold_stop, rounds)),
         bonus_misses=int((keepset.rows(bonus) == MISSING).sum()),
         bytes_up=_byte_counts([(r.traffic.payload_up_bytes, r.traffic.wire_up_bytes) for r in rounds]),
         bytes_down=_byte_counts([(r.traffic.payload_down_bytes, r.traffic.wire_down_bytes) for r in rounds]),
@@ -164,6 +168,12 @@ def tokens_by_rule(rounds: Iterable[RoundTrace]) -> dict[str, int]:
     return counts
 
 
+def threshold_stop(record: RoundTrace) -> bool:
+    """Did the round end the answer with a stop token that only the threshold took (HyCo's rule allows it)."""
+    last = len(record.tokens) - 1
+    return record.finished == "stop" and last < len(record.accepted) and not record.drawn[last]
+
+
 def down_overhead_bytes(record: RoundTrace, handoff: HandoffSpec | None) -> int:
     """Bytes of a reply's body beyond its hand-off (e, h and the K/V of the old root and the accepted nodes).
 
@@ -172,6 +182,8 @@ def down_overhead_bytes(record: RoundTrace, handoff: HandoffSpec | None) -> int:
     """
     rows = len(record.accepted) + 1
     carried = handoff.round_bytes + rows * handoff.row_bytes if handoff is not None else 0
+    if record.evidence is not None:  # only on request
+        carried += len(wire.encode(record.evidence)) - len(NIL)
     return record.traffic.payload_down_bytes - carried
 
 

@@ -31,9 +31,12 @@ class DeviceRunner:
         recipe: its drafting, lengths and seed.
         transport: the server.
         info: what the server said of itself.
+        trace: ask for what each round was judged by: larger replies, and traces that can be replayed.
     """
 
-    def __init__(self, artifacts: RunArtifacts, recipe: Recipe, transport: Transport, info: ServerInfo) -> None:
+    def __init__(
+        self, artifacts: RunArtifacts, recipe: Recipe, transport: Transport, info: ServerInfo, trace: bool = False
+    ) -> None:
         self._artifacts = artifacts
         self._recipe = recipe
         self._transport = transport
@@ -43,6 +46,7 @@ class DeviceRunner:
             server_steps=recipe.head.steps,
             head_digest=artifacts.head_key,
             stop_ids=frozenset(info.stop_ids),
+            trace=trace,
         )
         self._devices: dict[str, Device] = {}
         self._drafters: dict[tuple[str, str], Drafter] = {}

@@ -28,6 +28,7 @@ from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
 from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
+from hyco_export.evaluate.trace_files import write_traces
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
 from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.trace import GenerationTrace
@@ -64,8 +65,11 @@ class Findings:
     parity: tuple[GraphParity, ...]
 
 
-def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
+def validate(subject: Subject, url: str, on_step: OnStep, traces: Path | None = None) -> Report:
     """Everything `hyco-export validate` finds out.
+
+    Args:
+        traces: folder for the sampled generations with what each round was judged by, `<system>.jsonl`; None for none.
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
@@ -79,7 +83,10 @@ def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
     from hyco_export.nn.verifier import load_tokenizer  # after the server has answered: it takes seconds to import
 
     tokenizer = load_tokenizer(subject.verifier)
-    found = examine(subject, url, info, transport, tokenizer, on_step)
+    found = examine(subject, url, info, transport, tokenizer, on_step, traces is not None)
+    if traces is not None:
+        for name, generations in found.traces.items():
+            write_traces(traces / f"{name}.jsonl", generations)
     report = judge(subject, url, found, lambda token: str(tokenizer.decode([token])))
     duration_s = time.monotonic() - began
     return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
@@ -92,6 +99,7 @@ def examine(
     transport: Transport,
     tokenizer: "PreTrainedTokenizerFast",
     on_step: OnStep,
+    trace: bool = False,
 ) -> Findings:
     """Check that the server belongs to the run, then drive it. Raises as `validate`."""
     from hyco_export.nn.checkpoint import tokenizer_digest
@@ -101,7 +109,7 @@ def examine(
     require_compatible(info, expected_server(artifacts, tokenizer_digest(subject.verifier), recipe), url)
     prompts = read_prompts(subject.prompts, tokenizer, plan.prompts)
     parity = compare_backends(artifacts, recipe.target, on_step)
-    with DeviceRunner(artifacts, recipe, transport, info) as runner:
+    with DeviceRunner(artifacts, recipe, transport, info, trace) as runner:
         sampling = wire_sampling(recipe)
         traces = run_interleaved(runner, SYSTEMS, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)

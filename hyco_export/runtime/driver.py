@@ -21,7 +21,7 @@ Clock = Callable[[], float]  # seconds
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a generation asks of the server; `system` and `prompt_id` only name it in the trace."""
+    """What a generation asks of the server; `system`, `prompt_id` and `stop_ids` only stand in the trace."""
 
     system: str
     prompt_id: str
@@ -32,6 +32,16 @@ class Request(msgspec.Struct, frozen=True):
     draft_side: wire.DraftSide = "device"
     draft_steps: int = 0
     head_digest: str = ""
+    trace: bool = False  # ask for what each round was judged by
+    stop_ids: tuple[int, ...] = ()
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """A draft on its way: it is sent again as it is until its verdict is there."""
+
+    draft: Draft
+    start_ms: float
+    draft_ms: float
 
 
 def generate(
@@ -81,6 +91,7 @@ class Generation:
         self._started = clock()
         self._session = ""
         self._round_number = 0
+        self._pending: Proposal | None = None
         self._primes: list[PrimeTrace] = []
         self._rounds: list[RoundTrace] = []
         self._first_token_ms = 0.0
@@ -116,7 +127,7 @@ class Generation:
         reply = self._transport.prime(self._prime_request())
         wait_ms = self._now_ms() - start_ms
         traffic = self._transport.traffic
-        self._session, self._round_number = reply.session, 0
+        self._session, self._round_number, self._pending = reply.session, 0, None
         if reply.length != sent + 1:
             raise ProtocolError("length_mismatch", f"{reply.length} ids after priming with {sent}, expected one more")
         self._take((reply.root,), reply.finished)
@@ -150,18 +161,24 @@ class Generation:
             draft_steps=request.draft_steps,
             head_digest=request.head_digest,
             continue_from=len(self._ids) - self._prompt_length,
+            trace=request.trace,
         )
+
+    def _propose(self) -> Proposal:
+        start_ms = self._now_ms()
+        draft = self._drafter.propose(self._ids)
+        return Proposal(draft, start_ms, self._now_ms() - start_ms)
 
     def _round(self) -> None:
         """Draft, verify, commit."""
-        start_ms = self._now_ms()
         length = len(self._ids)
-        draft = self._drafter.propose(self._ids)
-        draft_ms = self._now_ms() - start_ms
+        self._pending = proposal = self._pending or self._propose()
+        draft = proposal.draft
         sent_ms = self._now_ms()
         reply = self._verify(draft)
         wait_ms = self._now_ms() - sent_ms
         traffic = self._transport.traffic
+        self._pending = None
         self._take(reply.tokens, reply.finished)
         commit_start_ms = self._now_ms()
         if not self.finished:
@@ -169,7 +186,7 @@ class Generation:
         self._rounds.append(
             RoundTrace(
                 round=reply.round,
-                start_ms=start_ms,
+                start_ms=proposal.start_ms,
                 length=length,
                 tree=draft.tree,
                 accepted=tuple(reply.accepted),
@@ -179,11 +196,12 @@ class Generation:
                 drafted=reply.drafted,
                 head_ms=draft.head_ms,
                 slm_ms=draft.slm_ms,
-                draft_ms=draft_ms,
+                draft_ms=proposal.draft_ms,
                 wait_ms=wait_ms,
                 commit_ms=self._now_ms() - commit_start_ms,
                 server_ms=reply.server_ms,
                 traffic=traffic,
+                evidence=reply.evidence,
             )
         )
 
@@ -236,6 +254,10 @@ class Generation:
             first_token_ms=self._first_token_ms,
             primes=tuple(self._primes),
             rounds=tuple(self._rounds),
+            sampling=self._request.sampling,
+            acceptance=self._request.acceptance,
+            max_new_tokens=self._request.max_new_tokens,
+            stop_ids=self._request.stop_ids,
         )
 
     def _now_ms(self) -> float:

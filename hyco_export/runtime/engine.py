@@ -140,7 +140,9 @@ class Engine:
         assert verifier is not None  # check_belief refuses finished sessions
         tokens, parents, drafted = self._drafts(session, verifier, request)
         logits = verifier.verify(session.root, np.asarray(tokens, np.int64), np.asarray(parents, np.int64)).logits
-        verdict = rounds.judge(logits, tokens, parents, session.length - 1, session.settings, self.facts.stop_ids)
+        verdict, evidence = rounds.judge(
+            logits, tokens, parents, session.length - 1, session.settings, self.facts.stop_ids
+        )
         outcome = rounds.settle(verdict, tokens, self.facts.stop_ids, session.room)
         session.extend(outcome.tokens)
         handoff = None
@@ -159,6 +161,7 @@ class Engine:
             handoff=handoff,
             drafted=drafted,
             server_ms=self.clock.elapsed_ms(mark),
+            evidence=evidence,
         )
 
     def _drafts(

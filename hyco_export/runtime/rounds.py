@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.runtime import acceptance, sampling, wire
-from hyco_export.runtime.rules import NO_VALUES, PROBS, RAW, RULES, Judged, decide
+from hyco_export.runtime.rules import EVERYTHING, NO_VALUES, PROBS, RAW, RULES, Judged, decide
 from hyco_export.runtime.tree import depths
 
 Finished = Literal["", "stop", "length"]
@@ -38,11 +38,12 @@ def judge(
     root_position: int,
     request: wire.PrimeRequest,
     stop_ids: frozenset[int],
-) -> acceptance.Verdict:
-    """logits [N + 1, V] of the root and the tree's nodes -> the verdict of the session's rule."""
-    reads = RULES[request.acceptance.rule].reads
+) -> tuple[acceptance.Verdict, wire.Evidence | None]:
+    """logits [N + 1, V] of the root and the tree's nodes -> the verdict of the session's rule; by what, on request."""
+    reads = EVERYTHING if request.trace else RULES[request.acceptance.rule].reads
     judged = look(logits, tokens, parents, root_position, request.sampling, request.seed, reads)
-    return decide(judged, request.acceptance, stop_ids)
+    verdict = decide(judged, request.acceptance, stop_ids)
+    return verdict, judged.evidence() if request.trace else None
 
 
 def look(

@@ -14,6 +14,7 @@ from hyco_export.runtime import acceptance, wire
 from hyco_export.runtime.acceptance import Verdict
 
 PROBS, RAW = "probs", "raw"  # what a rule may read beside tokens and draws
+EVERYTHING = frozenset({PROBS, RAW})
 EPSILON, STOP_NEEDS_DRAW = "epsilon", "stop_needs_draw"  # options, by the names of wire.Acceptance's fields
 POSTERIOR_THRESHOLD, POSTERIOR_ALPHA = "posterior_threshold", "posterior_alpha"
 NO_VALUES = np.zeros(0)
@@ -32,6 +33,29 @@ class Judged(msgspec.Struct, frozen=True):
     probs: np.ndarray = NO_VALUES
     raw_probs: np.ndarray = NO_VALUES
     entropies: np.ndarray = NO_VALUES
+
+    @classmethod
+    def of(cls, evidence: wire.Evidence) -> "Judged":
+        """A round as it was logged; every value comes back as it was."""
+        return cls(
+            tuple(evidence.tokens),
+            tuple(evidence.parents),
+            tuple(evidence.draws),
+            np.asarray(evidence.probs, np.float32),
+            np.asarray(evidence.raw_probs, np.float64),
+            np.asarray(evidence.entropies, np.float64),
+        )
+
+    def evidence(self) -> wire.Evidence:
+        """The same as it travels."""
+        return wire.Evidence(
+            list(self.tokens),
+            list(self.parents),
+            list(self.draws),
+            self.probs.tolist(),
+            self.raw_probs.tolist(),
+            self.entropies.tolist(),
+        )
 
 
 Decide = Callable[[Judged, wire.Acceptance, frozenset[int]], Verdict]

@@ -54,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True):
     server_steps: int  # K, for systems that draft on the server
     head_digest: str  # key of the head artifact, for systems whose device runs the head
     stop_ids: frozenset[int]
+    trace: bool = False  # ask for what each round was judged by
 
 
 def find_system(name: str) -> System:
@@ -92,6 +93,8 @@ def make_request(
         draft_side=system.draft_side,
         draft_steps=settings.server_steps if on_server else 0,
         head_digest=settings.head_digest if system.needs_device else "",
+        trace=settings.trace,
+        stop_ids=tuple(sorted(settings.stop_ids)),
     )
 
 

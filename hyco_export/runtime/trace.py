@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.tree import Tree
 
@@ -50,6 +51,7 @@ class RoundTrace(msgspec.Struct, frozen=True, tag="round", tag_field="record"):
     commit_ms: float  # device: accepted rows and hand-off copied into the rings
     server_ms: float
     traffic: Traffic
+    evidence: wire.Evidence | None = None  # what the server judged by: p~ of every node, draws of every row; on request
 
 
 class GenerationTrace(msgspec.Struct, frozen=True, tag="generation", tag_field="record"):
@@ -65,6 +67,10 @@ class GenerationTrace(msgspec.Struct, frozen=True, tag="generation", tag_field="
     first_token_ms: float
     primes: tuple[PrimeTrace, ...]
     rounds: tuple[RoundTrace, ...]
+    sampling: wire.Sampling = wire.Sampling()
+    acceptance: wire.Acceptance = wire.Acceptance()
+    max_new_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()  # of the server
 
 
 Record = GenerationTrace | PrimeTrace | RoundTrace

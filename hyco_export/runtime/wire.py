@@ -54,6 +54,7 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     draft_steps: int  # K of the server's own head; 0 when the device drafts
     head_digest: str  # manifest key of the head artifact whose encodings the device uses; "" when it needs no hand-off
     continue_from: int = 0
+    trace: bool = False  # replies say how each round was judged (`Evidence`)
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
@@ -104,6 +105,23 @@ class VerifyReply(msgspec.Struct, frozen=True, array_like=True):
     handoff: Handoff | None
     drafted: int
     server_ms: float
+    evidence: "Evidence | None" = None
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What a round was judged by, as a map: enough to judge the same tree by another rule (`evaluate.replay`).
+
+    `tokens` and `parents` [N] are the tree that was verified: the device's, or the chain that the server drafted. Row 0
+    is the root, row i + 1 node i: `draws` [N + 1]. `probs` [N] = p~(token | parent); `raw_probs` [N] and `entropies`
+    [N + 1] (nats) are of softmax(logits / T) before any cut.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    draws: list[int]
+    probs: list[float]
+    raw_probs: list[float]
+    entropies: list[float]
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):

@@ -11,10 +11,13 @@ from hyco_export.evaluate.metrics import (
     down_overhead_bytes,
     measure,
     measure_traffic,
+    threshold_stop,
     tokens_by_rule,
     tokens_by_source,
 )
+from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Traffic
+from hyco_export.runtime.wire import Evidence
 
 KEEPSET = KeepSet(np.arange(60), 128)
 
@@ -129,3 +132,20 @@ def test_nothing_to_measure_is_said():
     with pytest.raises(ValueError, match="hyco: 0 generations without a VERIFY round"):
         measure("hyco", [], KEEPSET)
     assert measure("hyco", [trace], KEEPSET).prompts == 1
+
+
+def test_stops_that_only_the_threshold_took_are_counted():
+    by_threshold = round_trace((0, 1), drawn=(True, False), tokens=(10, 11), finished="stop")
+    by_draw = round_trace((0, 1), drawn=(False, True), tokens=(10, 11), finished="stop")
+    as_bonus = round_trace((0, 1), drawn=(False, False), finished="stop")
+    by_cap = round_trace((0, 1), drawn=(False, False), tokens=(10, 11), finished="length")
+    assert [threshold_stop(one) for one in (by_threshold, by_draw, as_bonus, by_cap)] == [True, False, False, False]
+    assert measure("hyco", [generation(by_threshold), generation(by_draw)], KEEPSET).threshold_stops == 1
+
+
+def test_what_was_asked_for_as_evidence_is_no_overhead():
+    evidence = Evidence([1, 2], [-1, 0], [5, 6, 7], [0.25, 0.5], [0.2, 0.4], [1.5, 1.25, 0.5])
+    plain = round_trace((0,), traffic=Traffic(0, 100, 0, 0))
+    size = len(wire.encode(evidence)) - 1
+    traced = round_trace((0,), traffic=Traffic(0, 100 + size, 0, 0), evidence=evidence)
+    assert down_overhead_bytes(traced, None) == down_overhead_bytes(plain, None) == 100
