@@ -195,12 +195,21 @@ class Sampling(Section, frozen=True):
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.95
 
 
+class SpecEdge(Section, frozen=True):
+    """The tree that the SLM grows alone (§4.2): passes, children of a node, and what an edge costs beside log q."""
+
+    passes: Count = 4
+    children_per_row: Count = 16
+    edge_factor: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.9
+
+
 class Drafting(Section, frozen=True):
-    """The hybrid tree (§3.1)."""
+    """The hybrid tree (§3.1), and the other systems' drafters. `budget` holds for all of them."""
 
     budget: Count = 32
     chain_acceptance: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.66
     candidates_per_row: Count = 32
+    specedge: SpecEdge = SpecEdge()
 
 
 class Gates(Section, frozen=True):

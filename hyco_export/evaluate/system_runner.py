@@ -42,6 +42,8 @@ class DeviceRunner:
         self._transport = transport
         self._settings = Settings(
             tree=tree_rule(recipe.drafting),
+            specedge=specedge_rule(recipe.drafting),
+            specedge_passes=recipe.drafting.specedge.passes,
             epsilon=recipe.validation.epsilon,
             server_steps=recipe.head.steps,
             head_digest=artifacts.head_key,
@@ -91,6 +93,12 @@ class DeviceRunner:
 def tree_rule(drafting: Drafting) -> TreeRule:
     """The recipe's drafting as the scoring rule: an edge costs the log of the chain's assumed acceptance."""
     return TreeRule(math.log(drafting.chain_acceptance), drafting.budget, drafting.candidates_per_row)
+
+
+def specedge_rule(drafting: Drafting) -> TreeRule:
+    """The same for the tree that the SLM grows alone."""
+    own = drafting.specedge
+    return TreeRule(math.log(own.edge_factor), drafting.budget, own.children_per_row)
 
 
 def prompt_seed(seed: int, prompt_id: str) -> int:

@@ -13,7 +13,7 @@ import msgspec
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.runtime import wire
 from hyco_export.runtime.drafters import Draft, Drafter
-from hyco_export.runtime.ports import Transport
+from hyco_export.runtime.ports import Given, Transport
 from hyco_export.runtime.trace import GenerationTrace, PrimeTrace, RoundTrace
 from hyco_export.runtime.tree import ROOT
 
@@ -133,7 +133,7 @@ class Generation:
         self._take((reply.root,), reply.finished)
         prefill_start_ms = self._now_ms()
         if not self.finished:
-            self._drafter.begin(self._ids, reply.handoff)
+            self._drafter.begin(self._ids, Given(reply.handoff))
         self._primes.append(
             PrimeTrace(
                 start_ms=start_ms,
@@ -182,7 +182,7 @@ class Generation:
         self._take(reply.tokens, reply.finished)
         commit_start_ms = self._now_ms()
         if not self.finished:
-            self._drafter.observe(reply.accepted, self._ids, reply.handoff)
+            self._drafter.observe(reply.accepted, self._ids, Given(reply.handoff))
         self._rounds.append(
             RoundTrace(
                 round=reply.round,

@@ -263,7 +263,7 @@ class ScriptedSlm:
     """ports.SlmDevice whose rings hold the tokens themselves; its distribution is the toy model's, seen through them.
 
     Every pass is answered from the ring's content and the ancestors in the pass alone, so a wrong commit or a wrong
-    parent shows in the log-probabilities.
+    parent shows in the log-probabilities. A row may be committed only where its whole context is what the ring holds.
     """
 
     def __init__(self, model: ToyLanguageModel, keep_ids: np.ndarray, rows: int = 12, context: int = 1 << 30) -> None:
@@ -273,7 +273,8 @@ class ScriptedSlm:
         self.context = context
         self.first = 0
         self.tokens: list[int] = []
-        self._pass: tuple[np.ndarray, np.ndarray] | None = None
+        self.contexts: dict[int, tuple[int, ...]] = {}  # row number -> the ring's tokens and the row's path
+        self.next_row = 0
         self.prefilled: list[int] = []
         self.widths: list[int] = []
 
@@ -282,7 +283,7 @@ class ScriptedSlm:
         return self.first + len(self.tokens)
 
     def reset(self, position: int = 0) -> None:
-        self.first, self.tokens, self._pass = position, [], None
+        self.first, self.tokens, self.contexts = position, [], {}
 
     def prefill(self, tokens: np.ndarray) -> None:
         self.prefilled.append(len(tokens))
@@ -291,20 +292,23 @@ class ScriptedSlm:
     def tree_pass(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         assert len(tokens) <= self.rows, "more rows than the pass has"
         self.widths.append(len(tokens))
-        self._pass = (tokens, parents)
         result = []
         for row in range(len(tokens)):
             path = [int(tokens[node]) for node in path_to(parents, row)]
+            self.contexts[self.next_row + row] = (*self.tokens, *path)
             logits = self._model.logits([*self.tokens, *path])[self._keep_ids].astype(np.float64)
             result.append(logits - np.log(np.exp(logits).sum()))
+        self.next_row += len(tokens)
         return np.asarray(result, dtype=np.float32)
 
     def commit(self, rows: np.ndarray) -> None:
-        assert self._pass is not None, "commit without a pass"
-        tokens, parents = self._pass
-        assert tuple(rows) == path_to(parents, int(rows[-1])), "committed rows are no path from the ring's end"
-        self.tokens += [int(tokens[row]) for row in rows]
-        self._pass = None
+        for row in rows:
+            *context, token = self.contexts[int(row)]
+            assert context == self.tokens, "committed rows are no path from the ring's end"
+            self.tokens.append(token)
+
+    def forget(self, before: int) -> None:
+        self.contexts = {row: context for row, context in self.contexts.items() if row >= before}
 
     def close(self) -> None:
         pass

@@ -15,6 +15,7 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.drafters import Draft, HybridDrafter, NullDrafter, OracleDrafter, TreeRule
 from hyco_export.runtime.driver import Request, check_reply, generate
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
+from hyco_export.runtime.ports import Given
 from hyco_export.runtime.trace import from_lines, to_lines
 from hyco_export.runtime.tree import EMPTY_TREE, ROOT, Source, Tree
 
@@ -39,7 +40,7 @@ class RandomTrees:
         self._model = model
         self._generator = np.random.default_rng(seed)
 
-    def begin(self, ids: Sequence[int], handoff: wire.Handoff | None) -> None:
+    def begin(self, ids: Sequence[int], given: Given) -> None:
         pass
 
     def propose(self, ids: Sequence[int]) -> Draft:
@@ -57,7 +58,7 @@ class RandomTrees:
             contexts[row] = [*contexts[parent], token]
         return Draft(Tree(tuple(tokens), tuple(parents), (0.0,) * len(tokens), (Source.SLM,) * len(tokens)))
 
-    def observe(self, accepted: Sequence[int], ids: Sequence[int], handoff: wire.Handoff | None) -> None:
+    def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         pass
 
 

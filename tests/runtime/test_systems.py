@@ -10,7 +10,7 @@ from hyco_export.errors import HycoError
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.devices.device import Device
-from hyco_export.runtime.drafters import HybridDrafter, NullDrafter, TreeRule
+from hyco_export.runtime.drafters import HybridDrafter, NullDrafter, SpecEdgeDrafter, TreeRule
 from hyco_export.runtime.driver import generate
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.systems import SYSTEMS, Settings, find_system, make_drafter, make_request
@@ -19,7 +19,15 @@ from hyco_export.runtime.tree import Source
 
 MODEL = ToyLanguageModel(stop_bias=-1e9)
 KEEP = np.arange(VOCAB_SIZE)
-SETTINGS = Settings(TreeRule(math.log(0.66), 12, 12), 0.005, 4, "head", frozenset({STOP_ID}))
+SETTINGS = Settings(
+    tree=TreeRule(math.log(0.66), 12, 12),
+    specedge=TreeRule(math.log(0.9), 12, 5),
+    specedge_passes=4,
+    epsilon=0.005,
+    server_steps=4,
+    head_digest="head",
+    stop_ids=frozenset({STOP_ID}),
+)
 FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
 INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
 PROMPT = [5, 9, 2, 7]
@@ -35,6 +43,9 @@ def toy_device() -> Device:
     [
         ("plain", "device", 0, "", wire.Acceptance("exact", 1.0)),
         ("cloud-mtp", "server", 4, "", wire.Acceptance("exact", 1.0)),
+        ("specedge", "device", 0, "", wire.Acceptance("exact", 1.0)),
+        ("specedge-eps", "device", 0, "", wire.Acceptance("epsilon", 0.005)),
+        ("hyco-2p", "device", 0, "head", wire.Acceptance("epsilon", 0.005)),
         ("hyco-exact", "device", 0, "head", wire.Acceptance("exact", 1.0)),
         ("hyco", "device", 0, "head", wire.Acceptance("epsilon", 0.005)),
     ],
@@ -52,6 +63,7 @@ def test_drafters_of_the_table() -> None:
     kinds = {name: type(make_drafter(system, SETTINGS, device)) for name, system in SYSTEMS.items()}
     assert kinds == {
         "plain": NullDrafter, "cloud-mtp": NullDrafter, "hyco-exact": HybridDrafter, "hyco": HybridDrafter,
+        "hyco-2p": HybridDrafter, "specedge": SpecEdgeDrafter, "specedge-eps": SpecEdgeDrafter,
     }  # fmt: skip
 
 
