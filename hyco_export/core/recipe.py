@@ -201,6 +201,20 @@ class SpecEdge(Section, frozen=True):
     passes: Count = 4
     children_per_row: Count = 16
     edge_factor: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.9
+    passes_ahead: Literal["added", "counted"] = "added"  # to, or among, the next round's after a right guess (PD)
+
+
+class SlmChain(Section, frozen=True):
+    """A chain that the SLM drafts alone: it ends with the first token of less confidence, or the longest."""
+
+    confidence: Annotated[float, Meta(gt=0.0, lt=1.0)]
+    longest: Count = 8
+
+
+class Synera(SlmChain, frozen=True):
+    """Selective offload: tokens of at least that confidence stay unverified, `unverified` of them in a row at most."""
+
+    unverified: Count = 16
 
 
 class Drafting(Section, frozen=True):
@@ -209,7 +223,12 @@ class Drafting(Section, frozen=True):
     budget: Count = 32
     chain_acceptance: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.66
     candidates_per_row: Count = 32
+    slm_temperature: Positive = 1.0  # of q, the SLM's distribution over the keep set
+    second_pass_nodes: Count | None = None  # of HyCo-2P, best first; None = all without children
+    stop_needs_draw: bool = False  # no stop token by a threshold alone
     specedge: SpecEdge = SpecEdge()
+    sled: SlmChain = SlmChain(confidence=0.4)
+    synera: Synera = Synera(confidence=0.8)
 
 
 class Gates(Section, frozen=True):

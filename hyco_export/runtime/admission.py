@@ -22,6 +22,7 @@ class Facts(msgspec.Struct, frozen=True):
     head_digest: str = ""  # key of the head artifact whose encodings it sends; "" without one
     handoff_window: int = 0  # K/V positions that the head artifact keeps
     server_steps: int = 0  # K of the server's own head; 0 without one
+    restricts: bool = False  # it can draft over a head artifact's keep set and window
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -44,6 +45,7 @@ def check_prime(request: wire.PrimeRequest, facts: Facts, limits: Limits) -> Non
     check_acceptance(request.acceptance)
     _check_length(request, facts.context_limit)
     _check_draft_side(request, facts.server_steps)
+    _check_options(request, facts)
     if request.head_digest and request.head_digest != facts.head_digest:
         held = f"holds {facts.head_digest[:12]}" if facts.head_digest else "holds none"
         raise ProtocolError(
@@ -104,3 +106,16 @@ def _check_draft_side(request: wire.PrimeRequest, server_steps: int) -> None:
         raise ProtocolError("unsupported", "draft_side is server, but this server has no head of its own")
     if not 1 <= steps <= server_steps:
         raise ProtocolError("value_range", f"draft_steps is {steps}, this server drafts 1 to {server_steps}")
+
+
+def _check_options(request: wire.PrimeRequest, facts: Facts) -> None:
+    if request.draft_scope == "artifact" and request.draft_side == "device":
+        raise ProtocolError("unsupported", "draft_scope is artifact, but the server drafts nothing in this session")
+    if request.draft_scope == "artifact" and not facts.restricts:
+        raise ProtocolError(
+            "unsupported",
+            "draft_scope is artifact, but this server holds no head artifact with its keep set",
+            "start the server on the run folder",
+        )
+    if request.unverified and request.draft_side != "device":
+        raise ProtocolError("unsupported", f"unverified needs a device that drafts, draft_side is {request.draft_side}")

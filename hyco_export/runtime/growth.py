@@ -17,10 +17,14 @@ from hyco_export.runtime.tree import EMPTY_TREE, ROOT, Tree, path_to
 
 
 class Edges(msgspec.Struct, frozen=True):
-    """How children are scored: score(parent) + edge_log_prob + log q; `per_row` best children of a node."""
+    """How children are scored: score(parent) + edge_log_prob + log q; `per_row` best children of a node.
+
+    `temperature`: of q, the SLM's softmax over the keep set; a reading, the paper names none.
+    """
 
     edge_log_prob: float
     per_row: int
+    temperature: float = 1.0
 
 
 class Growth:
@@ -76,7 +80,7 @@ class Growth:
 
     def expand(self, nodes: Sequence[int], edges: Edges) -> None:
         """One pass: forward `nodes` and append their best children."""
-        log_probs = self.forward(nodes)
+        log_probs = tempered(self.forward(nodes), edges.temperature)
         self.tree = add_candidates(
             self.tree, nodes, log_probs, self._keep_ids, edges.edge_log_prob, edges.per_row, self._stop_ids
         )
@@ -138,3 +142,11 @@ class Growth:
             if int(self._keep_ids[column]) not in self._stop_ids:
                 return int(self._keep_ids[column]), float(log_probs[column])
         raise ValueError("the keep set holds nothing but stop tokens")
+
+
+def tempered(log_probs: np.ndarray, temperature: float) -> np.ndarray:
+    """log q [n, C] at another temperature."""
+    if temperature == 1.0:
+        return log_probs
+    wide = log_probs.astype(np.float64) / temperature
+    return (wide - np.logaddexp.reduce(wide, axis=1, keepdims=True)).astype(np.float32)

@@ -111,8 +111,11 @@ class VerifierSession(Protocol):
         """Keep the root and these tree rows (a path) of the last `verify`; drop the rest."""
         ...
 
-    def draft(self, root: int, steps: int) -> tuple[int, ...]:
-        """The server's own head: chain of `steps` top-1 tokens over the full vocabulary and the whole prefix."""
+    def draft(self, root: int, steps: int, restricted: bool = False) -> tuple[int, ...]:
+        """The server's own head: chain of `steps` top-1 tokens over the full vocabulary and the whole prefix.
+
+        `restricted`: over the keep set and the window of the head artifact, as the device's head would draft it.
+        """
         ...
 
     def handoff(self, root: int, count: int) -> wire.Handoff:

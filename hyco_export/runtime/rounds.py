@@ -9,9 +9,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from hyco_export.errors import ProtocolError
 from hyco_export.runtime import acceptance, sampling, wire
 from hyco_export.runtime.rules import EVERYTHING, NO_VALUES, PROBS, RAW, RULES, Judged, decide
-from hyco_export.runtime.tree import depths
+from hyco_export.runtime.tree import ROOT, depths
 
 Finished = Literal["", "stop", "length"]
 
@@ -67,6 +68,37 @@ def look(
     if RAW in reads:
         raw, entropies = sampling.raw_distribution(logits, settings.temperature, tokens, parents)
     return Judged(tuple(tokens), tuple(parents), tuple(drawn.tolist()), probs, raw, entropies)
+
+
+def joined(kept: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """The tree behind a line of tokens that are committed already, as one tree: what the verifier forwards."""
+    if not kept:
+        return tokens, parents
+    count = len(kept)
+    return [*kept, *tokens], [*range(ROOT, ROOT + count), *(parent + count for parent in parents)]
+
+
+def joined_path(kept: Sequence[int], accepted: Sequence[int]) -> tuple[int, ...]:
+    """Rows of the joined tree that are committed: the whole line, then the accepted rows of the tree."""
+    return (*range(len(kept)), *(row + len(kept) for row in accepted))
+
+
+def check_kept(kept: Sequence[int], allowed: bool, stop_ids: frozenset[int], room: int) -> None:
+    """Refuse tokens that the device may not have kept.
+
+    Raises:
+        ProtocolError: codes unsupported, value_range.
+    """
+    if not kept:
+        return
+    if not allowed:
+        raise ProtocolError(
+            "unsupported", "kept holds tokens, but the session verifies every token", "prime with `unverified`"
+        )
+    if not stop_ids.isdisjoint(kept):
+        raise ProtocolError("value_range", "kept holds a stop id: the answer had ended there", "delete the session")
+    if len(kept) >= room:
+        raise ProtocolError("value_range", f"kept holds {len(kept)} tokens, {room} may be committed, one by a round")
 
 
 def settle(verdict: acceptance.Verdict, tokens: Sequence[int], stop_ids: frozenset[int], room: int) -> Outcome:

@@ -17,7 +17,8 @@ PROTOCOL_VERSION = 1
 MEDIA_TYPE = "application/msgpack"
 UNKNOWN_SESSION = "unknown_session"  # refusal code: the server lost or never had the session; the device primes again
 
-DraftSide = Literal["device", "server"]
+DraftSide = Literal["device", "server", "reply"]
+DraftScope = Literal["full", "artifact"]
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -42,7 +43,12 @@ class Acceptance(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
-    """POST /v1/sessions. `continue_from` > 0 re-primes: that many tail ids of `prompt` were already generated."""
+    """POST /v1/sessions. `continue_from` > 0 re-primes: that many tail ids of `prompt` were already generated.
+
+    `draft_side`: "device"; "server", whose head drafts what the round verifies; "reply", whose head drafts a chain that
+    comes with each reply for the device's next tree. `draft_scope` "artifact" restricts the server's head to the keep
+    set and the window of its head artifact. `unverified`: rounds may bring tokens that the device kept unasked.
+    """
 
     version: int
     prompt: list[int]
@@ -55,6 +61,8 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     head_digest: str  # manifest key of the head artifact whose encodings the device uses; "" when it needs no hand-off
     continue_from: int = 0
     trace: bool = False  # replies say how each round was judged (`Evidence`)
+    draft_scope: DraftScope = "full"
+    unverified: bool = False
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
@@ -76,16 +84,21 @@ class PrimeReply(msgspec.Struct, frozen=True, array_like=True):
     finished: str  # "", "stop" or "length"
     handoff: Handoff | None
     server_ms: float
+    chain: list[int] = []  # drafted for the next round, with draft side "reply"
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
-    """POST /v1/sessions/{id}/rounds/{n}. `length` and `digest` state what the device believes is committed."""
+    """POST /v1/sessions/{id}/rounds/{n}. `length` and `digest` state what the device believes is committed.
+
+    `kept` are tokens behind these that the device committed by itself; the tree's root is then the last of them.
+    """
 
     version: int
     length: int
     digest: bytes
     tokens: list[int]
     parents: list[int]
+    kept: list[int] = []
 
 
 class VerifyReply(msgspec.Struct, frozen=True, array_like=True):
@@ -106,6 +119,7 @@ class VerifyReply(msgspec.Struct, frozen=True, array_like=True):
     drafted: int
     server_ms: float
     evidence: "Evidence | None" = None
+    chain: list[int] = []  # as in PrimeReply
 
 
 class Evidence(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ VOCAB_SIZE = 16
 HIDDEN = 4
 WINDOW = 8
 NODE_LIMIT = 32
+RESTRICTED_IDS = np.array([token for token in range(VOCAB_SIZE) if token % 5 != 3])  # what a head artifact keeps
 NO_TRAFFIC = Traffic(0, 0, 0, 0)
 UNIT = Encoding("uint8", 1.0, 0)
 HANDOFF = HandoffSpec(
@@ -49,11 +50,12 @@ class ToyLanguageModel:
         values[STOP_ID] += self._stop_bias
         return values.astype(np.float32)
 
-    def greedy(self, ids: Sequence[int], count: int) -> list[int]:
-        """The next `count` tokens, a stop id or not."""
+    def greedy(self, ids: Sequence[int], count: int, allowed: np.ndarray | None = None) -> list[int]:
+        """The next `count` tokens, a stop id or not; the best of `allowed` each, where these are given."""
         context = list(ids)
+        choice = np.arange(self.vocab_size) if allowed is None else allowed
         for _ in range(count):
-            context.append(int(np.argmax(self.logits(context))))
+            context.append(int(choice[np.argmax(self.logits(context)[choice])]))
         return context[len(ids) :]
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -91,8 +93,9 @@ class ScriptedSession:
         self.ids += [root, *(tokens[row] for row in accepted)]
         self._pending = None
 
-    def draft(self, root: int, steps: int) -> tuple[int, ...]:
-        return tuple(self._model.greedy([*self.ids, root], steps))
+    def draft(self, root: int, steps: int, restricted: bool = False) -> tuple[int, ...]:
+        allowed = RESTRICTED_IDS if restricted else None
+        return tuple(self._model.greedy([*self.ids, root], steps, allowed))
 
     def handoff(self, root: int, count: int) -> wire.Handoff:
         first = len(self.ids) - count

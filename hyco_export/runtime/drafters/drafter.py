@@ -1,7 +1,7 @@
-"""What a drafter is: three methods that the driver calls, and nothing else. Knows no models and no wire calls."""
+"""What a drafter is: the methods that the driver calls, and nothing else. Knows no models and no wire calls."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -15,6 +15,7 @@ class Draft(msgspec.Struct, frozen=True):
     tree: Tree
     head_ms: float = 0.0
     slm_ms: float = 0.0
+    reused: int = 0  # nodes of the tree that were grown while the last reply was on its way
 
 
 class Drafter(Protocol):
@@ -30,4 +31,13 @@ class Drafter(Protocol):
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         """The last proposal's accepted rows, depth 1 first; `ids` now end with the new root."""
+        ...
+
+
+@runtime_checkable
+class ProactiveDrafter(Drafter, Protocol):
+    """One that can draft on while the verdict on its last proposal is on its way."""
+
+    def draft_ahead(self) -> Iterator[None]:
+        """Passes towards the next tree, one at every `next`; may be left at any of them, and called again."""
         ...

@@ -23,6 +23,12 @@ class TreeRule(msgspec.Struct, frozen=True):
     edge_log_prob: float  # L: ln 0.66 in the paper, the chain's acceptance per depth
     budget: int  # nodes sent
     candidates_per_row: int  # the SLM's best children taken per expanded node
+    temperature: float = 1.0  # of the SLM's distribution
+    second_pass_nodes: int | None = None  # forwarded by a second pass, best first; None: all that have no children
+
+    @property
+    def edges(self) -> Edges:
+        return Edges(self.edge_log_prob, self.candidates_per_row, self.temperature)
 
 
 class Planter(Protocol):
@@ -44,8 +50,8 @@ class HybridDrafter:
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         rule: scores and budget.
         stop_ids: tokens after which nothing is drafted.
-        passes: of the SLM: 1 over the root and all planted nodes; each further one over all nodes that the tree keeps
-            and that have no children yet, as many as fit (2: HyCo-2P, a reading of §3.1).
+        passes: of the SLM: 1 over the root and all planted nodes; a second one over the nodes that the tree keeps and
+            that have no children yet, as many as fit (HyCo-2P, a reading of §3.1).
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class HybridDrafter:
         self._slm = slm
         self._keep_ids = keep_ids
         self._rule = rule
-        self._edges = Edges(rule.edge_log_prob, rule.candidates_per_row)
+        self._edges = rule.edges
         self._stop_ids = frozenset(stop_ids)
         self._passes = passes
         self._growth: Growth | None = None
@@ -77,8 +83,8 @@ class HybridDrafter:
         planted = plant(head_draft.chain, head_draft.runner_ups, self._rule.edge_log_prob, self._stop_ids)
         base = self._slm.base(ids, len(planted))
         self._growth = growth = Growth(self._slm, self._keep_ids, self._stop_ids, base, planted)
-        for _ in range(self._passes):
-            nodes = growth.fitting(growth.unexpanded())
+        for earlier in range(self._passes):
+            nodes = growth.fitting(growth.unexpanded()[: self._rule.second_pass_nodes if earlier else None])
             if not nodes:
                 break
             growth.expand(nodes, self._edges)

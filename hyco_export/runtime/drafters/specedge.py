@@ -10,7 +10,7 @@ import numpy as np
 from hyco_export.runtime.drafters.drafter import Draft
 from hyco_export.runtime.drafters.hybrid import TreeRule
 from hyco_export.runtime.feeds import SlmFeed
-from hyco_export.runtime.growth import Edges, Growth
+from hyco_export.runtime.growth import Growth
 from hyco_export.runtime.ports import Given
 
 
@@ -31,7 +31,7 @@ class SpecEdgeDrafter:
         self._slm = slm
         self._keep_ids = keep_ids
         self._rule = rule
-        self._edges = Edges(rule.edge_log_prob, rule.candidates_per_row)
+        self._edges = rule.edges
         self._stop_ids = frozenset(stop_ids)
         self._passes = passes
         self._growth: Growth | None = None
@@ -42,17 +42,20 @@ class SpecEdgeDrafter:
     def propose(self, ids: Sequence[int]) -> Draft:
         base = self._slm.base(ids, nodes=0)
         self._growth = growth = Growth(self._slm, self._keep_ids, self._stop_ids, base)
-        for _ in range(self._passes):
-            if not self._grow(growth):
-                break
-            if growth.base:
-                growth.settle_base()
+        if self._grow(growth):
+            growth.settle_base()
+            self._grow_for(growth, self._passes - 1)
         return Draft(growth.tree, 0.0, growth.slm_ms)
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         assert self._growth is not None  # a verdict follows a proposal
         self._growth.commit(accepted)
         self._slm.forget()
+
+    def _grow_for(self, growth: Growth, passes: int) -> None:
+        for _ in range(passes):
+            if not self._grow(growth):
+                break
 
     def _grow(self, growth: Growth) -> bool:
         """One pass; did it change the tree?"""
