@@ -11,7 +11,8 @@ from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.targets import find_target
-from hyco_export.errors import ArtifactError, HycoError, ServerError
+from hyco_export.errors import ArtifactError, HycoError, RecipeError, ServerError
+from hyco_export.runtime.systems import find_system
 from hyco_export.stages.forecast import forecast
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
 from hyco_export.stages.stage import Stage
@@ -45,8 +46,27 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
     if target is not None:
         recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
         check_recipe(recipe)
+    require_known_systems(recipe.validation.systems)
     folder = recipe_path.resolve().parent if recipe_path else None
     return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)
+
+
+def require_known_systems(names: Sequence[str]) -> None:
+    """Before anything is built.
+
+    Raises:
+        RecipeError: a name that is no system, or a baseline without server time.
+    """
+    for name in names:
+        try:
+            find_system(name)
+        except HycoError as error:
+            raise RecipeError(f"$.validation.systems: {error.message}", error.hint) from error
+    if not find_system(names[0]).asks:
+        raise RecipeError(
+            f"$.validation.systems: {names[0]} asks no server, the others cannot be compared with it",
+            "put another system first",
+        )
 
 
 def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> None:

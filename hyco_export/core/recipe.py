@@ -234,7 +234,7 @@ class Drafting(Section, frozen=True):
 class Gates(Section, frozen=True):
     """What `validate` demands of a run."""
 
-    min_mat: dict[Literal["cloud-mtp", "hyco-exact", "hyco"], float] = msgspec.field(default_factory=dict)
+    min_mat: dict[str, float] = msgspec.field(default_factory=dict)  # by system
     min_head_agreement: Share = 0.97  # K-step graph against the step-by-step W4 head
     min_slm_agreement: Share = 0.9  # best token of a row, integer graph against the float network
     max_bytes_up: Count = 300
@@ -242,8 +242,12 @@ class Gates(Section, frozen=True):
 
 
 class Validation(Section, frozen=True):
-    """Prompts and lengths of `validate`; the emulator is slow, so it gets fewer."""
+    """Systems, prompts and lengths of `validate`; the emulator is slow, so it gets fewer.
 
+    The first of `systems` (names of `runtime.systems.SYSTEMS`) is the baseline that the others are compared with.
+    """
+
+    systems: Annotated[tuple[str, ...], Meta(min_length=1)] = ("cloud-mtp", "hyco-exact", "hyco")
     prompts: Count = 30
     emulator_prompts: Count = 4
     max_new_tokens: Count = 64

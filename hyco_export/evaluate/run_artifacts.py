@@ -13,8 +13,9 @@ from hyco_export.core.layout import COMPILE, HEAD, KEEPSET, SLM, artifact_name
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.compatibility import Expected
+from hyco_export.runtime.systems import find_system
 
-RULES = ("exact", "epsilon")
+GREEDY_SYSTEM = "hyco-exact"  # whose greedy texts every validation compares
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def expected_server(artifacts: RunArtifacts, tokenizer_digest: str, recipe: Reci
         head_digest=artifacts.head_key,
         node_limit=recipe.drafting.budget,
         server_steps=recipe.head.steps,
-        rules=RULES,
+        rules=tuple(sorted({find_system(name).rule for name in (*recipe.validation.systems, GREEDY_SYSTEM)})),
     )
 
 

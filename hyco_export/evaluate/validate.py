@@ -23,14 +23,15 @@ from hyco_export.evaluate.compatibility import require_compatible
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
 from hyco_export.evaluate.losslessness import Losslessness
-from hyco_export.evaluate.metrics import measure, measure_traffic
+from hyco_export.evaluate.metrics import SystemMetrics, measure, measure_traffic
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
-from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
+from hyco_export.evaluate.run_artifacts import GREEDY_SYSTEM, RunArtifacts, expected_server, open_artifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
 from hyco_export.evaluate.trace_files import write_traces
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
 from hyco_export.runtime.ports import Transport
+from hyco_export.runtime.systems import find_system
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.transport import HttpTransport
 from hyco_export.runtime.wire import Sampling, ServerInfo
@@ -38,8 +39,6 @@ from hyco_export.runtime.wire import Sampling, ServerInfo
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-BASELINE, EXACT, RELAXED = "cloud-mtp", "hyco-exact", "hyco"
-SYSTEMS = (BASELINE, EXACT, RELAXED)  # the baseline first: the others are compared with it
 REPORT_FOLDER = "validate"
 
 
@@ -111,7 +110,7 @@ def examine(
     parity = compare_backends(artifacts, recipe.target, on_step)
     with DeviceRunner(artifacts, recipe, transport, info, trace) as runner:
         sampling = wire_sampling(recipe)
-        traces = run_interleaved(runner, SYSTEMS, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
+        traces = run_interleaved(runner, plan.systems, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
     return Findings(info, artifacts, len(prompts), traces, losslessness, parity)
 
@@ -119,9 +118,11 @@ def examine(
 def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], str]) -> Report:
     """Measure the findings and hold them against the recipe's gates. Pure; the times of the run are still empty."""
     recipe, plan = subject.recipe, subject.recipe.validation
-    systems = tuple(measure(name, found.traces[name], found.artifacts.keepset) for name in SYSTEMS)
-    handoffs = {name: None if name == BASELINE else found.artifacts.head.handoff for name in SYSTEMS}
-    traffic = tuple(measure_traffic(name, found.traces[name], handoffs[name]) for name in SYSTEMS)
+    keepset = found.artifacts.keepset
+    systems = tuple(measure(name, found.traces[name], keepset) for name in plan.systems)
+    asking = [name for name in plan.systems if find_system(name).asks]
+    handoffs = {name: found.artifacts.head.handoff if find_system(name).needs_handoff else None for name in asking}
+    traffic = tuple(measure_traffic(name, found.traces[name], handoffs[name]) for name in asking)
     return Report(
         run=str(subject.root),
         recipe=recipe.name,
@@ -141,9 +142,9 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
         parity=found.parity,
         traffic=traffic,
         gates=run_gates(plan.gates, systems, found.losslessness, found.parity, traffic),
-        times=tuple(median_times(name, found.traces[name]) for name in SYSTEMS),
-        tree=pick_tree(found.traces[RELAXED], text_of),
-        notes=notes(plan, found.prompts),
+        times=tuple(median_times(name, found.traces[name]) for name in asking),
+        tree=next(filter(None, (pick_tree(found.traces[name], text_of) for name in reversed(asking))), None),
+        notes=(*notes(plan, found.prompts), *system_notes(systems, len(keepset), keepset.vocab_size)),
     )
 
 
@@ -180,7 +181,7 @@ def check_backends(
         (NPU, prompts[: plan.emulator_prompts], emulator_tokens(plan)),
     )
     return tuple(
-        check_greedy(runner, EXACT, backend, chosen, plain, limit, on_step) for backend, chosen, limit in trials
+        check_greedy(runner, GREEDY_SYSTEM, backend, chosen, plain, limit, on_step) for backend, chosen, limit in trials
     )
 
 
@@ -197,4 +198,25 @@ def notes(plan: Validation, found: int) -> tuple[str, ...]:
         f"The sampled systems ran on {INTEGER}: the integer graphs that were compiled, with ONNX Runtime's own "
         "optimisations off, so draft times are those of a reference, not of a phone.",
     ]
+    return tuple(lines)
+
+
+def system_notes(systems: Sequence[SystemMetrics], kept: int, vocab_size: int) -> tuple[str, ...]:
+    """What systems claim less than the others, and over which vocabulary the SLM drafts."""
+    lines = []
+    for system in systems:
+        if not find_system(system.system).verifies_all:
+            lines.append(
+                f"{system.system} is not lossless: {system.unverified_tokens:,} of {system.output_tokens:,} tokens are "
+                "unverified: the device committed them, and no verifier chose them."
+            )
+        if system.threshold_stops:
+            lines.append(f"{system.system}: {system.threshold_stops} answers ended at a stop token by threshold alone.")
+        if system.reused_rounds:
+            lines.append(
+                f"{system.system}: {system.reused_rounds:,} of {system.rounds:,} rounds began with a tree that was "
+                "grown while the reply before was on its way."
+            )
+    if any(find_system(system.system).drafts_with_slm_alone for system in systems):
+        lines.append(f"The SLM drafts over its artifact's {kept:,} of {vocab_size:,} tokens.")
     return tuple(lines)

@@ -58,6 +58,11 @@ class System(msgspec.Struct, frozen=True):
         return self.needs_device and DRAFTERS[self.drafter].runs_head
 
     @property
+    def drafts_with_slm_alone(self) -> bool:
+        """Are all its drafts the SLM's; the paper gives some of these systems the full vocabulary."""
+        return self.needs_device and not self.needs_handoff and self.draft_side == "device"
+
+    @property
     def asks(self) -> bool:
         """Does it use a server at all."""
         return self.offload != ALONE

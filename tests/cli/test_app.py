@@ -56,6 +56,32 @@ def test_a_wrong_target_option_is_not_blamed_on_the_recipe() -> None:
     assert "$.target" not in message
 
 
+@pytest.mark.parametrize(
+    ("systems", "message"),
+    [
+        ("[cloud-mtp, hycoo]", "$.validation.systems: unknown system 'hycoo'"),
+        ("[on-device, hyco]", "$.validation.systems: on-device asks no server"),
+    ],
+)
+def test_systems_that_cannot_be_compared_are_refused_before_anything_is_built(
+    tmp_path: Path, systems: str, message: str
+) -> None:
+    text = embedded_recipe().read_text(encoding="utf-8")
+    assert "systems: [cloud-mtp, hyco-exact, hyco]" in text
+    recipe = tmp_path / "recipe.yaml"
+    text = text.replace("systems: [cloud-mtp, hyco-exact, hyco]", f"systems: {systems}")
+    recipe.write_text(re.sub(r"min_mat: \{.*\}", "min_mat: {}", text), encoding="utf-8")
+    assert message in " ".join(refused("run", str(recipe), "--dry-run").split())
+
+
+def test_replay_refuses_what_is_no_trace_and_what_is_no_rule(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("{}\n")
+    assert "is not a trace" in refused("replay", str(path))
+    assert "acceptance.rule is 'fuzzy'" in refused("replay", str(path), "--rule", "fuzzy")
+    assert "acceptance.epsilon is 2.0, it must lie in (0, 1]" in refused("replay", str(path), "--epsilon", "2")
+
+
 def test_targets_fit_eighty_columns() -> None:
     done = run("targets")
     lines = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]

@@ -1,8 +1,10 @@
 """Measures over rounds whose answers are known by hand."""
 
+import math
+
 import numpy as np
 import pytest
-from synthetic_traces import EMPTY, generation, prime_trace, round_trace
+from synthetic_traces import EMPTY, generation, local_trace, prime_trace, round_trace
 
 from hyco_export.core.handoff import HandoffSpec, KvShape
 from hyco_export.core.keepset import KeepSet
@@ -149,3 +151,30 @@ def test_what_was_asked_for_as_evidence_is_no_overhead():
     size = len(wire.encode(evidence)) - 1
     traced = round_trace((0,), traffic=Traffic(0, 100 + size, 0, 0), evidence=evidence)
     assert down_overhead_bytes(traced, None) == down_overhead_bytes(plain, None) == 100
+
+
+def test_what_the_device_keeps_is_output_and_draft_time_but_no_verified_token():
+    rounds = (round_trace((0, 1), kept=(7, 8), draft_ms=0.0), round_trace((), ahead_ms=3.0, reused=4))
+    metrics = measure("synera", [generation(*rounds, locals=(local_trace((7, 8)), local_trace((9,))))], KEEPSET)
+    assert metrics.output_tokens == 1 + 3 + 3 + 1
+    assert metrics.mat == (3 + 1) / 2
+    assert (metrics.unverified_tokens, metrics.unverified_share) == (3, 3 / 8)
+    assert sum(metrics.tokens_by_rule.values()) == sum(metrics.tokens_by_source.values()) == 4
+    assert metrics.draft_ms_per_token == pytest.approx((2 * 2.0 + 0.0 + 4.0 + 3.0) / 8)
+    assert metrics.reused_rounds == 1
+
+
+def test_a_system_without_a_server_has_no_rounds_and_no_bytes():
+    metrics = measure("on-device", [generation(primes=(), locals=(local_trace((7, 8, 9)),))], KEEPSET)
+    assert math.isnan(metrics.mat) and math.isnan(metrics.wait_ms_per_round) and metrics.rounds == 0
+    assert metrics.server_ms_per_token == 0.0 and metrics.unverified_share == 1.0
+    assert metrics.bytes_up.payload_max == metrics.bytes_down.wire_max == 0
+    assert metrics.delivery_tokens_per_s == 1000 * 3 / 100.0
+    with pytest.raises(ValueError, match="no round whose bytes"):
+        measure_traffic("on-device", [generation(primes=(), locals=(local_trace((7,)),))], None)
+
+
+def test_kept_tokens_are_part_of_the_hand_off():
+    spec = HandoffSpec(4, 16, "post", {t: KvShape(1, 2) for t in ("sliding", "full")}, {})
+    record = round_trace((0,), kept=(7, 8, 9), traffic=Traffic(0, spec.round_bytes + 5 * spec.row_bytes + 11, 0, 0))
+    assert down_overhead_bytes(record, spec) == 11
