@@ -8,7 +8,7 @@ import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
-from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.core.recipe import Validation, embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.targets import find_target
 from hyco_export.errors import ArtifactError, HycoError, RecipeError, ServerError
@@ -46,25 +46,31 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
     if target is not None:
         recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
         check_recipe(recipe)
-    require_known_systems(recipe.validation.systems)
+    require_known_systems(recipe.validation)
     folder = recipe_path.resolve().parent if recipe_path else None
     return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)
 
 
-def require_known_systems(names: Sequence[str]) -> None:
+def require_known_systems(plan: Validation) -> None:
     """Before anything is built.
 
     Raises:
-        RecipeError: a name that is no system, or a baseline without server time.
+        RecipeError: a name that is no system, a baseline without server time, or a text that nobody verifies.
     """
-    for name in names:
-        try:
-            find_system(name)
-        except HycoError as error:
-            raise RecipeError(f"$.validation.systems: {error.message}", error.hint) from error
-    if not find_system(names[0]).asks:
+    for field, names in (("systems", plan.systems), ("greedy_systems", plan.greedy_systems)):
+        for name in names:
+            try:
+                system = find_system(name)
+            except HycoError as error:
+                raise RecipeError(f"$.validation.{field}: {error.message}", error.hint) from error
+            if field == "greedy_systems" and not system.verifies_all:
+                raise RecipeError(
+                    f"$.validation.{field}: {name} keeps tokens unverified, its text need not be plain decoding's",
+                    "take it out",
+                )
+    if not find_system(plan.systems[0]).asks:
         raise RecipeError(
-            f"$.validation.systems: {names[0]} asks no server, the others cannot be compared with it",
+            f"$.validation.systems: {plan.systems[0]} asks no server, the others cannot be compared with it",
             "put another system first",
         )
 

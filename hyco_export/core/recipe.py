@@ -244,10 +244,12 @@ class Gates(Section, frozen=True):
 class Validation(Section, frozen=True):
     """Systems, prompts and lengths of `validate`; the emulator is slow, so it gets fewer.
 
-    The first of `systems` (names of `runtime.systems.SYSTEMS`) is the baseline that the others are compared with.
+    The first of `systems` (names of `runtime.systems.SYSTEMS`) is the baseline that the others are compared with; the
+    greedy texts of `greedy_systems` must be plain decoding's, on every back end.
     """
 
     systems: Annotated[tuple[str, ...], Meta(min_length=1)] = ("cloud-mtp", "hyco-exact", "hyco")
+    greedy_systems: Annotated[tuple[str, ...], Meta(min_length=1)] = ("hyco-exact",)
     prompts: Count = 30
     emulator_prompts: Count = 4
     max_new_tokens: Count = 64

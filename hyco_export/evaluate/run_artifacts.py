@@ -15,8 +15,6 @@ from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.compatibility import Expected
 from hyco_export.runtime.systems import find_system
 
-GREEDY_SYSTEM = "hyco-exact"  # whose greedy texts every validation compares
-
 
 @dataclass(frozen=True)
 class RunArtifacts:
@@ -64,7 +62,9 @@ def expected_server(artifacts: RunArtifacts, tokenizer_digest: str, recipe: Reci
         head_digest=artifacts.head_key,
         node_limit=recipe.drafting.budget,
         server_steps=recipe.head.steps,
-        rules=tuple(sorted({find_system(name).rule for name in (*recipe.validation.systems, GREEDY_SYSTEM)})),
+        rules=tuple(
+            sorted({find_system(name).rule for name in (*recipe.validation.systems, *recipe.validation.greedy_systems)})
+        ),
     )
 
 

@@ -26,7 +26,7 @@ from hyco_export.evaluate.losslessness import Losslessness
 from hyco_export.evaluate.metrics import SystemMetrics, measure, measure_traffic
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
-from hyco_export.evaluate.run_artifacts import GREEDY_SYSTEM, RunArtifacts, expected_server, open_artifacts
+from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
 from hyco_export.evaluate.trace_files import write_traces
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
@@ -173,7 +173,7 @@ def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -
 def check_backends(
     runner: SystemRunner, prompts: Sequence[Prompt], plan: Validation, on_step: OnStep
 ) -> tuple[Losslessness, ...]:
-    """Greedy losslessness of the exact system on every back end; the emulator gets fewer and shorter texts."""
+    """Greedy losslessness of the recipe's systems on every back end; the emulator gets fewer and shorter texts."""
     plain = plain_texts(runner, FLOAT, prompts, plan.max_new_tokens, on_step)
     trials = (
         (FLOAT, prompts, plan.max_new_tokens),
@@ -181,7 +181,9 @@ def check_backends(
         (NPU, prompts[: plan.emulator_prompts], emulator_tokens(plan)),
     )
     return tuple(
-        check_greedy(runner, GREEDY_SYSTEM, backend, chosen, plain, limit, on_step) for backend, chosen, limit in trials
+        check_greedy(runner, system, backend, chosen, plain, limit, on_step)
+        for system in plan.greedy_systems
+        for backend, chosen, limit in trials
     )
 
 

@@ -170,6 +170,14 @@ def test_a_back_end_that_changes_the_text_is_found(tokenizer, prompt_file):
     assert [(row.backend, len(row.differences)) for row in rows] == [("torch", 0), ("onnx-cpu", 3), ("qnn", 0)]
 
 
+def test_every_greedy_system_is_compared_on_every_back_end(tokenizer, prompt_file):
+    plan = msgspec.structs.replace(RECIPE.validation, greedy_systems=("specedge-pd", "hyco-2p"))
+    rows = check_backends(ScriptedRunner(), read_prompts(prompt_file, tokenizer, 3), plan, lambda *_: None)
+    assert [(row.system, row.backend) for row in rows] == [
+        (system, backend) for system in plan.greedy_systems for backend in ("torch", "onnx-cpu", "qnn")
+    ]
+
+
 def test_plain_decoding_is_asked_once_per_prompt(tokenizer, prompt_file):
     runner = ScriptedRunner()
     check_backends(runner, read_prompts(prompt_file, tokenizer, 3), RECIPE.validation, lambda *_: None)
