@@ -144,12 +144,33 @@ def validate(
     insecure: Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")] = False,
     link: Annotated[str | None, typer.Option(help="Count times as over lte, 5g-nsa or wifi.")] = None,
     link_waits: Annotated[bool, typer.Option("--link-waits", help="Sleep what the link takes.")] = False,
+    traces: Annotated[
+        Path | None, typer.Option("--traces", help="Folder for the sampled rounds with p~, one JSONL a system.")
+    ] = None,
 ) -> None:
     """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
     from hyco_export.cli.commands import server_access, validate_run
 
     access = server_access(token_file, ca, insecure)
-    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, access, link, link_waits))
+    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, access, link, link_waits, traces))
+
+
+@app.command()
+def replay(
+    trace: Annotated[list[Path], typer.Argument(help="JSONL files of one system, from `validate --traces`.")],
+    rule: Annotated[str | None, typer.Option(help="Acceptance rule. Default: all of them.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="For the epsilon rules; may be repeated.")] = None,
+    stop_needs_draw: Annotated[bool, typer.Option("--stop-needs-draw", help="No stop by a threshold alone.")] = False,
+    posterior_threshold: Annotated[float | None, typer.Option(help="For `typical`.")] = None,
+    posterior_alpha: Annotated[float | None, typer.Option(help="For `typical`.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write the table there.")] = None,
+) -> None:
+    """Judge logged trees by other acceptance rules, offline, each round on its own."""
+    from hyco_export.cli.commands import replay_traces
+
+    options = {"posterior_threshold": posterior_threshold, "posterior_alpha": posterior_alpha}
+    given = {name: value for name, value in options.items() if value is not None}
+    replay_traces(trace, rule, epsilon or [], stop_needs_draw, given, json_path)
 
 
 @app.command()

@@ -13,8 +13,7 @@ from hyco_export.core.layout import COMPILE, HEAD, KEEPSET, SLM, artifact_name
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.compatibility import Expected
-
-RULES = ("exact", "epsilon")
+from hyco_export.runtime.systems import find_system
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,9 @@ def expected_server(artifacts: RunArtifacts, tokenizer_digest: str, recipe: Reci
         head_digest=artifacts.head_key,
         node_limit=recipe.drafting.budget,
         server_steps=recipe.head.steps,
-        rules=RULES,
+        rules=tuple(
+            sorted({find_system(name).rule for name in (*recipe.validation.systems, *recipe.validation.greedy_systems)})
+        ),
     )
 
 

@@ -22,9 +22,10 @@ def _systems(report: Report) -> Table:
     for heading in ("MAT", "server ms\nper token", "tok/s", "draft ms\nper token", "taken\nby depth", "B up", "B down"):
         table.add_column(heading, justify="right", no_wrap=True)
     for system in report.systems:
+        unverified = f"\n{system.unverified_share:.0%} unverified" if system.unverified_tokens else ""
         table.add_row(
-            system.system,
-            f"{system.mat:.2f}",
+            system.system + unverified,
+            f"{system.mat:.2f}" if system.rounds else "",
             f"{system.server_ms_per_token:.2f}{_change(system, report.systems[0])}",
             f"{system.delivery_tokens_per_s:.1f}",
             f"{system.draft_ms_per_token:.2f}",

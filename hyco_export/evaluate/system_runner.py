@@ -17,10 +17,10 @@ from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.trials import Prompt
 from hyco_export.runtime.devices.backends import open_device
 from hyco_export.runtime.devices.device import Device
-from hyco_export.runtime.drafters import Drafter, TreeRule
+from hyco_export.runtime.drafters import ChainRule, Drafter, TreeRule
 from hyco_export.runtime.driver import generate
 from hyco_export.runtime.ports import Transport
-from hyco_export.runtime.systems import Settings, find_system, make_drafter, make_request
+from hyco_export.runtime.systems import Settings, find_system, make_drafter, make_policy, make_request
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.wire import Sampling, ServerInfo
 
@@ -35,6 +35,7 @@ class DeviceRunner:
         recipe: its drafting, lengths and seed.
         transport: the server.
         info: what the server said of itself.
+        trace: ask for what each round was judged by: larger replies, and traces that can be replayed.
         clock: seconds; the link's, where the transport goes over a modelled one.
     """
 
@@ -44,19 +45,14 @@ class DeviceRunner:
         recipe: Recipe,
         transport: Transport,
         info: ServerInfo,
+        trace: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._artifacts = artifacts
         self._recipe = recipe
         self._transport = transport
         self._clock = clock
-        self._settings = Settings(
-            tree=tree_rule(recipe.drafting),
-            epsilon=recipe.validation.epsilon,
-            server_steps=recipe.head.steps,
-            head_digest=artifacts.head_key,
-            stop_ids=frozenset(info.stop_ids),
-        )
+        self._settings = run_settings(recipe, artifacts.head_key, info, trace)
         self._devices: dict[str, Device] = {}
         self._drafters: dict[tuple[str, str], Drafter] = {}
 
@@ -74,7 +70,9 @@ class DeviceRunner:
         request = make_request(chosen, self._settings, prompt.id, sampling, seed, max_new_tokens)
         if request.head_digest:
             request = msgspec.structs.replace(request, first_rows=self._recipe.validation.first_reply_rows)
-        return generate(prompt.ids, request, self._drafter(system, backend), self._transport, self._clock)
+        policy = make_policy(chosen, self._settings)
+        drafter = self._drafter(system, backend)
+        return generate(prompt.ids, request, drafter, self._transport, self._clock, policy=policy)
 
     def _drafter(self, name: str, backend: str) -> Drafter:
         key = (name, backend)
@@ -99,9 +97,41 @@ class DeviceRunner:
             device.close()
 
 
+def run_settings(recipe: Recipe, head_digest: str, info: ServerInfo, trace: bool = False) -> Settings:
+    """What all systems of a run share."""
+    drafting = recipe.drafting
+    return Settings(
+        tree=tree_rule(drafting),
+        specedge=specedge_rule(drafting),
+        specedge_passes=drafting.specedge.passes,
+        epsilon=recipe.validation.epsilon,
+        server_steps=recipe.head.steps,
+        head_digest=head_digest,
+        stop_ids=frozenset(info.stop_ids),
+        sled=ChainRule(drafting.sled.confidence, drafting.sled.longest),
+        synera=ChainRule(drafting.synera.confidence, drafting.synera.longest),
+        synera_unverified=drafting.synera.unverified,
+        passes_ahead_count=drafting.specedge.passes_ahead == "counted",
+        stop_needs_draw=drafting.stop_needs_draw,
+        trace=trace,
+    )
+
+
 def tree_rule(drafting: Drafting) -> TreeRule:
     """The recipe's drafting as the scoring rule: an edge costs the log of the chain's assumed acceptance."""
-    return TreeRule(math.log(drafting.chain_acceptance), drafting.budget, drafting.candidates_per_row)
+    return TreeRule(
+        math.log(drafting.chain_acceptance),
+        drafting.budget,
+        drafting.candidates_per_row,
+        drafting.slm_temperature,
+        drafting.second_pass_nodes,
+    )
+
+
+def specedge_rule(drafting: Drafting) -> TreeRule:
+    """The same for the tree that the SLM grows alone."""
+    own = drafting.specedge
+    return TreeRule(math.log(own.edge_factor), drafting.budget, own.children_per_row, drafting.slm_temperature)
 
 
 def prompt_seed(seed: int, prompt_id: str) -> int:

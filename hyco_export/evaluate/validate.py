@@ -24,14 +24,16 @@ from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
 from hyco_export.evaluate.link_estimate import estimate_link, link_note
 from hyco_export.evaluate.losslessness import Losslessness
-from hyco_export.evaluate.metrics import measure, measure_traffic
+from hyco_export.evaluate.metrics import SystemMetrics, measure, measure_traffic
 from hyco_export.evaluate.padding_cost import padding_note
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
 from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
+from hyco_export.evaluate.trace_files import write_traces
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
 from hyco_export.runtime.ports import Transport
+from hyco_export.runtime.systems import find_system
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.transport import HttpTransport
 from hyco_export.runtime.wire import Sampling, ServerInfo
@@ -39,8 +41,6 @@ from hyco_export.runtime.wire import Sampling, ServerInfo
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-BASELINE, EXACT, RELAXED = "cloud-mtp", "hyco-exact", "hyco"
-SYSTEMS = (BASELINE, EXACT, RELAXED)  # the baseline first: the others are compared with it
 REPORT_FOLDER = "validate"
 
 
@@ -70,12 +70,14 @@ def validate(
     subject: Subject,
     url: str,
     on_step: OnStep,
+    traces: Path | None = None,
     transport: Transport | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Report:
     """Everything `hyco-export validate` finds out from the server at `url`.
 
     Args:
+        traces: folder for the sampled generations with what each round was judged by, `<system>.jsonl`; None for none.
         transport: calls it with a token, or as if over a link; None for plain calls.
         clock: seconds; the link's, where there is one.
 
@@ -91,7 +93,10 @@ def validate(
     from hyco_export.nn.verifier import load_tokenizer  # after the server has answered: it takes seconds to import
 
     tokenizer = load_tokenizer(subject.verifier)
-    found = examine(subject, url, info, transport, tokenizer, on_step, clock)
+    found = examine(subject, url, info, transport, tokenizer, on_step, traces is not None, clock)
+    if traces is not None:
+        for name, generations in found.traces.items():
+            write_traces(traces / f"{name}.jsonl", generations)
     report = judge(subject, url, found, lambda token: str(tokenizer.decode([token])))
     duration_s = time.monotonic() - began
     return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
@@ -104,7 +109,8 @@ def examine(
     transport: Transport,
     tokenizer: "PreTrainedTokenizerFast",
     on_step: OnStep,
-    clock: Callable[[], float],
+    trace: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Findings:
     """Check that the server belongs to the run, then drive it. Raises as `validate`."""
     from hyco_export.nn.checkpoint import tokenizer_digest
@@ -114,9 +120,9 @@ def examine(
     require_compatible(info, expected_server(artifacts, tokenizer_digest(subject.verifier), recipe), url)
     prompts = read_prompts(subject.prompts, tokenizer, plan.prompts)
     parity = compare_backends(artifacts, recipe.target, on_step)
-    with DeviceRunner(artifacts, recipe, transport, info, clock) as runner:
+    with DeviceRunner(artifacts, recipe, transport, info, trace, clock) as runner:
         sampling = wire_sampling(recipe)
-        traces = run_interleaved(runner, SYSTEMS, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
+        traces = run_interleaved(runner, plan.systems, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
     return Findings(info, artifacts, len(prompts), traces, losslessness, parity)
 
@@ -124,9 +130,11 @@ def examine(
 def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], str]) -> Report:
     """Measure the findings and hold them against the recipe's gates. Pure; the times of the run are still empty."""
     recipe, plan = subject.recipe, subject.recipe.validation
-    systems = tuple(measure(name, found.traces[name], found.artifacts.keepset) for name in SYSTEMS)
-    handoffs = {name: None if name == BASELINE else found.artifacts.head.handoff for name in SYSTEMS}
-    traffic = tuple(measure_traffic(name, found.traces[name], handoffs[name]) for name in SYSTEMS)
+    keepset = found.artifacts.keepset
+    systems = tuple(measure(name, found.traces[name], keepset) for name in plan.systems)
+    asking = [name for name in plan.systems if find_system(name).asks]
+    handoffs = {name: found.artifacts.head.handoff if find_system(name).needs_handoff else None for name in asking}
+    traffic = tuple(measure_traffic(name, found.traces[name], handoffs[name]) for name in asking)
     return Report(
         run=str(subject.root),
         recipe=recipe.name,
@@ -146,12 +154,13 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
         parity=found.parity,
         traffic=traffic,
         gates=run_gates(plan.gates, systems, found.losslessness, found.parity, traffic),
-        times=tuple(median_times(name, found.traces[name]) for name in SYSTEMS),
-        tree=pick_tree(found.traces[RELAXED], text_of),
+        times=tuple(median_times(name, found.traces[name]) for name in asking),
+        tree=next(filter(None, (pick_tree(found.traces[name], text_of) for name in reversed(asking))), None),
         notes=(
             *notes(plan, found.prompts),
-            link_note(estimate_link(found.traces.values())),
-            padding_note(RELAXED, [record for trace in found.traces[RELAXED] for record in trace.rounds]),
+            *system_notes(systems, len(keepset), keepset.vocab_size),
+            link_note(estimate_link(found.traces[name] for name in asking)),
+            padding_note(asking[-1], [record for trace in found.traces[asking[-1]] for record in trace.rounds]),
         ),
     )
 
@@ -181,7 +190,7 @@ def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -
 def check_backends(
     runner: SystemRunner, prompts: Sequence[Prompt], plan: Validation, on_step: OnStep
 ) -> tuple[Losslessness, ...]:
-    """Greedy losslessness of the exact system on every back end; the emulator gets fewer and shorter texts."""
+    """Greedy losslessness of the recipe's systems on every back end; the emulator gets fewer and shorter texts."""
     plain = plain_texts(runner, FLOAT, prompts, plan.max_new_tokens, on_step)
     trials = (
         (FLOAT, prompts, plan.max_new_tokens),
@@ -189,7 +198,9 @@ def check_backends(
         (NPU, prompts[: plan.emulator_prompts], emulator_tokens(plan)),
     )
     return tuple(
-        check_greedy(runner, EXACT, backend, chosen, plain, limit, on_step) for backend, chosen, limit in trials
+        check_greedy(runner, system, backend, chosen, plain, limit, on_step)
+        for system in plan.greedy_systems
+        for backend, chosen, limit in trials
     )
 
 
@@ -206,4 +217,25 @@ def notes(plan: Validation, found: int) -> tuple[str, ...]:
         f"The sampled systems ran on {INTEGER}: the integer graphs that were compiled, with ONNX Runtime's own "
         "optimisations off, so draft times are those of a reference, not of a phone.",
     ]
+    return tuple(lines)
+
+
+def system_notes(systems: Sequence[SystemMetrics], kept: int, vocab_size: int) -> tuple[str, ...]:
+    """What systems claim less than the others, and over which vocabulary the SLM drafts."""
+    lines = []
+    for system in systems:
+        if not find_system(system.system).verifies_all:
+            lines.append(
+                f"{system.system} is not lossless: {system.unverified_tokens:,} of {system.output_tokens:,} tokens are "
+                "unverified: the device committed them, and no verifier chose them."
+            )
+        if system.threshold_stops:
+            lines.append(f"{system.system}: {system.threshold_stops} answers ended at a stop token by threshold alone.")
+        if system.reused_rounds:
+            lines.append(
+                f"{system.system}: {system.reused_rounds:,} of {system.rounds:,} rounds began with a tree that was "
+                "grown while the reply before was on its way."
+            )
+    if any(find_system(system.system).drafts_with_slm_alone for system in systems):
+        lines.append(f"The SLM drafts over its artifact's {kept:,} of {vocab_size:,} tokens.")
     return tuple(lines)

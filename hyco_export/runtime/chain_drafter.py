@@ -1,4 +1,4 @@
-"""The verifier's own head on the server: a chain of top-1 tokens over the full vocabulary and the whole prefix.
+"""The verifier's own head on the server: a chain of top-1 tokens, over everything or an artifact's share.
 
 Step by step what transformers' SinglePositionMultiTokenCandidateGenerator computes for K/V of exactly the committed
 positions (transformers itself leaves rows of rejected drafts in what the head reads). All steps use the root's
@@ -18,11 +18,21 @@ SEES_ALL = {"full_attention": None, "sliding_attention": None}
 
 
 class ChainDrafter:
-    """Drafts with one head, in the verifier's precision."""
+    """Drafts with one head, in the verifier's precision.
 
-    def __init__(self, head: Gemma4AssistantForCausalLM) -> None:
+    Args:
+        head: the verifier's assistant.
+        kept_ids: [C] the only ids that it may draft; None for the whole vocabulary.
+        window: newest committed positions that it may see; None for all that its layers see.
+    """
+
+    def __init__(
+        self, head: Gemma4AssistantForCausalLM, kept_ids: torch.Tensor | None = None, window: int | None = None
+    ) -> None:
         self._head = head
-        self._spans = {"full": None, "sliding": head.config.get_text_config().sliding_window + INCLUSIVE_END}
+        self._kept_ids = kept_ids
+        sliding = head.config.get_text_config().sliding_window + INCLUSIVE_END
+        self._spans = {"full": window, "sliding": sliding if window is None else min(sliding, window)}
 
     def span(self, layer_type: str) -> int | None:
         """Newest committed positions that the head sees in layers of this type; None = all."""
@@ -71,4 +81,10 @@ class ChainDrafter:
             logits = head.lm_head(last)
         else:
             logits = head.masked_embedding(last, head.lm_head.weight)
-        return logits.argmax(dim=-1), head.post_projection(last)
+        return self._best(logits), head.post_projection(last)
+
+    def _best(self, logits: torch.Tensor) -> torch.Tensor:
+        """The likeliest allowed token of logits [1, 1, V]: [1, 1]."""
+        if self._kept_ids is None:
+            return logits.argmax(dim=-1)
+        return self._kept_ids[logits[..., self._kept_ids].argmax(dim=-1)]

@@ -114,6 +114,12 @@ class Engine:
         if session.settings.draft_side == "server" and (request.tokens or request.parents):
             raise ProtocolError("unsupported", "the server drafts in this session, the body must hold no tree")
         check_tree(request.tokens, request.parents, self.facts.vocab_size, self.limits.node_limit)
+        rounds.check_kept(request.kept, session.settings.unverified, self.facts.stop_ids, session.room)
+        check_tree(
+            *rounds.joined(request.kept, request.tokens, request.parents),
+            self.facts.vocab_size,
+            self.limits.node_limit,
+        )
 
     def _prime(self, session: Session, mark: Any) -> wire.PrimeReply:
         settings, verifier = session.settings, session.verifier
@@ -123,6 +129,7 @@ class Engine:
         finished = rounds.finish_reason([root], self.facts.stop_ids, session.room)
         session.extend([root])
         handoff = None if finished else self._handoff(session, len(settings.prompt))
+        chain = [] if finished else self._next_chain(session, verifier)
         if finished:
             session.finish()
         return wire.PrimeReply(
@@ -133,23 +140,31 @@ class Engine:
             finished=finished,
             handoff=handoff,
             server_ms=self.clock.elapsed_ms(mark),
+            chain=chain,
         )
 
     def _verify(self, session: Session, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
         mark = self.clock.start()
         verifier = session.verifier
         assert verifier is not None  # check_belief refuses finished sessions
+        kept = request.kept
         tokens, parents, drafted = self._drafts(session, verifier, request)
-        logits = verifier.verify(session.root, np.asarray(tokens, np.int64), np.asarray(parents, np.int64)).logits
-        verdict = rounds.judge(logits, tokens, parents, session.length - 1, session.settings)
-        outcome = rounds.settle(verdict, tokens, self.facts.stop_ids, session.room)
-        session.extend(outcome.tokens)
-        handoff = None
+        all_tokens, all_parents = rounds.joined(kept, tokens, parents)
+        rows = verifier.verify(session.root, np.asarray(all_tokens, np.int64), np.asarray(all_parents, np.int64))
+        root_position = session.length - 1 + len(kept)
+        verdict, evidence = rounds.judge(
+            rows.logits[len(kept) :], tokens, parents, root_position, session.settings, self.facts.stop_ids
+        )
+        outcome = rounds.settle(verdict, tokens, self.facts.stop_ids, session.room - len(kept))
+        session.extend([*kept, *outcome.tokens])
+        handoff, chain = None, []
         if outcome.finished:
             session.finish()
         else:
-            verifier.commit(outcome.accepted)
-            handoff = self._handoff(session, 1 + len(outcome.accepted))
+            path = rounds.joined_path(kept, outcome.accepted)
+            verifier.commit(path)
+            handoff = self._handoff(session, 1 + len(path))
+            chain = self._next_chain(session, verifier)
         return wire.VerifyReply(
             version=wire.PROTOCOL_VERSION,
             round=round_number,
@@ -160,17 +175,27 @@ class Engine:
             handoff=handoff,
             drafted=drafted,
             server_ms=self.clock.elapsed_ms(mark),
+            evidence=evidence,
+            chain=chain,
         )
 
     def _drafts(
         self, session: Session, verifier: VerifierSession, request: wire.VerifyRequest
     ) -> tuple[Sequence[int], Sequence[int], int]:
         """tokens [N], parents [N] to verify, and how many of them the server drafted."""
-        if session.settings.draft_side == "device":
+        if session.settings.draft_side != "server":
             return request.tokens, request.parents, 0
-        steps = min(session.settings.draft_steps, session.room - 1)  # the bonus takes the last place
-        chain = verifier.draft(session.root, steps) if steps else ()
+        chain = self._chain(session, verifier)
         return chain, range(ROOT, ROOT + len(chain)), len(chain)
+
+    def _next_chain(self, session: Session, verifier: VerifierSession) -> list[int]:
+        """What goes along with a reply."""
+        return list(self._chain(session, verifier)) if session.settings.draft_side == "reply" else []
+
+    def _chain(self, session: Session, verifier: VerifierSession) -> tuple[int, ...]:
+        settings = session.settings
+        steps = min(settings.draft_steps, session.room - 1)  # the bonus takes the last place
+        return verifier.draft(session.root, steps, settings.draft_scope == "artifact") if steps else ()
 
     def _handoff(self, session: Session, new_rows: int) -> wire.Handoff | None:
         """For sessions whose device runs the head: K/V of the newest processed positions, at most a window."""

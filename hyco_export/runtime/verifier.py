@@ -33,13 +33,19 @@ class Verifier:
         model: Gemma 4 causal language model in evaluation mode.
         drafter: the server's own head, for sessions that draft on the server.
         encoder: grids of the head artifact, for sessions whose device runs the head.
+        restricted_drafter: the same head over the head artifact's keep set and window.
     """
 
     def __init__(
-        self, model: PreTrainedModel, drafter: ChainDrafter | None = None, encoder: HandoffEncoder | None = None
+        self,
+        model: PreTrainedModel,
+        drafter: ChainDrafter | None = None,
+        encoder: HandoffEncoder | None = None,
+        restricted_drafter: ChainDrafter | None = None,
     ) -> None:
         config = model.config.get_text_config()
         self.drafter = drafter
+        self.restricted_drafter = restricted_drafter
         self.encoder = encoder
         self.layout = cache_layout(config)
         self.handoff_layers = handoff_layers(config)
@@ -167,9 +173,9 @@ class TorchVerifierSession:
         self._pass = None
 
     @torch.inference_mode()
-    def draft(self, root: int, steps: int) -> tuple[int, ...]:
+    def draft(self, root: int, steps: int, restricted: bool = False) -> tuple[int, ...]:
         """The server's own head: top-1 tokens after `root`."""
-        drafter = self._verifier.drafter
+        drafter = self._verifier.restricted_drafter if restricted else self._verifier.drafter
         if drafter is None or self._state is None:
             raise RuntimeError("draft needs a head and a primed session")
         keys_values = {}

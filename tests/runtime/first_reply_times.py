@@ -19,6 +19,7 @@ from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.link.clock import SkippingClock
 from hyco_export.runtime.link.presets import PRESETS, find_link
 from hyco_export.runtime.link.transport import LinkTransport
+from hyco_export.runtime.ports import Given
 from hyco_export.runtime.transport import LocalTransport
 from hyco_export.runtime.tree import Source, Tree
 
@@ -42,7 +43,7 @@ class PaperSizes(ScriptedSession):
 class HalfRight:
     """Drafts chains of which the verifier takes two tokens."""
 
-    def begin(self, ids: Sequence[int], handoff: wire.Handoff | None) -> None:
+    def begin(self, ids: Sequence[int], given: Given) -> None:
         pass
 
     def propose(self, ids: Sequence[int]) -> Draft:
@@ -50,7 +51,7 @@ class HalfRight:
         chain[2] = (chain[2] + 1) % 256
         return Draft(Tree(tuple(chain), tuple(range(-1, CHAIN - 1)), (0.0,) * CHAIN, (Source.CHAIN,) * CHAIN))
 
-    def observe(self, accepted: Sequence[int], ids: Sequence[int], handoff: wire.Handoff | None) -> None:
+    def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         pass
 
 

@@ -22,6 +22,7 @@ from hyco_export.runtime.feeds import HeadFeed, SlmFeed
 from hyco_export.runtime.first_window import split_window
 from hyco_export.runtime.guard.desk import Desk
 from hyco_export.runtime.guard.tokens import ANYBODY
+from hyco_export.runtime.ports import Given
 from hyco_export.runtime.transport import LocalTransport
 
 MODEL = ToyLanguageModel(seed=5, stop_bias=-1e9)
@@ -125,12 +126,12 @@ def test_older_rows_that_do_not_fit_are_refused(changes: dict[str, object]) -> N
     session.prime(np.array([5, 6, 7, 8]))
     feed = HeadFeed(ScriptedHead(MODEL), HANDOFF)
     newest = session.handoff(9, 2)
-    feed.begin([5, 6, 7, 8, 9], newest)
+    feed.begin([5, 6, 7, 8, 9], Given(newest))
     session.verify(9, np.zeros(0, np.int64), np.zeros(0, np.int64))
     session.commit(())
     right = msgspec.structs.replace(session.handoff(3, 1), older_kv=bytes(2 * ROW_BYTES), older_first=0)
     with pytest.raises(ProtocolError) as refusal:
-        feed.observe([5, 6, 7, 8, 9, 3], msgspec.structs.replace(right, **changes))
+        feed.observe([5, 6, 7, 8, 9, 3], Given(msgspec.structs.replace(right, **changes)))
     assert refusal.value.code == "handoff_gap"
 
 

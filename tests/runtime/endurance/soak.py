@@ -27,6 +27,7 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.drafters import Draft, NullDrafter
 from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.persistence import PersistentTransport
+from hyco_export.runtime.ports import Given
 from hyco_export.runtime.transport import Access, HttpTransport
 from hyco_export.runtime.tree import ROOT, Source, Tree
 
@@ -46,7 +47,7 @@ class KnowingDrafter:
         self._vocab_size = vocab_size
         self._dice = np.random.default_rng(seed)
 
-    def begin(self, ids: Sequence[int], handoff: wire.Handoff | None) -> None:
+    def begin(self, ids: Sequence[int], given: Given) -> None:
         pass
 
     def propose(self, ids: Sequence[int]) -> Draft:
@@ -62,7 +63,7 @@ class KnowingDrafter:
         count = len(tokens)
         return Draft(Tree(tuple(tokens), tuple(parents), (0.0,) * count, (Source.SLM,) * count))
 
-    def observe(self, accepted: Sequence[int], ids: Sequence[int], handoff: wire.Handoff | None) -> None:
+    def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         pass
 
 
