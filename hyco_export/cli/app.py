@@ -30,6 +30,10 @@ TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, 
 TokenOption = Annotated[
     Path | None, typer.Option("--token-file", help="File of bearer tokens. Default: the one in HYCO_TOKEN, or none.")
 ]
+CaOption = Annotated[Path | None, typer.Option("--ca", help="Authority of the server's certificate (PEM).")]
+InsecureOption = Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")]
+LinkOption = Annotated[str | None, typer.Option("--link", help="Count times as over lte, 5g-nsa or wifi.")]
+LinkWaitsOption = Annotated[bool, typer.Option("--link-waits", help="Sleep what the link takes.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
 
 
@@ -140,19 +144,19 @@ def validate(
     run: RunOption = None,
     target: TargetOption = None,
     token_file: TokenOption = None,
-    ca: Annotated[Path | None, typer.Option(help="Authority of the server's certificate (PEM).")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")] = False,
-    link: Annotated[str | None, typer.Option(help="Count times as over lte, 5g-nsa or wifi.")] = None,
-    link_waits: Annotated[bool, typer.Option("--link-waits", help="Sleep what the link takes.")] = False,
+    ca: CaOption = None,
+    insecure: InsecureOption = False,
+    link: LinkOption = None,
+    link_waits: LinkWaitsOption = False,
     traces: Annotated[
         Path | None, typer.Option("--traces", help="Folder for the sampled rounds with p~, one JSONL a system.")
     ] = None,
 ) -> None:
     """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
-    from hyco_export.cli.commands import server_access, validate_run
+    from hyco_export.cli.commands import reach_of, validate_run
 
-    access = server_access(token_file, ca, insecure)
-    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, access, link, link_waits, traces))
+    reach = reach_of(token_file, ca, insecure, link, link_waits)
+    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, reach, traces))
 
 
 @app.command()
@@ -171,6 +175,34 @@ def replay(
     options = {"posterior_threshold": posterior_threshold, "posterior_alpha": posterior_alpha}
     given = {name: value for name, value in options.items() if value is not None}
     replay_traces(trace, rule, epsilon or [], stop_needs_draw, given, json_path)
+
+
+@app.command()
+def bench(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    server: Annotated[
+        str | None, typer.Option(help="URL of a running server. Default: one of its own.", show_default=False)
+    ] = None,
+    systems: Annotated[str, typer.Option(help="Names, the baseline first.")] = "cloud-mtp,hyco-exact,hyco",
+    backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
+    prompts: Annotated[int | None, typer.Option(help="Default: the recipe's validation.prompts.", min=1)] = None,
+    seeds: Annotated[int, typer.Option(help="Answers to every prompt, each drawn with a seed of its own.", min=1)] = 1,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Default: the recipe's.", min=2)] = None,
+    out: Annotated[Path | None, typer.Option(help="Traces go here. Default: <run>/bench.")] = None,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    insecure: InsecureOption = False,
+    link: LinkOption = None,
+    link_waits: LinkWaitsOption = False,
+) -> None:
+    """Compare systems over prompts and seeds, interleaved; a run that was stopped goes on."""
+    from hyco_export.cli.bench import BenchOptions, bench_run, split_names
+    from hyco_export.cli.commands import reach_of
+
+    options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
+    bench_run(server, _only(path, recipe), run, options, reach_of(token_file, ca, insecure, link, link_waits))
 
 
 @app.command()
@@ -221,7 +253,11 @@ def train_tiny(
 def create_checkpoints(
     out: Annotated[Path, typer.Argument(help="New folder for three checkpoints, prompts and a recipe.")],
     scale: Annotated[
-        str, typer.Option(help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 6 GB; middle; small.")
+        str,
+        typer.Option(
+            help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 6 GB; middle; small; "
+            "respelled: the embedded family with an SLM of another vocabulary."
+        ),
     ] = "full",
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder of the tokenizer to fill up. Default: the embedded family's.")

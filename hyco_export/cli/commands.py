@@ -1,7 +1,7 @@
 """What the commands do: open the run, call the stage runner, the server or the validation, print the outcome."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +22,11 @@ from hyco_export.stages.table import require_stage, stages_of
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from hyco_export.runtime.transport import Access
+    from hyco_export.evaluate.meeting import Subject
+    from hyco_export.runtime.ports import Transport
 
 PERCENT = 100
+RESPELLED = "respelled"  # not a scale: the embedded family with an SLM of another vocabulary
 NEXT_COMMAND = {
     "capture": "hyco-export qat-head",
     "qat-head": "hyco-export build-keepset",
@@ -117,7 +119,7 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
         output.print("\nno head in the recipe: nothing to serve or to validate", highlight=False)
         return 0
     with server_process(recipe_path, run.root) as url:
-        return _validate(run, url, server_access(None, None, insecure=False))
+        return _validate(run, url, reach_of(None, None, False, None, False))
 
 
 class Door(msgspec.Struct, frozen=True):
@@ -190,19 +192,45 @@ def require_free_port(host: str, port: int) -> int:
         ) from error
 
 
-def server_access(token_file: Path | None, authority: Path | None, insecure: bool) -> "Access":
-    """What a client shows a server and how it knows it.
+class Reach(msgspec.Struct, frozen=True):
+    """How a server is reached: what it is shown, how it is known, and the link that is counted on the way."""
+
+    token: str = ""
+    authority: Path | None = None
+    insecure: bool = False
+    link: str | None = None
+    link_waits: bool = False
+
+
+def reach_of(
+    token_file: Path | None, authority: Path | None, insecure: bool, link: str | None, link_waits: bool
+) -> Reach:
+    """What the command line says, with the token in it.
 
     Raises:
         ServerError: the token file cannot be used, or holds more than the one token that a client has.
     """
     from hyco_export.runtime.guard.tokens import read_tokens
-    from hyco_export.runtime.transport import Access
 
     tokens = read_tokens(token_file)
     if len(tokens) > 1:
         raise ServerError(f"{token_file} holds {len(tokens)} tokens, a client shows one", "give a file with one")
-    return Access(token=tokens[0] if tokens else "", authority=authority, insecure=insecure)
+    return Reach(tokens[0] if tokens else "", authority, insecure, link, link_waits)
+
+
+def transport_to(url: str, reach: Reach, seed: int) -> tuple["Transport", Callable[[], float]]:
+    """Calls to the server at `url`, and the clock that measures them.
+
+    Raises:
+        HycoError: no such link, a URL or file that cannot be used, or nobody answers.
+    """
+    from hyco_export.runtime.link.presets import over_link
+    from hyco_export.runtime.transport import Access, HttpTransport
+
+    direct = HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))
+    transport, clock = over_link(direct, reach.link, seed, reach.link_waits)
+    direct.info()  # a dead URL is said at once, before any file is hashed
+    return transport, clock
 
 
 def validate_run(
@@ -210,48 +238,42 @@ def validate_run(
     recipe_path: Path | None,
     run_dir: Path | None,
     target: str | None,
-    access: "Access",
-    link: str | None,
-    link_waits: bool,
+    reach: Reach,
     traces: Path | None,
 ) -> int:
-    """Validate the artifacts of a run against a server that somebody started, as if over a link."""
-    return _validate(open_run(recipe_path, run_dir, target), server, access, link, link_waits, traces)
+    """Validate the artifacts of a run against a server that somebody started."""
+    return _validate(open_run(recipe_path, run_dir, target), server, reach, traces)
 
 
-def _validate(
-    run: RunFolder,
-    url: str,
-    access: "Access",
-    link: str | None = None,
-    link_waits: bool = False,
-    traces: Path | None = None,
-) -> int:
+def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None = None) -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
     from hyco_export.evaluate.report import write_report
     from hyco_export.evaluate.summary import summary
-    from hyco_export.evaluate.validate import REPORT_FOLDER, Subject, validate
-    from hyco_export.runtime.link.presets import over_link
-    from hyco_export.runtime.transport import HttpTransport
+    from hyco_export.evaluate.validate import REPORT_FOLDER, validate
 
     run.recipe.models.require_head()
-    direct = HttpTransport(url, access=access)
-    transport, clock = over_link(direct, link, run.recipe.validation.seed, link_waits)
-    direct.info()  # a dead URL is said at once, before any file is hashed
-    require_current(run, stages_of(run.recipe))
-    use_threads(run.recipe.threads)
-    subject = Subject(
-        root=run.root,
-        recipe=run.recipe,
-        verifier=run.source("verifier", run.recipe.models.verifier),
-        prompts=run.source("validation", run.recipe.data.validation),
-    )
+    transport, clock = transport_to(url, reach, run.recipe.validation.seed)
+    subject = subject_of(run)
     with ConsoleProgress() as progress:
         report = validate(subject, url, progress.step, traces, transport, clock)
     output.print(summary(report), highlight=False)
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", highlight=False, soft_wrap=True)
     return 0 if report.verdict == "pass" else 1
+
+
+def subject_of(run: RunFolder) -> "Subject":
+    """What is driven against a server, once every stage is current."""
+    from hyco_export.evaluate.meeting import Subject
+
+    require_current(run, stages_of(run.recipe))
+    use_threads(run.recipe.threads)
+    return Subject(
+        root=run.root,
+        recipe=run.recipe,
+        verifier=run.source("verifier", run.recipe.models.verifier),
+        prompts=run.source("validation", run.recipe.data.validation),
+    )
 
 
 def replay_traces(
@@ -396,6 +418,11 @@ def train_tiny_family(out: Path, quick: bool) -> None:
 def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None) -> None:
     """Write created checkpoints into a new folder; print the command that runs them."""
     require_new(out)
+    if scale_name == RESPELLED:
+        from hyco_export.nn.created.respelled import create_respelled
+
+        show_next(create_respelled(out))
+        return
     from hyco_export.nn.created.family import DEFAULT_SEED, RECIPE_FILE, create_family
     from hyco_export.nn.created.scale import find_scale
 
@@ -408,4 +435,9 @@ def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None)
             DEFAULT_SEED,
             lambda label, share: progress.step(label, int(PERCENT * share), PERCENT),
         )
-    output.print(f"next: hyco-export compile --recipe {out / RECIPE_FILE}", highlight=False, soft_wrap=True)
+    show_next(out / RECIPE_FILE)
+
+
+def show_next(recipe: Path) -> None:
+    """The command that runs a recipe."""
+    output.print(f"next: hyco-export run {recipe}", highlight=False, soft_wrap=True)

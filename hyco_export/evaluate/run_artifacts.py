@@ -25,6 +25,7 @@ class RunArtifacts:
     slm: SlmSpec
     keepset: KeepSet
     head_key: str  # manifest key of the head artifact: what the server must serve
+    compiled_key: str  # of the compiled graphs, which names all they were built from
 
 
 def open_artifacts(root: Path, target: str) -> RunArtifacts:
@@ -44,7 +45,7 @@ def open_artifacts(root: Path, target: str) -> RunArtifacts:
                 f"{root / name} was converted for another keep set than {root / KEEPSET}",
                 f"build it again: hyco-export {name}",
             )
-    return RunArtifacts(root, head, slm, keepset, manifests[HEAD].key)
+    return RunArtifacts(root, head, slm, keepset, manifests[HEAD].key, manifests[COMPILE].key)
 
 
 def folders(target: str) -> dict[str, str]:

@@ -57,16 +57,16 @@ class DeviceRunner:
         self._drafters: dict[tuple[str, str], Drafter] = {}
 
     def generate(
-        self, system: str, backend: str, prompt: Prompt, sampling: Sampling, max_new_tokens: int
+        self, system: str, backend: str, prompt: Prompt, sampling: Sampling, max_new_tokens: int, repeat: int = 0
     ) -> GenerationTrace:
-        """One generation; the same prompt and sampling give the same draws in every system.
+        """One generation; the same prompt, sampling and `repeat` give the same draws in every system.
 
         Raises:
             HycoError: no such system or back end.
             ServerError: the server went away.
         """
         chosen = find_system(system)
-        seed = prompt_seed(self._recipe.validation.seed, prompt.id)
+        seed = prompt_seed(self._recipe.validation.seed + repeat, prompt.id)
         request = make_request(chosen, self._settings, prompt.id, sampling, seed, max_new_tokens)
         if request.head_digest:
             request = msgspec.structs.replace(request, first_rows=self._recipe.validation.first_reply_rows)

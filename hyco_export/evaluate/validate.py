@@ -9,49 +9,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 import hyco_export
-from hyco_export.core.conversations import prompt_messages
-from hyco_export.core.data.prompts import read_prompts as read_prompt_set
-from hyco_export.core.data.prompts import require_enough
-from hyco_export.core.recipe import Recipe, Validation
+from hyco_export.core.recipe import Validation
 from hyco_export.evaluate.backend_parity import compare_backends
-from hyco_export.evaluate.compatibility import require_compatible
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
 from hyco_export.evaluate.link_estimate import estimate_link, link_note
 from hyco_export.evaluate.losslessness import Losslessness
+from hyco_export.evaluate.meeting import Meeting, Subject, meet, read_prompts, wire_sampling
 from hyco_export.evaluate.metrics import SystemMetrics, measure, measure_traffic
 from hyco_export.evaluate.padding_cost import padding_note
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
-from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
+from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
 from hyco_export.evaluate.trace_files import write_traces
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
 from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.systems import find_system
 from hyco_export.runtime.trace import GenerationTrace
-from hyco_export.runtime.transport import HttpTransport
-from hyco_export.runtime.wire import Sampling, ServerInfo
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from hyco_export.runtime.wire import ServerInfo
 
 REPORT_FOLDER = "validate"
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is validated: a run folder, its recipe, and where the recipe's references lie."""
-
-    root: Path
-    recipe: Recipe
-    verifier: Path  # checkpoint folder, for its tokenizer
-    prompts: Path  # JSONL of conversations
 
 
 @dataclass(frozen=True)
@@ -81,46 +63,37 @@ def validate(
         transport: calls it with a token, or as if over a link; None for plain calls.
         clock: seconds; the link's, where there is one.
 
+    Args:
+        traces: folder for the sampled generations with what each round was judged by, `<system>.jsonl`; None for none.
+
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
         ArtifactError: the run folder is incomplete or altered.
         RecipeError: the prompts cannot be used.
     """
     started_at, began = datetime.now(UTC), time.monotonic()
-    transport = transport or HttpTransport(url)
-    info = transport.info()
-
-    from hyco_export.nn.verifier import load_tokenizer  # after the server has answered: it takes seconds to import
-
-    tokenizer = load_tokenizer(subject.verifier)
-    found = examine(subject, url, info, transport, tokenizer, on_step, traces is not None, clock)
+    meeting = meet(subject, url, transport)
+    found = examine(subject, meeting, on_step, traces is not None, clock)
     if traces is not None:
         for name, generations in found.traces.items():
             write_traces(traces / f"{name}.jsonl", generations)
-    report = judge(subject, url, found, lambda token: str(tokenizer.decode([token])))
+    report = judge(subject, url, found, lambda token: str(meeting.tokenizer.decode([token])))
     duration_s = time.monotonic() - began
     return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
 
 
 def examine(
     subject: Subject,
-    url: str,
-    info: ServerInfo,
-    transport: Transport,
-    tokenizer: "PreTrainedTokenizerFast",
+    meeting: Meeting,
     on_step: OnStep,
     trace: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Findings:
-    """Check that the server belongs to the run, then drive it. Raises as `validate`."""
-    from hyco_export.nn.checkpoint import tokenizer_digest
-
-    recipe, plan = subject.recipe, subject.recipe.validation
-    artifacts = open_artifacts(subject.root, recipe.target)
-    require_compatible(info, expected_server(artifacts, tokenizer_digest(subject.verifier), recipe), url)
-    prompts = read_prompts(subject.prompts, tokenizer, plan.prompts)
+    """Drive the server. Raises as `validate`."""
+    recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
+    prompts = read_prompts(subject.prompts, meeting.tokenizer, plan.prompts)
     parity = compare_backends(artifacts, recipe.target, on_step)
-    with DeviceRunner(artifacts, recipe, transport, info, trace, clock) as runner:
+    with DeviceRunner(artifacts, recipe, meeting.transport, info, trace, clock) as runner:
         sampling = wire_sampling(recipe)
         traces = run_interleaved(runner, plan.systems, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
@@ -163,28 +136,6 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
             padding_note(asking[-1], [record for trace in found.traces[asking[-1]] for record in trace.rounds]),
         ),
     )
-
-
-def wire_sampling(recipe: Recipe) -> Sampling:
-    """The recipe's sampling as it travels."""
-    return Sampling(recipe.sampling.temperature, recipe.sampling.top_k, recipe.sampling.top_p)
-
-
-def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -> list[Prompt]:
-    """The first `count` prompts of the validation set through the chat template.
-
-    Raises:
-        RecipeError: the set cannot be used, or has fewer.
-    """
-    from hyco_export.nn.capture import encode_prompt
-
-    found = read_prompt_set(path, "$.data.validation")
-    require_enough(len(found), count, path)
-    prompts = []
-    for conversation in found[:count]:
-        messages = [{"role": m.role, "content": m.content} for m in prompt_messages(conversation)]
-        prompts.append(Prompt(conversation.id, tuple(encode_prompt(tokenizer, messages))))
-    return prompts
 
 
 def check_backends(

@@ -14,10 +14,12 @@ from synthetic_run import ARTIFACTS, INFO, KEEPSET, RECIPE
 from synthetic_traces import generation, local_trace, round_trace
 
 from hyco_export.errors import ArtifactError, RecipeError, ServerError
+from hyco_export.evaluate import meeting
 from hyco_export.evaluate import validate as module
+from hyco_export.evaluate.meeting import Subject, read_prompts
 from hyco_export.evaluate.metrics import measure
 from hyco_export.evaluate.trials import GREEDY
-from hyco_export.evaluate.validate import Subject, check_backends, notes, read_prompts, system_notes, validate
+from hyco_export.evaluate.validate import check_backends, notes, system_notes, validate
 from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.wire import Sampling
 
@@ -82,8 +84,8 @@ def scripted_world(monkeypatch, tokenizer, prompt_file, tmp_path):
         runners.append(ScriptedRunner())
         return runners[-1]
 
-    monkeypatch.setattr(module, "HttpTransport", Transport)
-    monkeypatch.setattr(module, "open_artifacts", lambda root, target: ARTIFACTS)
+    monkeypatch.setattr(meeting, "HttpTransport", Transport)
+    monkeypatch.setattr(meeting, "open_artifacts", lambda root, target: ARTIFACTS)
     monkeypatch.setattr(module, "compare_backends", lambda *_: synthetic_report().parity)
     monkeypatch.setattr(module, "DeviceRunner", make_runner)
     monkeypatch.setattr("hyco_export.nn.checkpoint.tokenizer_digest", lambda folder: INFO.tokenizer_digest)
@@ -115,7 +117,7 @@ def test_the_baselines_replies_carry_no_hand_off_and_the_others_do(scripted_worl
 
 def test_a_server_of_another_run_stops_it_before_the_first_prompt(scripted_world, monkeypatch):
     subject, runners = scripted_world
-    monkeypatch.setattr(module, "open_artifacts", lambda *_: replace(ARTIFACTS, head_key="x" * 64))
+    monkeypatch.setattr(meeting, "open_artifacts", lambda *_: replace(ARTIFACTS, head_key="x" * 64))
     with pytest.raises(ServerError, match=r"does not belong to this run: head artifact"):
         validate(subject, "http://here:1", lambda *_: None)
     assert runners == []
@@ -136,7 +138,7 @@ def test_an_incomplete_run_folder_is_named(scripted_world, monkeypatch, tmp_path
     from hyco_export.evaluate.run_artifacts import open_artifacts
 
     subject, _ = scripted_world
-    monkeypatch.setattr(module, "open_artifacts", open_artifacts)
+    monkeypatch.setattr(meeting, "open_artifacts", open_artifacts)
     subject = Subject(tmp_path, RECIPE, tmp_path, subject.prompts)
     with pytest.raises(ArtifactError, match="build-keepset holds no artifact"):
         validate(subject, "http://here:1", lambda *_: None)
