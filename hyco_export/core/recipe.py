@@ -268,6 +268,7 @@ class Validation(Section, frozen=True):
     emulator_max_new_tokens: Count = 24
     seed: int = 20261011
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.005
+    first_reply_rows: NonNegative = 0  # newest K/V rows of the first reply; 0: the whole window (paper)
     gates: Gates = Gates()
 
 

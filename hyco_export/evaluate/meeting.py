@@ -42,14 +42,14 @@ class Meeting:
     tokenizer: "PreTrainedTokenizerFast"
 
 
-def meet(subject: Subject, url: str) -> Meeting:
-    """Ask the server what it is, and compare that with the run.
+def meet(subject: Subject, url: str, transport: Transport | None = None) -> Meeting:
+    """Ask the server what it is, and compare that with the run; by plain calls without a transport.
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
         ArtifactError: the run folder is incomplete or altered.
     """
-    transport = HttpTransport(url)
+    transport = transport or HttpTransport(url)
     info = transport.info()
 
     from hyco_export.nn.checkpoint import tokenizer_digest  # after the server has answered: they take seconds to import

@@ -39,7 +39,11 @@ class HeadArtifact(msgspec.Struct, frozen=True):
 
 
 def open_server_engine(
-    recipe: Recipe, artifacts: Path | None = None, device: str = "cpu", recipe_folder: Path | None = None
+    recipe: Recipe,
+    artifacts: Path | None = None,
+    device: str = "cpu",
+    recipe_folder: Path | None = None,
+    sessions: int | None = None,
 ) -> tuple[Engine, wire.ServerInfo]:
     """The engine of a recipe's verifier, and what it says of itself.
 
@@ -50,6 +54,7 @@ def open_server_engine(
         artifacts: run folder.
         device: torch device, e.g. `cpu`, `cuda`, `cuda:1`.
         recipe_folder: where the recipe's relative paths start; None for the embedded recipe.
+        sessions: held at once; None for the usual number.
 
     Raises:
         CheckpointError: a checkpoint is missing, unreadable or does not belong with the others.
@@ -67,7 +72,8 @@ def open_server_engine(
 
     keepset = _keepset(artifacts, artifact)
     facts = _facts(model, artifact, recipe.head.steps, restricts=artifact is not None and keepset is not None)
-    limits = Limits(prompt_limit=min(Limits().prompt_limit, facts.context_limit - 1))
+    usual = Limits()
+    limits = Limits(sessions=sessions or usual.sessions, prompt_limit=min(usual.prompt_limit, facts.context_limit - 1))
     encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
     restricted = None
     if artifact is not None and keepset is not None:

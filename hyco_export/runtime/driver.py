@@ -42,6 +42,7 @@ class Request(msgspec.Struct, frozen=True):
     trace: bool = False  # ask for what each round was judged by
     stop_ids: tuple[int, ...] = ()
     draft_scope: wire.DraftScope = "full"
+    first_rows: int = 0  # K/V rows of the first reply, the rest after it; 0: the whole window at once (HyCo, §3.1)
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -195,6 +196,7 @@ class Generation:
             trace=request.trace,
             draft_scope=request.draft_scope,
             unverified=self._policy.keeps,
+            first_rows=request.first_rows,
         )
 
     def _propose(self) -> Proposal | None:
@@ -275,6 +277,7 @@ class Generation:
                 reused=proposal.draft.reused,
                 ahead_ms=ahead_ms,
                 evidence=reply.evidence,
+                older_bytes=len(reply.handoff.older_kv) if reply.handoff else 0,
             )
         )
 

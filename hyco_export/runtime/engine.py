@@ -17,6 +17,7 @@ from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.runtime import rounds, wire
 from hyco_export.runtime.admission import Facts, Limits, check_prime
 from hyco_export.runtime.clocks import Clock, ThreadCpuClock
+from hyco_export.runtime.guard.faults import place_of
 from hyco_export.runtime.ports import VerifierSession
 from hyco_export.runtime.sessions import PRIME_AGAIN, Answered, Session, SessionTable
 from hyco_export.runtime.tree import ROOT, check_tree
@@ -212,5 +213,5 @@ class Engine:
                 self._table.drop(session.id)
             if isinstance(error, HycoError):
                 raise
-            _log.exception("the model failed; its session is dropped")
+            _log.error("the model failed; its session is dropped: %s", place_of(error))
             raise ProtocolError("model_fault", f"the model failed: {type(error).__name__}", PRIME_AGAIN) from error

@@ -27,7 +27,7 @@ class HeadDevice(Protocol):
         ...
 
     def commit(self, rows: KvRows, first_position: int) -> None:
-        """Copy K/V rows of consecutive positions into the ring."""
+        """Copy K/V rows of consecutive positions into the ring, behind its newest row or before its oldest."""
         ...
 
     def draft(self, e: np.ndarray, h: np.ndarray, root_position: int) -> HeadDraft:
@@ -154,9 +154,19 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Bytes of one call: bodies alone, and with HTTP headers."""
+    """Bytes of one call: bodies alone (without padding), and all that HTTP sends."""
 
     payload_up_bytes: int
     payload_down_bytes: int
     wire_up_bytes: int
     wire_down_bytes: int
+
+
+class EnginePort(Protocol):
+    """What `runtime.engine.Engine` offers to those who bring it calls; callable from any thread."""
+
+    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply: ...
+
+    def verify(self, session_id: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply: ...
+
+    def close(self, session_id: str) -> None: ...

@@ -17,6 +17,11 @@ ID_BYTES = 16  # 128 random bits: an id cannot be guessed
 PRIME_AGAIN = "prime again with the committed ids"
 
 
+def no_such_session() -> ProtocolError:
+    """The one refusal for sessions that expired, ended, never were or are another caller's: nobody can tell which."""
+    return ProtocolError(wire.UNKNOWN_SESSION, "no such session: it expired, ended or never was", PRIME_AGAIN)
+
+
 class Answered(NamedTuple):
     """The last round's request and reply, kept for retries."""
 
@@ -129,7 +134,7 @@ class SessionTable:
         """
         session = self._sessions.get(session_id)
         if session is None:
-            raise ProtocolError(wire.UNKNOWN_SESSION, "no such session: it expired, ended or never was", PRIME_AGAIN)
+            raise no_such_session()
         session.last_used_s = self._now()
         return session
 
