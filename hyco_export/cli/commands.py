@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
+from hyco_export.cli.console import ConsoleProgress, output, problems, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import Validation, embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from hyco_export.evaluate.meeting import Subject
     from hyco_export.runtime.ports import Transport
 
+if TYPE_CHECKING:
+    from hyco_export.runtime.engine import Engine
+    from hyco_export.runtime.wire import ServerInfo
+
 PERCENT = 100
-RESPELLED = "respelled"  # not a scale: the embedded family with an SLM of another vocabulary
 NEXT_COMMAND = {
     "capture": "hyco-export qat-head",
     "qat-head": "hyco-export build-keepset",
@@ -161,6 +164,8 @@ def serve_run(
 
         use_threads(threads or run.recipe.threads)
         engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, sessions)
+        if info.head_digest:
+            _self_test(run.root, engine, info)
         return create_app(engine, info, Tokens(tokens), pad_bytes=door.pad_bytes)
 
     def ready(host: str, port: int) -> None:
@@ -174,6 +179,22 @@ def serve_run(
     from hyco_export.runtime.serving import serve
 
     serve(build(), host=door.host, port=door.port, on_ready=ready, tls=tls)
+
+
+def _self_test(root: Path, engine: "Engine", info: "ServerInfo") -> None:
+    """Say what is wrong with the server's hand-offs; it serves all the same, for its own text is right."""
+    from hyco_export.evaluate.diagnose import diagnose_server
+    from hyco_export.runtime.transport import LocalTransport
+
+    try:
+        found = diagnose_server(root, LocalTransport(engine, info), info)
+    except ArtifactError as error:  # a folder with the head alone
+        problems.print(f"self-test: left out, {error.message}", highlight=False, markup=False, soft_wrap=True)
+        return
+    for finding in found.findings:
+        problems.print(f"self-test: {finding}", highlight=False, markup=False, soft_wrap=True)
+    if not found.findings:
+        output.print(f"self-test: hand-offs are right at {found.positions} golden positions", highlight=False)
 
 
 def require_free_port(host: str, port: int) -> int:
@@ -265,13 +286,19 @@ def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None = None
 def subject_of(run: RunFolder) -> "Subject":
     """What is driven against a server, once every stage is current."""
     from hyco_export.evaluate.meeting import Subject
+    from hyco_export.evaluate.run_artifacts import Checkpoints
 
+    head = run.recipe.models.require_head()
     require_current(run, stages_of(run.recipe))
     use_threads(run.recipe.threads)
     return Subject(
         root=run.root,
         recipe=run.recipe,
-        verifier=run.source("verifier", run.recipe.models.verifier),
+        checkpoints=Checkpoints(
+            run.source("verifier", run.recipe.models.verifier),
+            run.source("head", head),
+            run.source("slm", run.recipe.models.slm),
+        ),
         prompts=run.source("validation", run.recipe.data.validation),
     )
 
@@ -296,13 +323,14 @@ def replay_traces(
         row.label: {
             "MAT": row.mat,
             **row.tokens_by_rule,
-            "stops by threshold": row.threshold_stops,
-            "rounds that differ": row.differing,
+            "stops": row.threshold_stops,
+            "differ": row.differing,
         }
         for row in rows
     }
     recorded = sorted({trace.acceptance.rule for trace in traces})
     show_rows(f"{rows[0].rounds} rounds, recorded with {', '.join(recorded)}; each judged on its own", table)
+    output.print("stops: by the threshold alone; differ: rounds that commit other tokens than recorded", style="dim")
     if json_path is not None:
         write_json(json_path, rows)
 
@@ -418,11 +446,6 @@ def train_tiny_family(out: Path, quick: bool) -> None:
 def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None) -> None:
     """Write created checkpoints into a new folder; print the command that runs them."""
     require_new(out)
-    if scale_name == RESPELLED:
-        from hyco_export.nn.created.respelled import create_respelled
-
-        show_next(create_respelled(out))
-        return
     from hyco_export.nn.created.family import DEFAULT_SEED, RECIPE_FILE, create_family
     from hyco_export.nn.created.scale import find_scale
 
@@ -435,9 +458,4 @@ def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None)
             DEFAULT_SEED,
             lambda label, share: progress.step(label, int(PERCENT * share), PERCENT),
         )
-    show_next(out / RECIPE_FILE)
-
-
-def show_next(recipe: Path) -> None:
-    """The command that runs a recipe."""
-    output.print(f"next: hyco-export run {recipe}", highlight=False, soft_wrap=True)
+    output.print(f"next: hyco-export compile --recipe {out / RECIPE_FILE}", highlight=False, soft_wrap=True)

@@ -1,11 +1,13 @@
 """`validate`: drive a server with a run's artifacts and say what holds.
 
-The order: does the server answer and belong to this run; do the graphs agree; how do the systems perform; are greedy
-texts lossless on every back end; then the gates. Knows the steps; each step's maths is elsewhere.
+The order: does the server answer and belong to this run; what is wrong with it or the artifacts (`diagnose`); do the
+graphs agree; how do the systems perform; are greedy texts lossless on every back end; then the gates. Knows the steps;
+each step's maths is elsewhere.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,10 @@ import msgspec
 
 import hyco_export
 from hyco_export.core.recipe import Validation
+from hyco_export.errors import HycoError
 from hyco_export.evaluate.backend_parity import compare_backends
+from hyco_export.evaluate.diagnose import diagnose
+from hyco_export.evaluate.diagnosis.finding import Diagnosis
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
 from hyco_export.evaluate.link_estimate import estimate_link, link_note
@@ -46,6 +51,7 @@ class Findings:
     traces: Mapping[str, Sequence[GenerationTrace]]  # of the sampled systems
     losslessness: tuple[Losslessness, ...]
     parity: tuple[GraphParity, ...]
+    diagnosis: Diagnosis
 
 
 def validate(
@@ -62,9 +68,6 @@ def validate(
         traces: folder for the sampled generations with what each round was judged by, `<system>.jsonl`; None for none.
         transport: calls it with a token, or as if over a link; None for plain calls.
         clock: seconds; the link's, where there is one.
-
-    Args:
-        traces: folder for the sampled generations with what each round was judged by, `<system>.jsonl`; None for none.
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
@@ -92,12 +95,40 @@ def examine(
     """Drive the server. Raises as `validate`."""
     recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
     prompts = read_prompts(subject.prompts, meeting.tokenizer, plan.prompts)
+    origins = subject.checkpoints
+    diagnosis = diagnose(artifacts, recipe, origins, meeting.tokenizer, meeting.transport, info, on_step)
+    with _said_with(diagnosis):
+        return _measure(subject, meeting, prompts, diagnosis, on_step, trace, clock)
+
+
+def _measure(
+    subject: Subject,
+    meeting: Meeting,
+    prompts: Sequence[Prompt],
+    diagnosis: Diagnosis,
+    on_step: OnStep,
+    trace: bool,
+    clock: Callable[[], float],
+) -> Findings:
+    """Compare the graphs, then run every system."""
+    recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
     parity = compare_backends(artifacts, recipe.target, on_step)
     with DeviceRunner(artifacts, recipe, meeting.transport, info, trace, clock) as runner:
         sampling = wire_sampling(recipe)
         traces = run_interleaved(runner, plan.systems, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
-    return Findings(info, artifacts, len(prompts), traces, losslessness, parity)
+    return Findings(info, artifacts, len(prompts), traces, losslessness, parity, diagnosis)
+
+
+@contextmanager
+def _said_with(diagnosis: Diagnosis) -> Iterator[None]:
+    """A fault may end the rest of a validation: its name is then said with the error that it caused."""
+    try:
+        yield
+    except HycoError as error:
+        if diagnosis.findings:
+            error.message += "; the diagnosis before it: " + "; ".join(map(str, diagnosis.findings))
+        raise
 
 
 def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], str]) -> Report:
@@ -126,6 +157,7 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
         losslessness=found.losslessness,
         parity=found.parity,
         traffic=traffic,
+        diagnosis=found.diagnosis,
         gates=run_gates(plan.gates, systems, found.losslessness, found.parity, traffic),
         times=tuple(median_times(name, found.traces[name]) for name in asking),
         tree=next(filter(None, (pick_tree(found.traces[name], text_of) for name in reversed(asking))), None),

@@ -16,7 +16,7 @@ from hyco_export.runtime.drafters import Draft, Drafter, ProactiveDrafter
 from hyco_export.runtime.offload import AskForAll, OffloadPolicy
 from hyco_export.runtime.ports import Given, Transport
 from hyco_export.runtime.replies import check_reply
-from hyco_export.runtime.rounds import finish_reason
+from hyco_export.runtime.rounds import cut_length, finish_reason
 from hyco_export.runtime.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
 from hyco_export.runtime.tree import Tree, subtree
 from hyco_export.runtime.while_waiting import WhileWaiting
@@ -221,8 +221,7 @@ class Generation:
         tokens = [draft.tree.tokens[row] for row in path]
         room = self._request.max_new_tokens - (length - self._prompt_length)
         finished = finish_reason(tokens, frozenset(self._request.stop_ids), room)
-        stop = next((index for index, token in enumerate(tokens) if token in self._request.stop_ids), len(tokens))
-        tokens = tokens[: min(stop + 1, room)]
+        tokens = tokens[: cut_length(tokens, self._request.stop_ids, room)]
         self._take(tokens, finished)
         self._unsent += tokens
         kept = path[: len(tokens)]

@@ -50,22 +50,19 @@ def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
     return Rounding(weights.bits, weights.output_bits, ratios)
 
 
-def open_for(
-    keepset: KeepSet, folder: Path, weights: SlmWeights | None, bridged: bool = False
-) -> "PackedCheckpoint | FloatCheckpoint":
+def open_for(keepset: KeepSet, folder: Path, weights: SlmWeights | None) -> "PackedCheckpoint | FloatCheckpoint":
     """The checkpoint.
 
     Raises:
-        CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set
-            and not bridged.
+        CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set.
     """
     from hyco_export.nn.slm.source import open_checkpoint
 
     checkpoint = open_checkpoint(folder, rounding_of(weights))
-    if not bridged and checkpoint.config.vocab_size != keepset.vocab_size:
+    if checkpoint.config.vocab_size != keepset.vocab_size:
         raise CheckpointError(
             f"the SLM's vocabulary has {checkpoint.config.vocab_size} tokens, the keep set's {keepset.vocab_size}",
-            "give an SLM with the verifier's tokenizer ($.models.slm), or join both with $.slm.bridge",
+            "give an SLM with the verifier's tokenizer ($.models.slm)",
         )
     return checkpoint
 
