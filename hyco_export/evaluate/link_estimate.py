@@ -4,6 +4,7 @@ A call's wait is the round trip, the server's time and its bytes over the bandwi
 the large first replies the bandwidth. Server time is CPU time on a CPU server, so waits behind others count as link.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -11,6 +12,7 @@ import numpy as np
 
 from hyco_export.runtime.trace import GenerationTrace, PrimeTrace, RoundTrace
 
+CLEARLY = 4.0  # standard errors of the slope: below that it may be noise
 BITS_PER_BYTE = 8
 MS_PER_S = 1e3
 BITS_PER_MBIT = 1e6
@@ -40,7 +42,9 @@ def estimate_link(traces: Iterable[Sequence[GenerationTrace]]) -> LinkEstimate:
     link_ms = np.array([call.wait_ms - call.server_ms for call in calls])  # [n]
     spread = size - size.mean()
     ms_per_byte = float(spread @ link_ms / (spread @ spread)) if spread.any() else 0.0
-    if ms_per_byte <= 0.0:  # nothing but noise: the link is faster than the replies can show
+    rest = link_ms - link_ms.mean() - ms_per_byte * spread
+    error = math.sqrt(float(rest @ rest) / max(1, len(calls) - 2) / float(spread @ spread)) if spread.any() else 0.0
+    if ms_per_byte <= CLEARLY * error or ms_per_byte == 0.0:  # noise: the replies are too small or too alike to show it
         return LinkEstimate(float(np.median(link_ms)), float("nan"), len(calls))
     bandwidth = BITS_PER_BYTE * MS_PER_S / ms_per_byte / BITS_PER_MBIT
     return LinkEstimate(float(np.median(link_ms - ms_per_byte * size)), bandwidth, len(calls))

@@ -38,6 +38,15 @@ def test_round_trip_and_bandwidth_come_back(rtt_ms: float, mbit_s: float) -> Non
     assert noisy.calls == 21
 
 
+def test_replies_that_are_small_beside_the_jitter_tell_no_bandwidth() -> None:
+    dice = np.random.default_rng(1)
+    waits = SERVER_MS + 80.0 + dice.exponential(10.0, 300)
+    rounds = tuple(call(int(dice.integers(4_000, 4_300)), float(wait), prime=False) for wait in waits)
+    noise = GenerationTrace("s", "p", 0, 4, (5, 3), "length", 1.0, 1.0, (), rounds)  # type: ignore[arg-type]
+    estimate = estimate_link([[noise]])
+    assert np.isnan(estimate.down_mbit_s) and 80.0 < estimate.rtt_ms < 95.0
+
+
 def test_replies_that_are_all_alike_tell_no_bandwidth() -> None:
     rounds = tuple(call(100, SERVER_MS + 3.0, prime=False) for _ in range(5))
     alike = GenerationTrace("s", "p", 0, 4, (5, 3), "length", 1.0, 1.0, (), rounds)  # type: ignore[arg-type]
