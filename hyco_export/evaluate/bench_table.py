@@ -27,8 +27,8 @@ def bench_table(systems: Sequence[SystemMetrics], title: str) -> Table:
     for system in systems:
         table.add_row(
             system.system,
-            f"{system.mat:.2f}",
-            f"{system.server_ms_per_token:.2f}{change(system, systems[0])}",
+            f"{system.mat:.2f}" if system.rounds else "",
+            f"{system.server_ms_per_token:.2f}{change(system, systems[0])}" if system.rounds else "",
             f"{system.delivery_tokens_per_s:.1f}",
             f"{system.draft_ms_per_token:.2f}",
             f"{system.first_token_ms:.0f}",
