@@ -114,11 +114,25 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the verifier. Default: the recipe's.", min=1)
     ] = None,
+    batch: Annotated[int, typer.Option(help="Sessions in one pass of the model, at most.", min=1)] = 8,
+    batch_wait_ms: Annotated[
+        float, typer.Option(help="How long a pass waits for further sessions that may call.", min=0.0, max=1000.0)
+    ] = 0.0,
+    cache_mb: Annotated[
+        int | None, typer.Option(help="K/V memory of all sessions. Default: half of what is free.", min=1)
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Positions of a session. Default: what the verifier was made for.", min=2)
+    ] = None,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
     from hyco_export.cli.commands import serve_run
+    from hyco_export.runtime.batching import Batching
+    from hyco_export.runtime.serve_options import BYTES_PER_MB, ServeOptions
 
-    serve_run(_only(path, recipe), run, host, port, device, threads)
+    cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
+    options = ServeOptions(Batching(batch, batch_wait_ms), cache_bytes, context)
+    serve_run(_only(path, recipe), run, host, port, device, threads, options)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +17,9 @@ from hyco_export.stages.forecast import forecast
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import require_stage, stages_of
+
+if TYPE_CHECKING:
+    from hyco_export.runtime.serve_options import ServeOptions
 
 PERCENT = 100
 NEXT_COMMAND = {
@@ -89,7 +93,13 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
 
 
 def serve_run(
-    recipe_path: Path | None, run_dir: Path | None, host: str, port: int, device: str, threads: int | None
+    recipe_path: Path | None,
+    run_dir: Path | None,
+    host: str,
+    port: int,
+    device: str,
+    threads: int | None,
+    options: "ServeOptions",
 ) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
     require_free_port(host, port)  # a taken one is said before models are loaded
@@ -98,7 +108,7 @@ def serve_run(
 
     run = open_run(recipe_path, run_dir)
     use_threads(threads or run.recipe.threads)
-    engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder)
+    engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options)
     serve(
         create_app(engine, info),
         host=host,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
+import psutil
 import torch
 from transformers import PreTrainedModel
 
@@ -26,7 +27,10 @@ from hyco_export.runtime.chain_drafter import ChainDrafter
 from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.handoff_encoder import HandoffEncoder
+from hyco_export.runtime.serve_options import ServeOptions
 from hyco_export.runtime.verifier import Verifier
+
+CACHE_SHARE = 0.5  # of the free memory; the rest is for passes, and for others
 
 
 class HeadArtifact(msgspec.Struct, frozen=True):
@@ -37,7 +41,11 @@ class HeadArtifact(msgspec.Struct, frozen=True):
 
 
 def open_server_engine(
-    recipe: Recipe, artifacts: Path | None = None, device: str = "cpu", recipe_folder: Path | None = None
+    recipe: Recipe,
+    artifacts: Path | None = None,
+    device: str = "cpu",
+    recipe_folder: Path | None = None,
+    options: ServeOptions | None = None,
 ) -> tuple[Engine, wire.ServerInfo]:
     """The engine of a recipe's verifier, and what it says of itself.
 
@@ -48,6 +56,7 @@ def open_server_engine(
         artifacts: run folder.
         device: torch device, e.g. `cpu`, `cuda`, `cuda:1`.
         recipe_folder: where the recipe's relative paths start; None for the embedded recipe.
+        options: batching and memory.
 
     Raises:
         CheckpointError: a checkpoint is missing, unreadable or does not belong with the others.
@@ -55,6 +64,7 @@ def open_server_engine(
         ServerError: the device is not there.
     """
     place = _device(device)
+    options = options or ServeOptions()
     folder = checkpoint_folder(recipe.models.verifier, recipe_folder)
     digest = checkpoint_digest(folder)
     artifact = read_head_artifact(artifacts, digest) if artifacts else None
@@ -63,12 +73,15 @@ def open_server_engine(
     head = load_head(checkpoint_folder(recipe.models.require_head(), recipe_folder), precision, device)
     check_family(model.config, head.config)
 
-    facts = _facts(model, artifact, recipe.head.steps)
-    limits = Limits(prompt_limit=min(Limits().prompt_limit, facts.context_limit - 1))
+    facts = _facts(model, artifact, recipe.head.steps, options.context_limit)
+    limits = Limits(
+        prompt_limit=min(Limits().prompt_limit, facts.context_limit - 1),
+        cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place)),
+    )
     encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
-    verifier = Verifier(model, ChainDrafter(head), encoder)
+    verifier = Verifier(model, ChainDrafter(head), encoder, options.batching.prefill_rows, limits.node_limit)
     clock = clock_for(place, torch.get_num_threads())
-    engine = Engine(verifier.open, facts, limits, clock)
+    engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else read_keepset_digest(artifacts)
     return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
 
@@ -123,12 +136,21 @@ def read_keepset_digest(run: Path | None) -> str:
     return read_keepset(run / KEEPSET).digest
 
 
-def _facts(model: PreTrainedModel, artifact: HeadArtifact | None, server_steps: int) -> Facts:
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free where the sessions' K/V will lie."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _facts(
+    model: PreTrainedModel, artifact: HeadArtifact | None, server_steps: int, context_limit: int | None
+) -> Facts:
     config = model.config.get_text_config()
     return Facts(
         vocab_size=config.vocab_size,
         stop_ids=frozenset(stop_ids(model)),
-        context_limit=config.max_position_embeddings,
+        context_limit=context_limit or config.max_position_embeddings,
         head_digest=artifact.key if artifact else "",
         handoff_window=artifact.spec.handoff.window if artifact else 0,
         server_steps=server_steps,

@@ -1,4 +1,4 @@
-"""The engine over HTTP: routes, limits before allocation, typed refusals, a worker thread for the model.
+"""The engine over HTTP: routes, limits before allocation, typed refusals, callers that go away.
 
 Knows HTTP and the wire format, no models. PROTOCOL.md tells what travels.
 """
@@ -28,6 +28,7 @@ from hyco_export.runtime.refusals import as_refusal, body_of, status_of
 LOOPBACK = "127.0.0.1"
 ID_BYTES = 5  # of a token id or a row in MessagePack, at most
 ENVELOPE_BYTES = 1024  # of a body beside its ids
+CALLS_PER_SESSION = 2  # waiting at once: a call, and a retry of it
 SWEEP_S = 5.0  # between two looks for idle sessions
 DRAIN_S = 10  # for calls in flight when the server is told to stop
 KEEP_ALIVE_S = 75  # a device may draft for a while between two rounds; an emulated one for seconds
@@ -42,15 +43,16 @@ _log = logging.getLogger(__name__)
 class Service:
     """The handlers of one engine.
 
-    All model work runs on one worker thread, in the order in which the calls came, so that the loop stays free for
-    health checks, metrics and refusals.
+    Calls wait for the engine on threads of their own, so that the loop stays free for health checks, metrics and
+    refusals.
     """
 
     def __init__(self, engine: Engine, info: wire.ServerInfo) -> None:
         self._engine = engine
         self._info = wire.encode(info)
         self._metrics = metrics.Metrics(lambda: engine.session_count)
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        calls = CALLS_PER_SESSION * engine.limits.sessions
+        self._waiters = ThreadPoolExecutor(max_workers=calls, thread_name_prefix="call")
         self._ready = False
         limits = engine.limits
         self._prime_bytes = ENVELOPE_BYTES + ID_BYTES * limits.prompt_limit
@@ -66,12 +68,14 @@ class Service:
         finally:
             self._ready = False
             sweeper.cancel()
-            self._worker.shutdown(wait=True, cancel_futures=True)
+            self._waiters.shutdown(wait=True, cancel_futures=True)
             self._engine.shut_down()
 
     async def prime(self, request: Request) -> Response:
         body = await _read(request, self._prime_bytes)
-        reply = await self._work(self._engine.prime, wire.decode(body, wire.PrimeRequest))
+        message = wire.decode(body, wire.PrimeRequest)
+        async with _watched(request) as gone:
+            reply = await self._work(self._engine.prime, message, gone)
         self._metrics.primed(reply.server_ms)
         return self._reply("prime", len(body), wire.encode(reply))
 
@@ -79,7 +83,8 @@ class Service:
         body = await _read(request, self._verify_bytes)
         round_number = _round_number(request.path_params["round"])
         message = wire.decode(body, wire.VerifyRequest)
-        reply = await self._work(self._engine.verify, request.path_params["session"], round_number, message)
+        async with _watched(request) as gone:
+            reply = await self._work(self._engine.verify, request.path_params["session"], round_number, message, gone)
         self._metrics.verified(len(reply.tokens), reply.server_ms)
         return self._reply("verify", len(body), wire.encode(reply))
 
@@ -126,18 +131,18 @@ class Service:
         return Response(body, media_type=wire.MEDIA_TYPE)
 
     async def _work(self, task: Callable[..., Answer], *arguments: object) -> Answer:
-        """Run on the model's thread, in turn."""
+        """Wait on a thread of its own until the engine has answered."""
         if not self._ready:
             raise ProtocolError("shutting_down", "the server is stopping", "try another server")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, task, *arguments)
+        return await loop.run_in_executor(self._waiters, task, *arguments)
 
     async def _sweep(self) -> None:
         """Free idle sessions even when nobody calls."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
-            expired = await loop.run_in_executor(self._worker, self._engine.expire)
+            expired = await loop.run_in_executor(self._waiters, self._engine.expire)
             if expired:
                 _log.info("%d idle sessions expired", expired)
 
@@ -228,6 +233,23 @@ def _bind(host: str, port: int) -> socket.socket:
     # accepted connections inherit it; without it a reply's second packet waits 40 ms for a delayed acknowledgement
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+@contextlib.asynccontextmanager
+async def _watched(request: Request) -> AsyncIterator[Callable[[], bool]]:
+    """Tells whether the caller of a request whose body has been read has gone away meanwhile."""
+    gone = threading.Event()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield gone.is_set
+    finally:
+        watcher.cancel()
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:
