@@ -15,9 +15,11 @@ from typing import NamedTuple
 import torch
 from transformers import Gemma4AssistantForCausalLM
 
+from hyco_export.nn.fused_stack import FusedStack, fits
 from hyco_export.runtime import slot_attention
-from hyco_export.runtime.slot_attention import Seen
+from hyco_export.runtime.slot_attention import KeysValues, PackedAttention, Seen
 
+Layers = Callable[[torch.Tensor], torch.Tensor]  # [S, width] -> [S, width] after the head's norm
 INCLUSIVE_END = 1  # the assistant's sliding mask shows window + 1 keys, the verifier's window - 1 past ones
 
 
@@ -35,11 +37,15 @@ class Root(NamedTuple):
 
 
 class ChainDrafter:
-    """Drafts with one head, in the verifier's precision; the head's attention becomes `slot_attention`."""
+    """Drafts with one head, in the verifier's precision; the head's attention becomes `slot_attention`.
 
-    def __init__(self, head: Gemma4AssistantForCausalLM) -> None:
+    fused: compute the layers with `nn.fused_stack` where the head fits.
+    """
+
+    def __init__(self, head: Gemma4AssistantForCausalLM, fused: bool = True) -> None:
         head.model.set_attn_implementation(slot_attention.NAME)
         self._head = head
+        self._stack = FusedStack(head.model) if fused and fits(head.model) else None
         self._spans = {"full": None, "sliding": head.config.get_text_config().sliding_window + INCLUSIVE_END}
         # see Verifier: the head's layers all reuse K/V
         self._all_rows = torch.tensor(0)
@@ -53,43 +59,54 @@ class ChainDrafter:
     ) -> list[tuple[int, ...]]:
         """`steps` tokens after each of the S roots.
 
-        embed: ids [1, S] -> [1, S, H] with the embedding's factor.
+        embed: ids [S] -> [S, H] with the embedding's factor.
         """
         device = roots[0].state.device
-        token = torch.tensor([[root.token for root in roots]], device=device)
-        positions = torch.tensor([[root.position for root in roots]], device=device)
-        keys_values = {
-            name: tuple([root.keys_values[name][which] for root in roots] for which in (0, 1))
+        token = torch.tensor([root.token for root in roots], device=device)
+        positions = torch.tensor([root.position for root in roots], device=device)
+        keys_values: dict[str, KeysValues] = {
+            name: ([root.keys_values[name][0] for root in roots], [root.keys_values[name][1] for root in roots])
             for name in roots[0].keys_values
         }
         seen = dict.fromkeys(keys_values, [Seen(1, None)] * len(roots))
-        hidden = torch.stack([root.state for root in roots])[None]  # [1, S, H]
-        drafted = []
+        layers = (self._fused if self._stack else self._plain)(positions, keys_values, seen)
+        hidden = torch.stack([root.state for root in roots])  # [S, H]
+        head, drafted = self._head, []
         for _ in range(steps):
-            inputs = torch.cat([embed(token), hidden], dim=-1)
-            token, hidden = self._step(inputs, positions, keys_values, seen)
+            last = layers(head.pre_projection(torch.cat([embed(token), hidden], dim=-1)))
+            token, hidden = self._best(last), head.post_projection(last)
             drafted.append(token)
-        return list(zip(*torch.cat(drafted).tolist(), strict=True))  # one transfer for all steps
+        return list(zip(*torch.stack(drafted).tolist(), strict=True))  # one transfer for all steps
 
-    def _step(
-        self,
-        inputs: torch.Tensor,
-        positions: torch.Tensor,
-        keys_values: Mapping[str, tuple[list[torch.Tensor], ...]],
-        seen: Mapping[str, list[Seen]],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """inputs [1, S, 2H] -> the top-1 tokens [1, S] and the next states [1, S, H]."""
+    def _fused(
+        self, positions: torch.Tensor, keys_values: Mapping[str, KeysValues], seen: Mapping[str, Sequence[Seen]]
+    ) -> Layers:
+        """The fused layers."""
+        stack = self._stack
+        assert stack is not None
+        rotations, attention = stack.rotations(positions), PackedAttention(seen, given=keys_values)
+        return lambda hidden: stack.run(hidden, rotations, attention)[0]
+
+    def _plain(
+        self, positions: torch.Tensor, keys_values: Mapping[str, KeysValues], seen: Mapping[str, Sequence[Seen]]
+    ) -> Layers:
+        """transformers' own forward, for heads that cannot be fused."""
+
+        def layers(hidden: torch.Tensor) -> torch.Tensor:
+            return self._head.model(
+                inputs_embeds=hidden[None],
+                attention_mask=dict(seen),
+                position_ids=positions[None],
+                shared_kv_states=dict(keys_values),
+                use_cache=False,
+                logits_to_keep=self._all_rows,
+            ).last_hidden_state[0]
+
+        return layers
+
+    def _best(self, last: torch.Tensor) -> torch.Tensor:
+        """The top-1 tokens [S] of states [S, width]."""
         head = self._head
-        last = head.model(
-            inputs_embeds=head.pre_projection(inputs),
-            attention_mask=dict(seen),
-            position_ids=positions,
-            shared_kv_states=dict(keys_values),
-            use_cache=False,
-            logits_to_keep=self._all_rows,
-        ).last_hidden_state
         if head.masked_embedding is None:
-            logits = head.lm_head(last)
-        else:
-            logits = head.masked_embedding(last, head.lm_head.weight)
-        return logits.argmax(dim=-1), head.post_projection(last)
+            return head.lm_head(last).argmax(dim=-1)
+        return head.masked_embedding(last[None], head.lm_head.weight)[0].argmax(dim=-1)

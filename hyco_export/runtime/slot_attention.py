@@ -7,7 +7,7 @@ one. K/V heads are not repeated for the query heads that share them: nothing of 
 Legend: H query heads, N K/V heads, G = H / N, R rows of one session, T keys it sees, d head dimension.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "hyco_slots"
+KeysValues = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]  # by session
 
 
 class Seen(NamedTuple):
@@ -39,12 +40,25 @@ def attend(
     if isinstance(key, torch.Tensor):
         plain = cast(torch.Tensor, value), cast(torch.Tensor | None, attention_mask)
         return sdpa_attention_forward(module, query, key, *plain, scaling=scaling, **kwargs)
-    assert attention_mask is not None
+    assert attention_mask is not None and not isinstance(value, torch.Tensor)
+    return _attend_all(query[0], key, value, cast(Sequence[Seen], attention_mask), scaling)[None], None
+
+
+def _attend_all(
+    query: torch.Tensor,
+    key: Sequence[torch.Tensor],
+    value: Sequence[torch.Tensor],
+    seen: Sequence[Seen],
+    scaling: float | None,
+) -> torch.Tensor:
+    """query [H, sum of R, d] -> [sum of R, H, d]."""
+    if len(seen) == 1:
+        return _attend_one(query, key[0], value[0], seen[0].mask, scaling)
     parts, start = [], 0
-    for keys, values, (rows, mask) in zip(key, value, attention_mask, strict=True):
-        parts.append(_attend_one(query[0, :, start : start + rows], keys, values, mask, scaling))
+    for keys, values, (rows, mask) in zip(key, value, seen, strict=True):
+        parts.append(_attend_one(query[:, start : start + rows], keys, values, mask, scaling))
         start += rows
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+    return torch.cat(parts)
 
 
 def _attend_one(
@@ -58,6 +72,39 @@ def _attend_one(
         grouped, keys[:, None].expand(shape), values[:, None].expand(shape), attn_mask=mask, scale=scaling
     )
     return output.flatten(0, 1).transpose(0, 1)
+
+
+class PackedAttention:
+    """nn.fused_stack.Attention for packed rows.
+
+    Args:
+        seen: rows and masks by layer type, one for each session.
+        update: writes K/V [1, N, sum of R, d] of a layer and returns what each session sees, [N, T, d] each; None where
+            all K/V are given.
+        given: K/V of the layer types by session, for layers that reuse them.
+    """
+
+    def __init__(
+        self,
+        seen: Mapping[str, Sequence[Seen]],
+        update: Callable[[torch.Tensor, torch.Tensor, int], KeysValues] | None = None,
+        given: Mapping[str, KeysValues] | None = None,
+    ) -> None:
+        self._seen = seen
+        self._update = update
+        self._shared: dict[str, KeysValues] = dict(given or {})
+        self._newest: dict[str, KeysValues] = {}
+
+    def store(self, layer: int, layer_type: str, keys: torch.Tensor, values: torch.Tensor, shared: bool) -> None:
+        assert self._update is not None
+        self._newest[layer_type] = self._update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None], layer)
+        if shared:
+            self._shared[layer_type] = self._newest[layer_type]
+
+    def attend(self, layer_type: str, query: torch.Tensor, scale: float) -> torch.Tensor:
+        own = layer_type in self._newest
+        keys, values = self._newest.pop(layer_type) if own else self._shared[layer_type]
+        return _attend_all(query.transpose(0, 1), keys, values, self._seen[layer_type], scale)
 
 
 AttentionInterface.register(NAME, attend)

@@ -8,8 +8,7 @@ more rows. One thread at a time works here.
 Legend: L committed positions, R rows of a session's part of a pass (root first), N nodes, H hidden, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,12 +16,13 @@ from transformers import PreTrainedModel
 
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.core.limits import NODE_LIMIT
+from hyco_export.nn.fused_stack import FusedStack, fits
 from hyco_export.nn.verifier import ATTENTION_NAMES, handoff_layers
 from hyco_export.runtime import slot_attention, wire
 from hyco_export.runtime.chain_drafter import ChainDrafter, Root
 from hyco_export.runtime.handoff_encoder import HandoffEncoder
 from hyco_export.runtime.ports import Chain, Check, Prefill, RowOutputs
-from hyco_export.runtime.slot_attention import Seen
+from hyco_export.runtime.slot_attention import PackedAttention, Seen
 from hyco_export.runtime.slot_cache import PackedCache, SlotCache, cache_layout
 from hyco_export.runtime.tree import ancestor_mask, depths
 from hyco_export.runtime.tree_mask import attention_mask
@@ -39,6 +39,7 @@ class Verifier:
         encoder: grids of the head artifact, for sessions whose device runs the head.
         prefill_rows: rows of a prompt in one pass, at most.
         node_limit: nodes of a tree, at most.
+        fused: compute the layers with `nn.fused_stack` where the model fits.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Verifier:
         encoder: HandoffEncoder | None = None,
         prefill_rows: int = PREFILL_ROWS,
         node_limit: int = NODE_LIMIT,
+        fused: bool = True,
     ) -> None:
         config = model.config.get_text_config()
         self.drafter = drafter
@@ -66,6 +68,7 @@ class Verifier:
         model.set_attn_implementation(slot_attention.NAME)
         self._model = model
         self._backbone = model.get_decoder()
+        self._stack = FusedStack(self._backbone) if fused and fits(self._backbone) else None
         self._soft_cap = config.final_logit_softcapping
         self._windows = {"full_attention": None, "sliding_attention": config.sliding_window}
         # transformers cuts rows before KV-shared layers when this is an integer, and fails without per-layer embeddings
@@ -102,8 +105,12 @@ class Verifier:
         for part, cache in zip(parts, caches, strict=True):
             cache.make_room(part.rows)
         after, handed = self._pass(
-            np.concatenate([_ids(part) for part in parts]),
-            np.concatenate([cache.length + row_depths for cache, (row_depths, _) in zip(caches, blocks, strict=True)]),
+            self._there(np.concatenate([_ids(part) for part in parts])),
+            self._there(
+                np.concatenate(
+                    [cache.length + row_depths for cache, (row_depths, _) in zip(caches, blocks, strict=True)]
+                )
+            ),
             {name: self._seen(caches, blocks, window) for name, window in self._windows.items()},
             PackedCache([(cache, part.rows) for cache, part in zip(caches, parts, strict=True)]),
         )
@@ -136,19 +143,43 @@ class Verifier:
         ]
 
     def _pass(
-        self, ids: np.ndarray, positions: np.ndarray, seen: dict[str, list[Seen]], cache: PackedCache
+        self, ids: torch.Tensor, positions: torch.Tensor, seen: dict[str, list[Seen]], cache: PackedCache
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [sum of R, H] after the final norm, and those a hand-off sends (`hidden_norm`)."""
-        with self._states_before_norm() as before:
+        after, before = (
+            self._fused(ids, positions, seen, cache) if self._stack else self._plain(ids, positions, seen, cache)
+        )
+        handed_before = self.encoder is not None and self.encoder.spec.hidden_norm == "pre"
+        return after, before if handed_before else after
+
+    def _fused(
+        self, ids: torch.Tensor, positions: torch.Tensor, seen: dict[str, list[Seen]], cache: PackedCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The fused layers: states after the final norm and before it."""
+        assert self._stack is not None
+        embedded = self.embed(ids)
+        per_layer = self._stack.per_layer_inputs(ids, embedded)
+        attention = PackedAttention(seen, cache.update)
+        return self._stack.run(embedded, self._stack.rotations(positions), attention, per_layer)
+
+    def _plain(
+        self, ids: torch.Tensor, positions: torch.Tensor, seen: dict[str, list[Seen]], cache: PackedCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """transformers' own forward, for models that cannot be fused: the same two states."""
+        before: list[torch.Tensor] = []
+        handle = self._backbone.norm.register_forward_pre_hook(lambda _, inputs: before.append(inputs[0][0]))
+        try:
             after = self._backbone(
-                input_ids=self._there(ids)[None],
+                input_ids=ids[None],
                 attention_mask=seen,
-                position_ids=self._there(positions)[None],
+                position_ids=positions[None],
                 cache=cache,
                 use_cache=True,
                 logits_to_keep=self._all_rows,
             ).last_hidden_state[0]
-        return after, before[0] if before else after
+        finally:
+            handle.remove()
+        return after, before[0]
 
     def _logits(self, hidden: torch.Tensor) -> np.ndarray:
         """Hidden states [R, H] after the final norm -> logits [R, V] float32 after the soft-cap."""
@@ -159,19 +190,6 @@ class Verifier:
 
     def _there(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
-
-    @contextmanager
-    def _states_before_norm(self) -> Iterator[list[torch.Tensor]]:
-        """Collects what the final norm is given, [R, H], where the hand-off sends it."""
-        states: list[torch.Tensor] = []
-        if self.encoder is None or self.encoder.spec.hidden_norm == "post":
-            yield states
-            return
-        handle = self._backbone.norm.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0][0]))
-        try:
-            yield states
-        finally:
-            handle.remove()
 
 
 class TorchVerifierSession:

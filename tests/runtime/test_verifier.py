@@ -27,6 +27,7 @@ TOLERANCE = 2e-4  # of K, V and states, which are of size 1
 LOGIT_TOLERANCE = 1e-3  # logits spread by about 1 here; float32 norms amplify rounding, a wrong mask gives 1e-1
 SLOW_MODELS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 STRUCTURES = list(gemma.STRUCTURES)
+PATHS = pytest.mark.parametrize("fused", [True, False], ids=["fused", "transformers"])
 
 
 def random_tree(generator: np.random.Generator, nodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,14 +72,15 @@ def assert_equals_fresh_prefill(session: TorchVerifierSession, model: torch.nn.M
         torch.testing.assert_close(ours[1], values[0, :, -held:], atol=TOLERANCE, rtol=0)
 
 
+@PATHS
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("length", [1, gemma.WINDOW - 1, gemma.WINDOW, gemma.WINDOW + 1, 23])
-def test_every_row_of_a_tree_equals_a_fresh_forward_of_its_path(structure: str, length: int) -> None:
+def test_every_row_of_a_tree_equals_a_fresh_forward_of_its_path(structure: str, fused: bool, length: int) -> None:
     model = gemma.tiny_verifier(structure)
     generator = np.random.default_rng(length)
     prompt = generator.integers(0, gemma.VOCAB, length)
     tokens, parents = random_tree(generator, 12)
-    session = Verifier(model).open()
+    session = Verifier(model, fused=fused).open()
     np.testing.assert_allclose(session.prime(prompt), fresh(model, prompt.tolist())[0][-1], atol=LOGIT_TOLERANCE)
     root = int(generator.integers(gemma.VOCAB))
     logits = session.verify(root, tokens, parents).logits
@@ -89,14 +91,15 @@ def test_every_row_of_a_tree_equals_a_fresh_forward_of_its_path(structure: str, 
         np.testing.assert_allclose(logits[row + 1], expected, atol=LOGIT_TOLERANCE)
 
 
+@PATHS
 @pytest.mark.parametrize("structure", STRUCTURES)
 @SLOW_MODELS
 @given(seed=st.integers(0, 2**32 - 1), length=st.integers(1, 16))
-def test_the_cache_after_commits_equals_a_fresh_prefill(structure: str, seed: int, length: int) -> None:
+def test_the_cache_after_commits_equals_a_fresh_prefill(structure: str, fused: bool, seed: int, length: int) -> None:
     model = gemma.tiny_verifier(structure)
     generator = np.random.default_rng(seed)
     ids = generator.integers(0, gemma.VOCAB, length).tolist()
-    session = Verifier(model).open()
+    session = Verifier(model, fused=fused).open()
     session.prime(np.array(ids))
     for _ in range(4):
         root = int(generator.integers(gemma.VOCAB))
@@ -107,6 +110,28 @@ def test_the_cache_after_commits_equals_a_fresh_prefill(structure: str, seed: in
         session.commit(path)
         ids += [root, *(int(tokens[row]) for row in path)]
     assert_equals_fresh_prefill(session, model, ids)
+
+
+def test_models_are_fused_where_their_products_are_plain_matrices() -> None:
+    for structure in STRUCTURES:
+        model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
+        assert Verifier(model)._stack is not None and ChainDrafter(head)._stack is not None
+        assert Verifier(model, fused=False)._stack is None and ChainDrafter(head, fused=False)._stack is None
+    other = copy.deepcopy(gemma.tiny_verifier())
+    layer = other.model.layers[1].self_attn
+    layer.o_proj = torch.nn.Linear(layer.o_proj.in_features, layer.o_proj.out_features, bias=True)
+    assert Verifier(other)._stack is None
+
+
+def test_fusing_a_model_leaves_it_as_it_was_and_holds_nothing_twice() -> None:
+    model = copy.deepcopy(gemma.tiny_verifier())
+    ids = torch.arange(9)[None]
+    with torch.inference_mode():
+        before = model(ids).logits
+        stack = Verifier(model)._stack
+        assert torch.equal(model(ids).logits, before)
+    fused = {stack_layer._in.untyped_storage().data_ptr() for stack_layer in stack._layers}
+    assert fused == {layer.self_attn.q_proj.weight.untyped_storage().data_ptr() for layer in model.model.layers}
 
 
 def test_a_verify_that_is_not_committed_leaves_no_trace() -> None:
@@ -120,11 +145,12 @@ def test_a_verify_that_is_not_committed_leaves_no_trace() -> None:
     assert_equals_fresh_prefill(session, model, [*range(9), 4, 7])
 
 
+@PATHS
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_long_generations_in_small_caches_equal_a_fresh_prefill(structure: str) -> None:
+def test_long_generations_in_small_caches_equal_a_fresh_prefill(structure: str, fused: bool) -> None:
     # passes of 8 rows: the sliding layers' kept positions move to the front again and again
     model = gemma.tiny_verifier(structure)
-    shared = Verifier(model, prefill_rows=8, node_limit=5)
+    shared = Verifier(model, prefill_rows=8, node_limit=5, fused=fused)
     generator = np.random.default_rng(3)
     ids = generator.integers(0, gemma.VOCAB, 75).tolist()
     session = shared.open()
@@ -241,12 +267,15 @@ class Beside:
         return ids
 
 
+@PATHS
 @pytest.mark.parametrize("structure", STRUCTURES)
 @SLOW_MODELS
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5))
-def test_a_session_computes_the_same_alone_and_beside_others(structure: str, seed: int, lengths: list[int]) -> None:
+def test_a_session_computes_the_same_alone_and_beside_others(
+    structure: str, fused: bool, seed: int, lengths: list[int]
+) -> None:
     model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
-    shared = Verifier(model, ChainDrafter(head))
+    shared = Verifier(model, ChainDrafter(head, fused), fused=fused)
     alone = [Beside(shared, seed + place, length) for place, length in enumerate(lengths)]
     together = [Beside(shared, seed + place, length) for place, length in enumerate(lengths)]
     # session k starts k passes later: prompts and trees stand in one pass
@@ -309,11 +338,12 @@ def transformers_chain(model, head, ids: list[int], steps: int) -> list[int]:
     return drafted
 
 
+@PATHS
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("length", [1, gemma.WINDOW, gemma.WINDOW + 1, gemma.WINDOW + 2, 30])
-def test_the_servers_chain_equals_transformers_assistant(structure: str, length: int) -> None:
+def test_the_servers_chain_equals_transformers_assistant(structure: str, fused: bool, length: int) -> None:
     model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
-    session = Verifier(model, ChainDrafter(head)).open()
+    session = Verifier(model, ChainDrafter(head, fused), fused=fused).open()
     generator = np.random.default_rng(length)
     ids = generator.integers(0, gemma.VOCAB, length).tolist()
     session.prime(np.array(ids))

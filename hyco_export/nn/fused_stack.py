@@ -1,0 +1,201 @@
+"""Gemma 4's decoder layers in fewer and larger operations, for passes of few rows, where every operation counts.
+
+What transformers' layers compute, from the same parameters, which stay where they are for everybody else: one product
+for q, k and v, one for the two halves of the MLP, one normalisation for all heads at once (Gemma 4 norms q, k and v
+over the head dimension; v without a scale, so that with `attention_k_eq_v` V is K before its scale). Differs from
+transformers by float rounding. Attention, K/V and masks are the caller's.
+
+Legend: R rows, H query heads, N K/V heads, d head dimension, D hidden, P width of a per-layer input.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, Gemma4TextDecoderLayer, Gemma4TextModel
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and signed sin, [R, 1, d] each
+
+
+class Attention(Protocol):
+    """What the rows of a pass see."""
+
+    def store(self, layer: int, layer_type: str, keys: torch.Tensor, values: torch.Tensor, shared: bool) -> None:
+        """K/V [R, N, d] of a layer that has its own; `shared`: later layers of the type read them too."""
+        ...
+
+    def attend(self, layer_type: str, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """query [R, H, d] over the type's newest K/V -> [R, H, d]."""
+        ...
+
+
+def fits(model: nn.Module) -> bool:
+    """Can a backbone be fused: are its products plain matrices (not sharded, not quantised, no bias)."""
+    if type(model) is not Gemma4TextModel:
+        return False
+    parts: list[nn.Module] = [part for layer in _layers(model) for part in (layer.self_attn, layer.mlp)]
+    products = [module for part in parts for module in part.children() if isinstance(module, nn.Linear)]
+    return all(type(module) is nn.Linear and module.bias is None for module in products) and all(
+        type(parameter) is nn.Parameter for parameter in model.parameters()
+    )
+
+
+def _layers(model: Gemma4TextModel) -> list[Gemma4TextDecoderLayer]:
+    return [cast(Gemma4TextDecoderLayer, layer) for layer in model.layers]
+
+
+class FusedStack:
+    """The layers and the final norm of one backbone. The matrices that are laid side by side become the storage of the
+    model's own parameters: nothing is held twice."""
+
+    def __init__(self, model: Gemma4TextModel) -> None:
+        self._model = model
+        types = model.config.layer_types or []
+        self._layers = [_Layer(layer, kind) for layer, kind in zip(_layers(model), types, strict=True)]
+        self._norm = _Norm(model.norm)
+        self._types = sorted(model.unique_layer_types)
+
+    def rotations(self, positions: torch.Tensor) -> dict[str, Rotation]:
+        """By layer type, for positions [R]."""
+        result = {}
+        for layer_type in self._types:
+            cos, sin = self._model.rotary_emb(self._model.norm.weight, positions[None], layer_type)  # [1, R, d]
+            half = sin.shape[-1] // 2
+            signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+            result[layer_type] = cos[0, :, None], signed[:, None]
+        return result
+
+    def per_layer_inputs(self, ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor | None:
+        """[R, layers, P] of ids [R] with embeddings [R, D], where the model has such inputs."""
+        if not self._model.hidden_size_per_layer_input:
+            return None
+        own = self._model.get_per_layer_inputs(ids[None], embedded[None])
+        return self._model.project_per_layer_inputs(embedded[None], own)[0]
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        rotations: Mapping[str, Rotation],
+        attention: Attention,
+        per_layer: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [R, D] -> the same after the final norm, and before it."""
+        for index, layer in enumerate(self._layers):
+            own = per_layer[:, index] if per_layer is not None else None
+            hidden = layer.run(index, hidden, rotations[layer.layer_type], attention, own)
+        return self._norm(hidden), hidden
+
+
+class _Norm:
+    """RMS norm: x * w * sqrt(D) / hypot(|x|, sqrt(D * eps)), in float32 as transformers does."""
+
+    def __init__(self, norm: Gemma4RMSNorm) -> None:
+        width = norm.weight.shape[0]
+        self._scale = norm.weight.float() * math.sqrt(width)
+        self._floor = torch.tensor(math.sqrt(width * norm.eps), device=norm.weight.device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        real = x.float()
+        return (real * self._scale / self._length(real)).type_as(x)
+
+    def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + norm(x)."""
+        if x.dtype != torch.float32:
+            return residual + self(x)
+        return torch.addcdiv(residual, x * self._scale, self._length(x))
+
+    def _length(self, real: torch.Tensor) -> torch.Tensor:
+        return torch.hypot(torch.linalg.vector_norm(real, dim=-1, keepdim=True), self._floor)
+
+
+class _Layer:
+    """One decoder layer; plain attributes, as a module's are looked up in three dictionaries each time."""
+
+    def __init__(self, layer: Gemma4TextDecoderLayer, layer_type: str) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer_type = layer_type
+        self._head_dim = attention.head_dim
+        self._scaling = attention.scaling
+        self._has_kv = not attention.is_kv_shared_layer
+        self._shares_kv = attention.store_full_length_kv
+        inputs = [attention.q_proj]
+        scales = [attention.q_norm.weight.expand(attention.config.num_attention_heads, -1)]
+        if self._has_kv:
+            self._kv_heads = attention.k_proj.weight.shape[0] // self._head_dim
+            inputs += [attention.k_proj] if attention.v_proj is None else [attention.k_proj, attention.v_proj]
+            scales.append(attention.k_norm.weight.expand(self._kv_heads, -1))
+        self._query_heads = scales[0].shape[0]
+        self._in = _side_by_side(inputs)
+        self._out = attention.o_proj.weight
+        self._head_scales = torch.cat(scales).float() * math.sqrt(self._head_dim)  # [H (+ N), d]
+        self._turned = len(self._head_scales)
+        self._root_dim = math.sqrt(self._head_dim)
+        self._floor = torch.tensor(math.sqrt(self._head_dim * attention.q_norm.eps), device=self._in.device)
+        self._gate_up = _side_by_side([mlp.gate_proj, mlp.up_proj])
+        self._down = mlp.down_proj.weight
+        self._act = mlp.act_fn
+        self._before_attention, self._after_attention = (
+            _Norm(layer.input_layernorm),
+            _Norm(layer.post_attention_layernorm),
+        )
+        self._before_mlp, self._after_mlp = (
+            _Norm(layer.pre_feedforward_layernorm),
+            _Norm(layer.post_feedforward_layernorm),
+        )
+        self._experts = layer if layer.enable_moe_block else None
+        self._per_layer = layer if layer.hidden_size_per_layer_input else None
+        self._scalar = None if float(layer.layer_scalar) == 1.0 else layer.layer_scalar
+
+    def run(
+        self, index: int, hidden: torch.Tensor, rotation: Rotation, attention: Attention, own: torch.Tensor | None
+    ) -> torch.Tensor:
+        """hidden [R, D] -> [R, D]."""
+        mixed = self._attend(index, self._before_attention(hidden), rotation, attention)
+        hidden = self._after_attention.added_to(hidden, mixed)
+        gate, up = functional.linear(self._before_mlp(hidden), self._gate_up).chunk(2, dim=-1)
+        fed = functional.linear(self._act(gate) * up, self._down)
+        if self._experts is not None:
+            fed = _with_experts(self._experts, fed, hidden)
+        hidden = self._after_mlp.added_to(hidden, fed)
+        if self._per_layer is not None:
+            layer: Any = self._per_layer
+            gated = layer.act_fn(layer.per_layer_input_gate(hidden)) * own
+            hidden = hidden + layer.post_per_layer_input_norm(layer.per_layer_projection(gated))
+        return hidden if self._scalar is None else hidden * self._scalar
+
+    def _attend(self, index: int, inputs: torch.Tensor, rotation: Rotation, attention: Attention) -> torch.Tensor:
+        """inputs [R, D] after the norm -> [R, D]."""
+        rows = inputs.shape[0]
+        heads = functional.linear(inputs, self._in).view(rows, -1, self._head_dim)  # q, k (, v)
+        real = heads.float()
+        length = torch.hypot(torch.linalg.vector_norm(real, dim=-1, keepdim=True), self._floor)
+        turned = (real[:, : self._turned] * self._head_scales / length[:, : self._turned]).type_as(inputs)
+        cos, sin = rotation
+        turned = torch.addcmul(turned * cos, turned.roll(self._head_dim // 2, -1), sin)
+        if self._has_kv:
+            raw = real[:, -self._kv_heads :] * self._root_dim
+            values = (raw / length[:, -self._kv_heads :]).type_as(inputs)
+            attention.store(index, self.layer_type, turned[:, self._query_heads :], values, self._shares_kv)
+        seen = attention.attend(self.layer_type, turned[:, : self._query_heads], self._scaling)
+        return functional.linear(seen.reshape(rows, -1), self._out)
+
+
+def _with_experts(layer: Any, dense: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """The MLP's output and the experts' together, each through its norm."""
+    _, weights, chosen = layer.router(residual)
+    experts = layer.experts(layer.pre_feedforward_layernorm_2(residual), chosen, weights)
+    return layer.post_feedforward_layernorm_1(dense) + layer.post_feedforward_layernorm_2(experts)
+
+
+def _side_by_side(modules: list[nn.Linear]) -> torch.Tensor:
+    """One matrix of those of the modules, whose own weights become views of it."""
+    whole = torch.cat([module.weight.detach() for module in modules])
+    start = 0
+    for module in modules:
+        end = start + module.weight.shape[0]
+        module.weight = nn.Parameter(whole[start:end], requires_grad=False)
+        start = end
+    return whole
