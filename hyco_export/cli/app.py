@@ -149,6 +149,23 @@ def validate(
     raise typer.Exit(validate_run(server, _only(path, recipe), run, target))
 
 
+@app.command("bench-peers")
+def bench_peers(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    prompts: Annotated[int, typer.Option(help="Validation prompts to answer.", min=1)] = 20,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.", min=1)] = 128,
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="A Python that has vLLM's CPU build. Default: vLLM is left out.")
+    ] = None,
+) -> None:
+    """Answer greedily beside transformers and vLLM on the same weights. Exit 1 when a text differs."""
+    from hyco_export.cli.peers import bench_peers
+
+    raise typer.Exit(bench_peers(_only(path, recipe), run, prompts, max_new_tokens, vllm_python))
+
+
 @app.command()
 def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a context binary (.bin).")]) -> None:
     """Show an artifact's manifest, checked file by file, or what a context binary says of itself."""
