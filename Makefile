@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint histories clean
 
 setup: $(STAMP)
 
@@ -19,6 +19,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest -n 2
+
+# random histories of clients and one engine, in the thousands
+histories: $(STAMP)
+	HYCO_HISTORIES=10000 $(VENV)/bin/python -m pytest tests/runtime/test_histories.py
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
