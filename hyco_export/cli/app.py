@@ -117,7 +117,7 @@ def serve(
     batch: Annotated[int, typer.Option(help="Sessions in one pass of the model, at most.", min=1)] = 8,
     batch_wait_ms: Annotated[
         float, typer.Option(help="How long a pass waits for further sessions that may call.", min=0.0, max=1000.0)
-    ] = 0.0,
+    ] = 1.0,
     cache_mb: Annotated[
         int | None, typer.Option(help="K/V memory of all sessions. Default: half of what is free.", min=1)
     ] = None,
