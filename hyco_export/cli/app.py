@@ -124,6 +124,9 @@ def serve(
     context: Annotated[
         int | None, typer.Option(help="Positions of a session. Default: what the verifier was made for.", min=2)
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the layers at the first passes; for GPUs.")
+    ] = False,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
     from hyco_export.cli.commands import serve_run
@@ -131,7 +134,7 @@ def serve(
     from hyco_export.runtime.serve_options import BYTES_PER_MB, ServeOptions
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
-    options = ServeOptions(Batching(batch, batch_wait_ms), cache_bytes, context)
+    options = ServeOptions(Batching(batch, batch_wait_ms), cache_bytes, context, compiled)
     serve_run(_only(path, recipe), run, host, port, device, threads, options)
 
 

@@ -9,13 +9,14 @@ Legend: R rows, H query heads, N K/V heads, d head dimension, D hidden, P width 
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, Gemma4TextDecoderLayer, Gemma4TextModel
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer, Gemma4TextModel
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and signed sin, [R, 1, d] each
 
@@ -49,13 +50,17 @@ def _layers(model: Gemma4TextModel) -> list[Gemma4TextDecoderLayer]:
 
 class FusedStack:
     """The layers and the final norm of one backbone. The matrices that are laid side by side become the storage of the
-    model's own parameters: nothing is held twice."""
+    model's own parameters: nothing is held twice.
 
-    def __init__(self, model: Gemma4TextModel) -> None:
+    compiled: what lies between the attentions goes through torch's compiler, at the first pass. It pays where launching
+        small operations is what costs, on a GPU; on a CPU it needs a C++ compiler.
+    """
+
+    def __init__(self, model: Gemma4TextModel, compiled: bool = False) -> None:
         self._model = model
         types = model.config.layer_types or []
-        self._layers = [_Layer(layer, kind) for layer, kind in zip(_layers(model), types, strict=True)]
-        self._norm = _Norm(model.norm)
+        self._layers = [_Layer(layer, kind, compiled) for layer, kind in zip(_layers(model), types, strict=True)]
+        self._norm = _norm_of(model.norm.weight, model.norm.eps)
         self._types = sorted(model.unique_layer_types)
 
     def rotations(self, positions: torch.Tensor) -> dict[str, Rotation]:
@@ -89,61 +94,63 @@ class FusedStack:
         return self._norm(hidden), hidden
 
 
-class _Norm:
+class _Norm(NamedTuple):
     """RMS norm: x * w * sqrt(D) / hypot(|x|, sqrt(D * eps)), in float32 as transformers does."""
 
-    def __init__(self, norm: Gemma4RMSNorm) -> None:
-        width = norm.weight.shape[0]
-        self._scale = norm.weight.float() * math.sqrt(width)
-        self._floor = torch.tensor(math.sqrt(width * norm.eps), device=norm.weight.device)
+    scale: torch.Tensor  # w * sqrt(D)
+    floor: torch.Tensor  # sqrt(D * eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         real = x.float()
-        return (real * self._scale / self._length(real)).type_as(x)
+        return (real * self.scale / self.length(real)).type_as(x)
 
     def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """residual + norm(x)."""
         if x.dtype != torch.float32:
             return residual + self(x)
-        return torch.addcdiv(residual, x * self._scale, self._length(x))
+        return torch.addcdiv(residual, x * self.scale, self.length(x))
 
-    def _length(self, real: torch.Tensor) -> torch.Tensor:
-        return torch.hypot(torch.linalg.vector_norm(real, dim=-1, keepdim=True), self._floor)
+    def length(self, real: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., 1]."""
+        return torch.hypot(torch.linalg.vector_norm(real, dim=-1, keepdim=True), self.floor)
+
+
+def _norm_of(weight: torch.Tensor, eps: float) -> _Norm:
+    """The norm with these weights [..., D]."""
+    root = math.sqrt(weight.shape[-1])
+    return _Norm(weight.float() * root, torch.tensor(root * math.sqrt(eps), device=weight.device))
 
 
 class _Layer:
     """One decoder layer; plain attributes, as a module's are looked up in three dictionaries each time."""
 
-    def __init__(self, layer: Gemma4TextDecoderLayer, layer_type: str) -> None:
+    def __init__(self, layer: Gemma4TextDecoderLayer, layer_type: str, compiled: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_type = layer_type
-        self._head_dim = attention.head_dim
+        self._project, self._feed = _compiled() if compiled else (_project, _feed)
         self._scaling = attention.scaling
-        self._has_kv = not attention.is_kv_shared_layer
         self._shares_kv = attention.store_full_length_kv
         inputs = [attention.q_proj]
         scales = [attention.q_norm.weight.expand(attention.config.num_attention_heads, -1)]
-        if self._has_kv:
-            self._kv_heads = attention.k_proj.weight.shape[0] // self._head_dim
+        self._kv_heads = 0
+        if not attention.is_kv_shared_layer:
+            self._kv_heads = attention.k_proj.weight.shape[0] // attention.head_dim
             inputs += [attention.k_proj] if attention.v_proj is None else [attention.k_proj, attention.v_proj]
             scales.append(attention.k_norm.weight.expand(self._kv_heads, -1))
-        self._query_heads = scales[0].shape[0]
         self._in = _side_by_side(inputs)
         self._out = attention.o_proj.weight
-        self._head_scales = torch.cat(scales).float() * math.sqrt(self._head_dim)  # [H (+ N), d]
-        self._turned = len(self._head_scales)
-        self._root_dim = math.sqrt(self._head_dim)
-        self._floor = torch.tensor(math.sqrt(self._head_dim * attention.q_norm.eps), device=self._in.device)
+        self._heads = _norm_of(torch.cat(scales), attention.q_norm.eps)
         self._gate_up = _side_by_side([mlp.gate_proj, mlp.up_proj])
         self._down = mlp.down_proj.weight
         self._act = mlp.act_fn
-        self._before_attention, self._after_attention = (
-            _Norm(layer.input_layernorm),
-            _Norm(layer.post_attention_layernorm),
+        norms = (
+            layer.input_layernorm,
+            layer.post_attention_layernorm,
+            layer.pre_feedforward_layernorm,
+            layer.post_feedforward_layernorm,
         )
-        self._before_mlp, self._after_mlp = (
-            _Norm(layer.pre_feedforward_layernorm),
-            _Norm(layer.post_feedforward_layernorm),
+        self._before_attention, self._after_attention, self._before_mlp, self._after_mlp = (
+            _norm_of(norm.weight, norm.eps) for norm in norms
         )
         self._experts = layer if layer.enable_moe_block else None
         self._per_layer = layer if layer.hidden_size_per_layer_input else None
@@ -153,10 +160,14 @@ class _Layer:
         self, index: int, hidden: torch.Tensor, rotation: Rotation, attention: Attention, own: torch.Tensor | None
     ) -> torch.Tensor:
         """hidden [R, D] -> [R, D]."""
-        mixed = self._attend(index, self._before_attention(hidden), rotation, attention)
-        hidden = self._after_attention.added_to(hidden, mixed)
-        gate, up = functional.linear(self._before_mlp(hidden), self._gate_up).chunk(2, dim=-1)
-        fed = functional.linear(self._act(gate) * up, self._down)
+        query, keys, values = self._project(
+            hidden, self._before_attention, self._in, self._heads, self._kv_heads, rotation
+        )
+        if self._kv_heads:
+            attention.store(index, self.layer_type, keys, values, self._shares_kv)
+        seen = attention.attend(self.layer_type, query, self._scaling).flatten(1)
+        norms = self._after_attention, self._before_mlp
+        hidden, fed = self._feed(hidden, seen, self._out, norms, self._gate_up, self._act, self._down)
         if self._experts is not None:
             fed = _with_experts(self._experts, fed, hidden)
         hidden = self._after_mlp.added_to(hidden, fed)
@@ -166,21 +177,47 @@ class _Layer:
             hidden = hidden + layer.post_per_layer_input_norm(layer.per_layer_projection(gated))
         return hidden if self._scalar is None else hidden * self._scalar
 
-    def _attend(self, index: int, inputs: torch.Tensor, rotation: Rotation, attention: Attention) -> torch.Tensor:
-        """inputs [R, D] after the norm -> [R, D]."""
-        rows = inputs.shape[0]
-        heads = functional.linear(inputs, self._in).view(rows, -1, self._head_dim)  # q, k (, v)
-        real = heads.float()
-        length = torch.hypot(torch.linalg.vector_norm(real, dim=-1, keepdim=True), self._floor)
-        turned = (real[:, : self._turned] * self._head_scales / length[:, : self._turned]).type_as(inputs)
-        cos, sin = rotation
-        turned = torch.addcmul(turned * cos, turned.roll(self._head_dim // 2, -1), sin)
-        if self._has_kv:
-            raw = real[:, -self._kv_heads :] * self._root_dim
-            values = (raw / length[:, -self._kv_heads :]).type_as(inputs)
-            attention.store(index, self.layer_type, turned[:, self._query_heads :], values, self._shares_kv)
-        seen = attention.attend(self.layer_type, turned[:, : self._query_heads], self._scaling)
-        return functional.linear(seen.reshape(rows, -1), self._out)
+
+def _project(
+    hidden: torch.Tensor, before: _Norm, matrix: torch.Tensor, norm: _Norm, kv_heads: int, rotation: Rotation
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """hidden [R, D] -> query [R, H, d], keys and values [R, N, d], normed, the first two rotated.
+
+    `norm` is that of q and k, scales [H + N, d]; without K/V of the layer's own N is 0.
+    """
+    turned_heads, head_dim = norm.scale.shape
+    heads = functional.linear(before(hidden), matrix).view(hidden.shape[0], -1, head_dim)  # q, k (, v)
+    real = heads.float()
+    length = norm.length(real)
+    turned = (real[:, :turned_heads] * norm.scale / length[:, :turned_heads]).type_as(hidden)
+    cos, sin = rotation
+    turned = torch.addcmul(turned * cos, turned.roll(head_dim // 2, -1), sin)
+    query_heads = turned_heads - kv_heads
+    first_value = heads.shape[1] - kv_heads
+    values = (real[:, first_value:] * math.sqrt(head_dim) / length[:, first_value:]).type_as(hidden)
+    return turned[:, :query_heads], turned[:, query_heads:], values
+
+
+def _feed(
+    hidden: torch.Tensor,
+    seen: torch.Tensor,
+    out: torch.Tensor,
+    norms: tuple[_Norm, _Norm],
+    gate_up: torch.Tensor,
+    act: Callable[[torch.Tensor], torch.Tensor],
+    down: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """hidden [R, D], and what its rows saw [R, H * d] -> hidden after the attention, and the MLP's output [R, D]."""
+    after, before = norms
+    hidden = after.added_to(hidden, functional.linear(seen, out))
+    gate, up = functional.linear(before(hidden), gate_up).chunk(2, dim=-1)
+    return hidden, functional.linear(act(gate) * up, down)
+
+
+@cache
+def _compiled() -> tuple[Any, Any]:
+    """The two by torch's compiler: a few kernels each, for any number of rows."""
+    return tuple(torch.compile(function, dynamic=True, fullgraph=True) for function in (_project, _feed))  # type: ignore[return-value]
 
 
 def _with_experts(layer: Any, dense: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
+import numpy as np
 import psutil
 import torch
 from transformers import PreTrainedModel
@@ -28,8 +29,10 @@ from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.handoff_encoder import HandoffEncoder
 from hyco_export.runtime.serve_options import ServeOptions
+from hyco_export.runtime.tree import ROOT
 from hyco_export.runtime.verifier import Verifier
 
+WARM_UP_ROWS, WARM_UP_NODES = 40, 32  # of a prompt, and of the paper's tree
 CACHE_SHARE = 0.5  # of the free memory; the rest is for passes, and for others
 
 
@@ -79,11 +82,31 @@ def open_server_engine(
         cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place)),
     )
     encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
-    verifier = Verifier(model, ChainDrafter(head), encoder, options.batching.prefill_rows, limits.node_limit)
+    verifier = Verifier(
+        model,
+        ChainDrafter(head, compiled=options.compiled),
+        encoder,
+        options.batching.prefill_rows,
+        limits.node_limit,
+        compiled=options.compiled,
+    )
+    if options.compiled:
+        warm_up(verifier, recipe.head.steps)
     clock = clock_for(place, torch.get_num_threads())
     engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else read_keepset_digest(artifacts)
     return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+
+
+def warm_up(verifier: Verifier, steps: int) -> None:
+    """Passes of every kind, so that what is compiled at a first pass is compiled before a server is ready."""
+    session = verifier.open()
+    session.reserve(WARM_UP_ROWS + 1)
+    session.prime(np.zeros(WARM_UP_ROWS, np.int64))
+    session.draft(0, steps)
+    for nodes in (0, WARM_UP_NODES):
+        session.verify(0, np.arange(nodes), np.full(nodes, ROOT))
+    session.close()
 
 
 def describe(engine: Engine, verifier_digest: str, tokenizer: str, keepset_digest: str) -> wire.ServerInfo:

@@ -40,12 +40,13 @@ class ChainDrafter:
     """Drafts with one head, in the verifier's precision; the head's attention becomes `slot_attention`.
 
     fused: compute the layers with `nn.fused_stack` where the head fits.
+    compiled: let torch's compiler make the fused layers.
     """
 
-    def __init__(self, head: Gemma4AssistantForCausalLM, fused: bool = True) -> None:
+    def __init__(self, head: Gemma4AssistantForCausalLM, fused: bool = True, compiled: bool = False) -> None:
         head.model.set_attn_implementation(slot_attention.NAME)
         self._head = head
-        self._stack = FusedStack(head.model) if fused and fits(head.model) else None
+        self._stack = FusedStack(head.model, compiled) if fused and fits(head.model) else None
         self._spans = {"full": None, "sliding": head.config.get_text_config().sliding_window + INCLUSIVE_END}
         # see Verifier: the head's layers all reuse K/V
         self._all_rows = torch.tensor(0)

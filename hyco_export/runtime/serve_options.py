@@ -13,8 +13,10 @@ class ServeOptions(msgspec.Struct, frozen=True):
     cache_bytes: K/V memory of all sessions together; None: half of what is free once the models are loaded.
     context_limit: positions of a session; None: what the verifier was made for. Beyond that its rotary embedding goes
         on, what it makes of such positions is nobody's promise.
+    compiled: let torch's compiler make the layers, at the first passes: for GPUs.
     """
 
     batching: Batching = Batching()
     cache_bytes: int | None = None
     context_limit: int | None = None
+    compiled: bool = False

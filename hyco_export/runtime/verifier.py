@@ -40,6 +40,7 @@ class Verifier:
         prefill_rows: rows of a prompt in one pass, at most.
         node_limit: nodes of a tree, at most.
         fused: compute the layers with `nn.fused_stack` where the model fits.
+        compiled: let torch's compiler make the fused layers.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Verifier:
         prefill_rows: int = PREFILL_ROWS,
         node_limit: int = NODE_LIMIT,
         fused: bool = True,
+        compiled: bool = False,
     ) -> None:
         config = model.config.get_text_config()
         self.drafter = drafter
@@ -68,7 +70,7 @@ class Verifier:
         model.set_attn_implementation(slot_attention.NAME)
         self._model = model
         self._backbone = model.get_decoder()
-        self._stack = FusedStack(self._backbone) if fused and fits(self._backbone) else None
+        self._stack = FusedStack(self._backbone, compiled) if fused and fits(self._backbone) else None
         self._soft_cap = config.final_logit_softcapping
         self._windows = {"full_attention": None, "sliding_attention": config.sliding_window}
         # transformers cuts rows before KV-shared layers when this is an integer, and fails without per-layer embeddings

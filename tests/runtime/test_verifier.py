@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.handoff import HandoffSpec, HiddenNorm, KvRows
+from hyco_export.nn import fused_stack
 from hyco_export.nn.verifier import kv_shapes
 from hyco_export.runtime import slot_cache, verifier
 from hyco_export.runtime.chain_drafter import ChainDrafter
@@ -132,6 +133,31 @@ def test_fusing_a_model_leaves_it_as_it_was_and_holds_nothing_twice() -> None:
         assert torch.equal(model(ids).logits, before)
     fused = {stack_layer._in.untyped_storage().data_ptr() for stack_layer in stack._layers}
     assert fused == {layer.self_attn.q_proj.weight.untyped_storage().data_ptr() for layer in model.model.layers}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_compiled_layers_compute_the_same_and_one_compilation_serves_all_trees(
+    structure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the compiler's front end without its code generator, which takes minutes and is the compiler's own affair
+    functions = fused_stack._project, fused_stack._feed
+    compiled = [torch.compile(one, dynamic=True, fullgraph=True, backend="aot_eager") for one in functions]
+    monkeypatch.setattr(fused_stack, "_compiled", lambda: compiled)
+    model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
+    session = Verifier(model, ChainDrafter(head, compiled=True), compiled=True).open()
+    eager = Verifier(model, ChainDrafter(head)).open()
+    generator = np.random.default_rng(3)
+    prompt = generator.integers(0, gemma.VOCAB, 20)
+    np.testing.assert_allclose(session.prime(prompt), eager.prime(prompt), atol=LOGIT_TOLERANCE)
+    assert session.draft(5, 4) == eager.draft(5, 4)
+    graphs = []
+    for nodes in (4, 9, 32):
+        tokens, parents = random_tree(generator, nodes)
+        logits = session.verify(5, tokens, parents).logits
+        np.testing.assert_allclose(logits, eager.verify(5, tokens, parents).logits, atol=LOGIT_TOLERANCE)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0 and graphs[0] == graphs[2]
 
 
 def test_a_verify_that_is_not_committed_leaves_no_trace() -> None:
@@ -488,13 +514,15 @@ def test_bfloat16_models_are_served_in_their_own_precision() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cuda_session_gives_what_a_cpu_session_gives() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_cuda_session_gives_what_a_cpu_session_gives(compiled: bool) -> None:
     spec = handoff_spec(gemma.tiny_verifier())
     results = []
     for device in ("cpu", "cuda"):
         model = copy.deepcopy(gemma.tiny_verifier()).to(device)
         head = copy.deepcopy(gemma.tiny_head()).to(device)
-        session = Verifier(model, ChainDrafter(head), HandoffEncoder(spec)).open()
+        options = {"compiled": compiled and device == "cuda"}
+        session = Verifier(model, ChainDrafter(head, **options), HandoffEncoder(spec), **options).open()
         clock = clock_for(model.device, 1)
         mark = clock.start()
         session.prime(np.arange(20) % gemma.VOCAB)
