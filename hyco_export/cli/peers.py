@@ -28,7 +28,7 @@ def bench_peers(
     recipe = run.recipe
     threads = recipe.threads or os.cpu_count() or 1
     verifier = checkpoint_folder(recipe.models.verifier, run.recipe_folder)
-    head = checkpoint_folder(recipe.models.head, run.recipe_folder)
+    head = checkpoint_folder(recipe.models.require_head(), run.recipe_folder)
     dtype = recipe.models.verifier.dtype
     source = run.source("validation", recipe.data.validation)
     asked = [(prompt.id, prompt.ids) for prompt in read_prompts(source, load_tokenizer(verifier), prompts)]

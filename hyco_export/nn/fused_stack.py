@@ -127,6 +127,8 @@ class _Layer:
     def __init__(self, layer: Gemma4TextDecoderLayer, layer_type: str, compiled: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_type = layer_type
+        self._project: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+        self._feed: Callable[..., tuple[torch.Tensor, torch.Tensor]]
         self._project, self._feed = _compiled() if compiled else (_project, _feed)
         self._scaling = attention.scaling
         self._shares_kv = attention.store_full_length_kv

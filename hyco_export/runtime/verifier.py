@@ -24,8 +24,7 @@ from hyco_export.runtime.handoff_encoder import HandoffEncoder
 from hyco_export.runtime.ports import Chain, Check, Prefill, RowOutputs
 from hyco_export.runtime.slot_attention import PackedAttention, Seen
 from hyco_export.runtime.slot_cache import PackedCache, SlotCache, cache_layout
-from hyco_export.runtime.tree import ancestor_mask, depths
-from hyco_export.runtime.tree_mask import attention_mask
+from hyco_export.runtime.tree_mask import attention_mask, prompt_rows, tree_rows
 
 PREFILL_ROWS = 256  # of one pass over a prompt: bounds its mask at 256 x (L + 256) values, and what others wait for it
 
@@ -101,7 +100,7 @@ class Verifier:
     @torch.inference_mode()
     def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
         """ports.VerifierModels: one pass of all parts, whose K/V rows are written behind the committed ones."""
-        blocks = [_block(part) for part in parts]
+        blocks = [prompt_rows(part.rows) if isinstance(part, Prefill) else tree_rows(part.parents) for part in parts]
         sessions = [_torch_session(part) for part in parts]
         caches = [session.cache for session in sessions]
         for part, cache in zip(parts, caches, strict=True):
@@ -298,15 +297,3 @@ def _ids(part: Prefill | Check) -> np.ndarray:
     if isinstance(part, Prefill):
         return part.ids.astype(np.int64)
     return np.concatenate([[part.root], part.tokens]).astype(np.int64)
-
-
-def _block(part: Prefill | Check) -> tuple[np.ndarray, np.ndarray]:
-    """Depths [R], row i stands at position L + depth, and bool [R, R]: which rows of the part a row sees."""
-    if isinstance(part, Prefill):
-        rows = np.arange(part.rows)
-        return rows, rows[:, None] >= rows
-    parents = part.parents.tolist()
-    block = np.zeros((part.rows, part.rows), bool)
-    block[:, 0] = True  # all rows see the root
-    block[1:, 1:] = ancestor_mask(parents)
-    return np.concatenate([[0], depths(parents)]), block

@@ -76,7 +76,9 @@ def test_the_server_says_what_transformers_says_plain_and_assisted() -> None:
     from hyco_export.runtime.transport import LocalTransport
 
     recipe = load_recipe(embedded_recipe())
-    verifier, head = (checkpoint_folder(which, None) for which in (recipe.models.verifier, recipe.models.head))
+    verifier, head = (
+        checkpoint_folder(which, None) for which in (recipe.models.verifier, recipe.models.require_head())
+    )
     engine, info = open_server_engine(recipe)
     ours = CloudMtp(LocalTransport(engine, info), recipe.head.steps)
     here = Path(sys.executable)
