@@ -145,11 +145,54 @@ def validate(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
+    traces: Annotated[
+        Path | None, typer.Option("--traces", help="Folder for the sampled rounds with p~, one JSONL a system.")
+    ] = None,
 ) -> None:
     """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
     from hyco_export.cli.commands import validate_run
 
-    raise typer.Exit(validate_run(server, _only(path, recipe), run, target))
+    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, traces))
+
+
+@app.command()
+def replay(
+    trace: Annotated[list[Path], typer.Argument(help="JSONL files of one system, from `validate --traces`.")],
+    rule: Annotated[str | None, typer.Option(help="Acceptance rule. Default: all of them.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="For the epsilon rules; may be repeated.")] = None,
+    stop_needs_draw: Annotated[bool, typer.Option("--stop-needs-draw", help="No stop by a threshold alone.")] = False,
+    posterior_threshold: Annotated[float | None, typer.Option(help="For `typical`.")] = None,
+    posterior_alpha: Annotated[float | None, typer.Option(help="For `typical`.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write the table there.")] = None,
+) -> None:
+    """Judge logged trees by other acceptance rules, offline, each round on its own."""
+    from hyco_export.cli.commands import replay_traces
+
+    options = {"posterior_threshold": posterior_threshold, "posterior_alpha": posterior_alpha}
+    given = {name: value for name, value in options.items() if value is not None}
+    replay_traces(trace, rule, epsilon or [], stop_needs_draw, given, json_path)
+
+
+@app.command()
+def bench(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    server: Annotated[
+        str | None, typer.Option(help="URL of a running server. Default: one of its own.", show_default=False)
+    ] = None,
+    systems: Annotated[str, typer.Option(help="Names, the baseline first.")] = "cloud-mtp,hyco-exact,hyco",
+    backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
+    prompts: Annotated[int | None, typer.Option(help="Default: the recipe's validation.prompts.", min=1)] = None,
+    seeds: Annotated[int, typer.Option(help="Answers to every prompt, each drawn with a seed of its own.", min=1)] = 1,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Default: the recipe's.", min=2)] = None,
+    out: Annotated[Path | None, typer.Option(help="Traces go here. Default: <run>/bench.")] = None,
+) -> None:
+    """Compare systems over prompts and seeds, interleaved; a run that was stopped goes on."""
+    from hyco_export.cli.bench import BenchOptions, bench_run, split_names
+
+    options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
+    bench_run(server, _only(path, recipe), run, options)
 
 
 @app.command("bench-peers")

@@ -9,16 +9,18 @@ import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
-from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.core.recipe import Validation, embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.targets import find_target
-from hyco_export.errors import ArtifactError, HycoError, ServerError
+from hyco_export.errors import ArtifactError, HycoError, RecipeError, ServerError
+from hyco_export.runtime.systems import find_system
 from hyco_export.stages.forecast import forecast
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import require_stage, stages_of
 
 if TYPE_CHECKING:
+    from hyco_export.evaluate.meeting import Subject
     from hyco_export.runtime.serve_options import ServeOptions
 
 PERCENT = 100
@@ -49,8 +51,33 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
     if target is not None:
         recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
         check_recipe(recipe)
+    require_known_systems(recipe.validation)
     folder = recipe_path.resolve().parent if recipe_path else None
     return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)
+
+
+def require_known_systems(plan: Validation) -> None:
+    """Before anything is built.
+
+    Raises:
+        RecipeError: a name that is no system, a baseline without server time, or a text that nobody verifies.
+    """
+    for field, names in (("systems", plan.systems), ("greedy_systems", plan.greedy_systems)):
+        for name in names:
+            try:
+                system = find_system(name)
+            except HycoError as error:
+                raise RecipeError(f"$.validation.{field}: {error.message}", error.hint) from error
+            if field == "greedy_systems" and not system.verifies_all:
+                raise RecipeError(
+                    f"$.validation.{field}: {name} keeps tokens unverified, its text need not be plain decoding's",
+                    "take it out",
+                )
+    if not find_system(plan.systems[0]).asks:
+        raise RecipeError(
+            f"$.validation.systems: {plan.systems[0]} asks no server, the others cannot be compared with it",
+            "put another system first",
+        )
 
 
 def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> None:
@@ -131,34 +158,74 @@ def require_free_port(host: str, port: int) -> None:
         ) from error
 
 
-def validate_run(server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None) -> int:
+def validate_run(
+    server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, traces: Path | None
+) -> int:
     """Validate the artifacts of a run against a server that somebody started."""
-    return _validate(open_run(recipe_path, run_dir, target), server)
+    return _validate(open_run(recipe_path, run_dir, target), server, traces)
 
 
-def _validate(run: RunFolder, url: str) -> int:
+def _validate(run: RunFolder, url: str, traces: Path | None = None) -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
     from hyco_export.evaluate.report import write_report
     from hyco_export.evaluate.summary import summary
-    from hyco_export.evaluate.validate import REPORT_FOLDER, Subject, validate
+    from hyco_export.evaluate.validate import REPORT_FOLDER, validate
+
+    subject = subject_of(run, url)
+    with ConsoleProgress() as progress:
+        report = validate(subject, url, progress.step, traces)
+    output.print(summary(report), highlight=False)
+    _, page = write_report(report, run.root / REPORT_FOLDER)
+    output.print(f"report: {page}", highlight=False, soft_wrap=True)
+    return 0 if report.verdict == "pass" else 1
+
+
+def subject_of(run: RunFolder, url: str) -> "Subject":
+    """What is driven against the server at `url`, once every stage is current."""
+    from hyco_export.evaluate.meeting import Subject
     from hyco_export.runtime.transport import HttpTransport
 
     run.recipe.models.require_head()
     HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
     require_current(run, stages_of(run.recipe))
     use_threads(run.recipe.threads)
-    subject = Subject(
+    return Subject(
         root=run.root,
         recipe=run.recipe,
         verifier=run.source("verifier", run.recipe.models.verifier),
         prompts=run.source("validation", run.recipe.data.validation),
     )
-    with ConsoleProgress() as progress:
-        report = validate(subject, url, progress.step)
-    output.print(summary(report), highlight=False)
-    _, page = write_report(report, run.root / REPORT_FOLDER)
-    output.print(f"report: {page}", highlight=False, soft_wrap=True)
-    return 0 if report.verdict == "pass" else 1
+
+
+def replay_traces(
+    paths: Sequence[Path],
+    rule: str | None,
+    epsilons: Sequence[float],
+    stop_needs_draw: bool,
+    options: dict[str, float],
+    json_path: Path | None,
+) -> None:
+    """Print what each rule would have committed on the logged trees."""
+    from hyco_export.core.json_file import write_json
+    from hyco_export.evaluate.replay import chosen_settings, replay
+    from hyco_export.evaluate.trace_files import read_traces
+
+    settings = chosen_settings(rule, epsilons, stop_needs_draw, options)
+    traces = [trace for path in paths for trace in read_traces(path)]
+    rows = [replay(traces, one) for one in settings]
+    table = {
+        row.label: {
+            "MAT": row.mat,
+            **row.tokens_by_rule,
+            "stops by threshold": row.threshold_stops,
+            "rounds that differ": row.differing,
+        }
+        for row in rows
+    }
+    recorded = sorted({trace.acceptance.rule for trace in traces})
+    show_rows(f"{rows[0].rounds} rounds, recorded with {', '.join(recorded)}; each judged on its own", table)
+    if json_path is not None:
+        write_json(json_path, rows)
 
 
 def inspect_path(path: Path) -> None:

@@ -19,7 +19,7 @@ def bench_peers(
     from hyco_export.evaluate.peers.comparison import Contestant, compare
     from hyco_export.evaluate.peers.served import CloudMtp
     from hyco_export.evaluate.peers.worker import transformers_peer, vllm_peer
-    from hyco_export.evaluate.validate import read_prompts
+    from hyco_export.evaluate.meeting import read_prompts
     from hyco_export.nn.checkpoint import checkpoint_folder
     from hyco_export.nn.verifier import load_tokenizer
     from hyco_export.runtime.transport import HttpTransport

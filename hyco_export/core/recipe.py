@@ -195,18 +195,46 @@ class Sampling(Section, frozen=True):
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.95
 
 
+class SpecEdge(Section, frozen=True):
+    """The tree that the SLM grows alone (§4.2): passes, children of a node, and what an edge costs beside log q."""
+
+    passes: Count = 4
+    children_per_row: Count = 16
+    edge_factor: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.9
+    passes_ahead: Literal["added", "counted"] = "added"  # to, or among, the next round's after a right guess (PD)
+
+
+class SlmChain(Section, frozen=True):
+    """A chain that the SLM drafts alone: it ends with the first token of less confidence, or the longest."""
+
+    confidence: Annotated[float, Meta(gt=0.0, lt=1.0)]
+    longest: Count = 8
+
+
+class Synera(SlmChain, frozen=True):
+    """Selective offload: tokens of at least that confidence stay unverified, `unverified` of them in a row at most."""
+
+    unverified: Count = 16
+
+
 class Drafting(Section, frozen=True):
-    """The hybrid tree (§3.1)."""
+    """The hybrid tree (§3.1), and the other systems' drafters. `budget` holds for all of them."""
 
     budget: Count = 32
     chain_acceptance: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.66
     candidates_per_row: Count = 32
+    slm_temperature: Positive = 1.0  # of q, the SLM's distribution over the keep set
+    second_pass_nodes: Count | None = None  # of HyCo-2P, best first; None = all without children
+    stop_needs_draw: bool = False  # no stop token by a threshold alone
+    specedge: SpecEdge = SpecEdge()
+    sled: SlmChain = SlmChain(confidence=0.4)
+    synera: Synera = Synera(confidence=0.8)
 
 
 class Gates(Section, frozen=True):
     """What `validate` demands of a run."""
 
-    min_mat: dict[Literal["cloud-mtp", "hyco-exact", "hyco"], float] = msgspec.field(default_factory=dict)
+    min_mat: dict[str, float] = msgspec.field(default_factory=dict)  # by system
     min_head_agreement: Share = 0.97  # K-step graph against the step-by-step W4 head
     min_slm_agreement: Share = 0.9  # best token of a row, integer graph against the float network
     max_bytes_up: Count = 300
@@ -214,8 +242,14 @@ class Gates(Section, frozen=True):
 
 
 class Validation(Section, frozen=True):
-    """Prompts and lengths of `validate`; the emulator is slow, so it gets fewer."""
+    """Systems, prompts and lengths of `validate`; the emulator is slow, so it gets fewer.
 
+    The first of `systems` (names of `runtime.systems.SYSTEMS`) is the baseline that the others are compared with; the
+    greedy texts of `greedy_systems` must be plain decoding's, on every back end.
+    """
+
+    systems: Annotated[tuple[str, ...], Meta(min_length=1)] = ("cloud-mtp", "hyco-exact", "hyco")
+    greedy_systems: Annotated[tuple[str, ...], Meta(min_length=1)] = ("hyco-exact",)
     prompts: Count = 30
     emulator_prompts: Count = 4
     max_new_tokens: Count = 64

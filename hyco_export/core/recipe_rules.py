@@ -32,7 +32,12 @@ def check_recipe(recipe: "Recipe") -> None:
     for name in ("calibration", "validation", "conversations"):
         check_source(getattr(recipe.data, name), f"$.data.{name}")
     check_keepset_choice(recipe.keepset)
-    for holds, message in (*_graph_rules(recipe), *_qat_rules(recipe, target), *_data_rules(recipe)):
+    for holds, message in (
+        *_graph_rules(recipe),
+        *_qat_rules(recipe, target),
+        *_data_rules(recipe),
+        *_validation_rules(recipe),
+    ):
         if not holds:
             raise RecipeError(message, "change the field")
 
@@ -110,6 +115,22 @@ def _qat_rules(recipe: "Recipe", target: Target) -> tuple[Rule, ...]:
         (
             recipe.qat.grid == "per-channel" or recipe.qat.weight_bits == LPBQ_BITS,
             f"$.qat.grid is lpbq, which has {LPBQ_BITS} bits, and $.qat.weight_bits is {recipe.qat.weight_bits}",
+        ),
+    )
+
+
+def _validation_rules(recipe: "Recipe") -> tuple[Rule, ...]:
+    """Systems, and what is demanded of them."""
+    plan = recipe.validation
+    strangers = sorted(set(plan.gates.min_mat) - set(plan.systems))
+    return (
+        (
+            len(set(plan.systems)) == len(plan.systems),
+            f"$.validation.systems names a system twice: {', '.join(plan.systems)}",
+        ),
+        (
+            not strangers,
+            f"$.validation.gates.min_mat has a limit for {', '.join(strangers)}, not in $.validation.systems",
         ),
     )
 

@@ -58,7 +58,7 @@ def median_times(system: str, traces: Sequence[GenerationTrace]) -> RoundTimes:
                 record.head_ms,
                 record.slm_ms,
                 max(0.0, record.draft_ms - record.head_ms - record.slm_ms),
-                max(0.0, record.wait_ms - record.server_ms),
+                max(0.0, record.wait_ms - record.server_ms),  # drafting meanwhile is part of the wait
                 record.server_ms,
                 record.commit_ms,
             )
@@ -83,7 +83,7 @@ def pick_tree(traces: Sequence[GenerationTrace], text_of: Callable[[int], str]) 
         system=trace.system,
         prompt_id=trace.prompt_id,
         round=record.round,
-        root=label(text_of(trace.tokens[record.length - trace.prompt_length - 1])),
+        root=label(text_of(trace.tokens[record.length + len(record.kept) - trace.prompt_length - 1])),
         labels=tuple(label(text_of(token)) for token in record.tree.tokens),
         parents=record.tree.parents,
         sources=tuple(int(source) for source in record.tree.sources),

@@ -12,13 +12,16 @@ import numpy as np
 
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.keepset import MISSING, KeepSet
+from hyco_export.runtime import wire
 from hyco_export.runtime.trace import GenerationTrace, RoundTrace
 from hyco_export.runtime.tree import Source
 
 SOURCE_NAMES = {Source.CHAIN: "chain", Source.RUNNER_UP: "runner-up", Source.SLM: "slm"}
 BONUS = "bonus"
 DRAW, THRESHOLD = "draw", "threshold only"
+NO_ROUNDS = float("nan")  # of a ratio over rounds, for a system that asks no server
 MS_PER_S = 1000.0
+NIL = b"\xc0"  # MessagePack's, where a field is absent
 
 
 class DepthAcceptance(msgspec.Struct, frozen=True):
@@ -53,15 +56,22 @@ class SystemMetrics(msgspec.Struct, frozen=True):
     mat_with_prime: float  # the same with PRIME as a round that commits one token
     server_ms_per_token: float  # g: prefill, verify and the head if the server runs it
     delivery_tokens_per_s: float
-    draft_ms_per_token: float  # device: proposals only; waits, prefill and ring copies are not in it
+    draft_ms_per_token: float  # device: all passes, also those made while waiting; no waits, prefill or ring copies
     wait_ms_per_round: float
     first_token_ms: float  # mean time to first token
     chain_acceptance: tuple[DepthAcceptance, ...]
     tokens_by_source: dict[str, int]  # VERIFY rounds only
     tokens_by_rule: dict[str, int]
+    threshold_stops: int  # answers that a stop token ended which only the threshold took
+    unverified_tokens: int  # committed by the device unasked; they are in no count by source or by rule
+    reused_rounds: int  # whose tree began with what was grown while the reply before was on its way
     bonus_misses: int  # bonus tokens outside the keep set
     bytes_up: ByteCounts
     bytes_down: ByteCounts
+
+    @property
+    def unverified_share(self) -> float:
+        return self.unverified_tokens / self.output_tokens
 
     @property
     def bonus_miss_share(self) -> float:
@@ -82,34 +92,43 @@ def measure(system: str, traces: Sequence[GenerationTrace], keepset: KeepSet) ->
     """The measures of one system.
 
     Raises:
-        ValueError: no trace has a VERIFY round, so that nothing can be measured.
+        ValueError: no trace has a VERIFY round or a local step, so that nothing can be measured.
     """
     rounds = [record for trace in traces for record in trace.rounds]
-    if not rounds:
+    local = [record for trace in traces for record in trace.locals]
+    if not rounds and not local:
         raise ValueError(f"{system}: {len(traces)} generations without a VERIFY round")
     primes = [record for trace in traces for record in trace.primes]
     output_tokens = sum(len(trace.tokens) for trace in traces)
     verified_tokens = sum(len(record.tokens) for record in rounds)
     bonus = np.array([token for record in rounds for token in record.tokens[len(taken(record)) :]], dtype=np.int64)
+    draft_ms = sum(record.draft_ms + record.ahead_ms for record in rounds) + sum(record.draft_ms for record in local)
     return SystemMetrics(
         system=system,
         prompts=len(traces),
         output_tokens=output_tokens,
         rounds=len(rounds),
-        mat=verified_tokens / len(rounds),
-        mat_with_prime=(verified_tokens + len(primes)) / (len(rounds) + len(primes)),
+        mat=_ratio(verified_tokens, len(rounds)),
+        mat_with_prime=_ratio(verified_tokens + len(primes), len(rounds) + len(primes)),
         server_ms_per_token=(sum(p.server_ms for p in primes) + sum(r.server_ms for r in rounds)) / output_tokens,
         delivery_tokens_per_s=MS_PER_S * output_tokens / sum(trace.total_ms for trace in traces),
-        draft_ms_per_token=sum(record.draft_ms for record in rounds) / output_tokens,
-        wait_ms_per_round=sum(record.wait_ms for record in rounds) / len(rounds),
+        draft_ms_per_token=draft_ms / output_tokens,
+        wait_ms_per_round=_ratio(sum(record.wait_ms for record in rounds), len(rounds)),
         first_token_ms=sum(trace.first_token_ms for trace in traces) / len(traces),
         chain_acceptance=chain_acceptance(rounds),
         tokens_by_source=tokens_by_source(rounds),
         tokens_by_rule=tokens_by_rule(rounds),
+        threshold_stops=sum(map(threshold_stop, rounds)),
+        unverified_tokens=sum(len(record.tokens) for record in local),
+        reused_rounds=sum(record.reused > 0 for record in rounds),
         bonus_misses=int((keepset.rows(bonus) == MISSING).sum()),
         bytes_up=_byte_counts([(r.traffic.payload_up_bytes, r.traffic.wire_up_bytes) for r in rounds]),
         bytes_down=_byte_counts([(r.traffic.payload_down_bytes, r.traffic.wire_down_bytes) for r in rounds]),
     )
+
+
+def _ratio(total: float, count: int) -> float:
+    return total / count if count else NO_ROUNDS
 
 
 def taken(record: RoundTrace) -> tuple[int, ...]:
@@ -164,14 +183,22 @@ def tokens_by_rule(rounds: Iterable[RoundTrace]) -> dict[str, int]:
     return counts
 
 
+def threshold_stop(record: RoundTrace) -> bool:
+    """Did the round end the answer with a stop token that only the threshold took (HyCo's rule allows it)."""
+    last = len(record.tokens) - 1
+    return record.finished == "stop" and last < len(record.accepted) and not record.drawn[last]
+
+
 def down_overhead_bytes(record: RoundTrace, handoff: HandoffSpec | None) -> int:
     """Bytes of a reply's body beyond its hand-off (e, h and the K/V of the old root and the accepted nodes).
 
     `handoff` is None for a system whose head does not run on the device. A finishing round carries no hand-off, which
     makes the number negative: it is an upper bound on headers and ids, not their exact size.
     """
-    rows = len(record.accepted) + 1
+    rows = len(record.kept) + len(record.accepted) + 1
     carried = handoff.round_bytes + rows * handoff.row_bytes if handoff is not None else 0
+    if record.evidence is not None:  # only on request
+        carried += len(wire.encode(record.evidence)) - len(NIL)
     return record.traffic.payload_down_bytes - carried
 
 
@@ -179,9 +206,11 @@ def measure_traffic(system: str, traces: Sequence[GenerationTrace], handoff: Han
     """The largest round of a system; `handoff` as in `down_overhead_bytes`.
 
     Raises:
-        ValueError: no round.
+        ValueError: no round: the system asks no server.
     """
     rounds = [record for trace in traces for record in trace.rounds]
+    if not rounds:
+        raise ValueError(f"{system}: no round whose bytes could be counted")
     return SystemTraffic(
         system=system,
         up_max_bytes=max(record.traffic.payload_up_bytes for record in rounds),
@@ -191,7 +220,7 @@ def measure_traffic(system: str, traces: Sequence[GenerationTrace], handoff: Han
 
 
 def _byte_counts(rows: Sequence[tuple[int, int]]) -> ByteCounts:
-    """rows [n] of (payload, wire) bytes."""
-    table = np.array(rows, dtype=np.int64)  # [n, 2]
+    """rows [n] of (payload, wire) bytes; none for a system that asks no server."""
+    table = np.array(rows or [(0, 0)], dtype=np.int64)  # [n, 2]; no rounds, no bytes
     means, peaks = table.mean(axis=0), table.max(axis=0)
     return ByteCounts(float(means[0]), int(peaks[0]), float(means[1]), int(peaks[1]))

@@ -72,6 +72,7 @@ def tokens_by_source(systems: Sequence[SystemMetrics]) -> str:
     rows = [
         (system.system, {name: count / system.rounds for name, count in system.tokens_by_source.items()})
         for system in systems
+        if system.rounds
     ]
     return _stacked_bars(rows, SOURCE_COLORS, "tokens committed per verify round", "{:.2f}")
 

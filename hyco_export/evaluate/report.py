@@ -102,7 +102,8 @@ def _pictures(report: Report) -> dict[str, object]:
 
 def key_facts(report: Report) -> list[dict[str, str]]:
     """What a reader wants first: name, value, detail."""
-    baseline, best = report.systems[0], report.systems[-1]
+    baseline = report.systems[0]
+    best = next(system for system in reversed(report.systems) if system.rounds)  # one that asks a server
     change = 100 * (best.server_ms_per_token / baseline.server_ms_per_token - 1)
     texts = sum(row.prompts for row in report.losslessness)
     equal = texts - sum(len(row.differences) for row in report.losslessness)

@@ -13,8 +13,7 @@ from hyco_export.core.layout import COMPILE, HEAD, KEEPSET, SLM, artifact_name
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.compatibility import Expected
-
-RULES = ("exact", "epsilon")
+from hyco_export.runtime.systems import find_system
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class RunArtifacts:
     slm: SlmSpec
     keepset: KeepSet
     head_key: str  # manifest key of the head artifact: what the server must serve
+    compiled_key: str  # of the compiled graphs, which names all they were built from
 
 
 def open_artifacts(root: Path, target: str) -> RunArtifacts:
@@ -45,7 +45,7 @@ def open_artifacts(root: Path, target: str) -> RunArtifacts:
                 f"{root / name} was converted for another keep set than {root / KEEPSET}",
                 f"build it again: hyco-export {name}",
             )
-    return RunArtifacts(root, head, slm, keepset, manifests[HEAD].key)
+    return RunArtifacts(root, head, slm, keepset, manifests[HEAD].key, manifests[COMPILE].key)
 
 
 def folders(target: str) -> dict[str, str]:
@@ -63,7 +63,9 @@ def expected_server(artifacts: RunArtifacts, tokenizer_digest: str, recipe: Reci
         head_digest=artifacts.head_key,
         node_limit=recipe.drafting.budget,
         server_steps=recipe.head.steps,
-        rules=RULES,
+        rules=tuple(
+            sorted({find_system(name).rule for name in (*recipe.validation.systems, *recipe.validation.greedy_systems)})
+        ),
     )
 
 

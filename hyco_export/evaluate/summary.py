@@ -17,15 +17,16 @@ def summary(report: Report) -> RenderableType:
 
 
 def _systems(report: Report) -> Table:
-    table = _table(f"systems ({report.systems[0].prompts} prompts, device back end {report.backend})")
+    table = plain_table(f"systems ({report.systems[0].prompts} prompts, device back end {report.backend})")
     table.add_column("system")
     for heading in ("MAT", "server ms\nper token", "tok/s", "draft ms\nper token", "taken\nby depth", "B up", "B down"):
         table.add_column(heading, justify="right", no_wrap=True)
     for system in report.systems:
+        unverified = f"\n{system.unverified_share:.0%} unverified" if system.unverified_tokens else ""
         table.add_row(
-            system.system,
-            f"{system.mat:.2f}",
-            f"{system.server_ms_per_token:.2f}{_change(system, report.systems[0])}",
+            system.system + unverified,
+            f"{system.mat:.2f}" if system.rounds else "",
+            f"{system.server_ms_per_token:.2f}{change(system, report.systems[0])}",
             f"{system.delivery_tokens_per_s:.1f}",
             f"{system.draft_ms_per_token:.2f}",
             " ".join(f"{step.share:.2f}".removeprefix("0") for step in system.chain_acceptance),
@@ -35,14 +36,15 @@ def _systems(report: Report) -> Table:
     return table
 
 
-def _change(system: SystemMetrics, baseline: SystemMetrics) -> str:
+def change(system: SystemMetrics, baseline: SystemMetrics) -> str:
+    """Server time per token against the baseline's, behind the number; empty for the baseline itself."""
     if system.system == baseline.system:
         return ""
     return f" ({system.server_ms_per_token / baseline.server_ms_per_token - 1:+.0%})"
 
 
 def _losslessness(report: Report) -> Table:
-    table = _table("greedy text against the server's plain decoding")
+    table = plain_table("greedy text against the server's plain decoding")
     for heading in ("system", "back end", "prompts", "tokens", "MAT", "texts that differ"):
         table.add_column(heading, justify="left" if heading in ("system", "back end") else "right")
     for row in report.losslessness:
@@ -52,7 +54,7 @@ def _losslessness(report: Report) -> Table:
 
 
 def _parity(report: Report) -> Table:
-    table = _table("parity on saved feeds")
+    table = plain_table("parity on saved feeds")
     for heading in ("graph", "candidate", "reference", "positions", "agreement", "SQNR dB"):
         table.add_column(heading, justify="left" if heading in ("graph", "candidate", "reference") else "right")
     for row in report.parity:
@@ -62,7 +64,7 @@ def _parity(report: Report) -> Table:
 
 
 def _gates(report: Report) -> Table:
-    table = _table("gates")
+    table = plain_table("gates")
     for heading in ("", "what must hold", "value", "limit"):
         table.add_column(heading, justify="right" if heading == "value" else "left")
     for gate in report.gates:
@@ -78,5 +80,6 @@ def _verdict(report: Report) -> Text:
     return Text("\n".join(["", *(f"FAIL: {gate}" for gate in broken)]), style="bold red")
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
+    """A table without lines."""
     return Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -13,10 +13,10 @@ from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.trials import Prompt
 from hyco_export.runtime.devices.backends import open_device
 from hyco_export.runtime.devices.device import Device
-from hyco_export.runtime.drafters import Drafter, TreeRule
+from hyco_export.runtime.drafters import ChainRule, Drafter, TreeRule
 from hyco_export.runtime.driver import generate
 from hyco_export.runtime.ports import Transport
-from hyco_export.runtime.systems import Settings, find_system, make_drafter, make_request
+from hyco_export.runtime.systems import Settings, find_system, make_drafter, make_policy, make_request
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.wire import Sampling, ServerInfo
 
@@ -31,35 +31,33 @@ class DeviceRunner:
         recipe: its drafting, lengths and seed.
         transport: the server.
         info: what the server said of itself.
+        trace: ask for what each round was judged by: larger replies, and traces that can be replayed.
     """
 
-    def __init__(self, artifacts: RunArtifacts, recipe: Recipe, transport: Transport, info: ServerInfo) -> None:
+    def __init__(
+        self, artifacts: RunArtifacts, recipe: Recipe, transport: Transport, info: ServerInfo, trace: bool = False
+    ) -> None:
         self._artifacts = artifacts
         self._recipe = recipe
         self._transport = transport
-        self._settings = Settings(
-            tree=tree_rule(recipe.drafting),
-            epsilon=recipe.validation.epsilon,
-            server_steps=recipe.head.steps,
-            head_digest=artifacts.head_key,
-            stop_ids=frozenset(info.stop_ids),
-        )
+        self._settings = run_settings(recipe, artifacts.head_key, info, trace)
         self._devices: dict[str, Device] = {}
         self._drafters: dict[tuple[str, str], Drafter] = {}
 
     def generate(
-        self, system: str, backend: str, prompt: Prompt, sampling: Sampling, max_new_tokens: int
+        self, system: str, backend: str, prompt: Prompt, sampling: Sampling, max_new_tokens: int, repeat: int = 0
     ) -> GenerationTrace:
-        """One generation; the same prompt and sampling give the same draws in every system.
+        """One generation; the same prompt, sampling and `repeat` give the same draws in every system.
 
         Raises:
             HycoError: no such system or back end.
             ServerError: the server went away.
         """
         chosen = find_system(system)
-        seed = prompt_seed(self._recipe.validation.seed, prompt.id)
+        seed = prompt_seed(self._recipe.validation.seed + repeat, prompt.id)
         request = make_request(chosen, self._settings, prompt.id, sampling, seed, max_new_tokens)
-        return generate(prompt.ids, request, self._drafter(system, backend), self._transport)
+        policy = make_policy(chosen, self._settings)
+        return generate(prompt.ids, request, self._drafter(system, backend), self._transport, policy=policy)
 
     def _drafter(self, name: str, backend: str) -> Drafter:
         key = (name, backend)
@@ -84,9 +82,41 @@ class DeviceRunner:
             device.close()
 
 
+def run_settings(recipe: Recipe, head_digest: str, info: ServerInfo, trace: bool = False) -> Settings:
+    """What all systems of a run share."""
+    drafting = recipe.drafting
+    return Settings(
+        tree=tree_rule(drafting),
+        specedge=specedge_rule(drafting),
+        specedge_passes=drafting.specedge.passes,
+        epsilon=recipe.validation.epsilon,
+        server_steps=recipe.head.steps,
+        head_digest=head_digest,
+        stop_ids=frozenset(info.stop_ids),
+        sled=ChainRule(drafting.sled.confidence, drafting.sled.longest),
+        synera=ChainRule(drafting.synera.confidence, drafting.synera.longest),
+        synera_unverified=drafting.synera.unverified,
+        passes_ahead_count=drafting.specedge.passes_ahead == "counted",
+        stop_needs_draw=drafting.stop_needs_draw,
+        trace=trace,
+    )
+
+
 def tree_rule(drafting: Drafting) -> TreeRule:
     """The recipe's drafting as the scoring rule: an edge costs the log of the chain's assumed acceptance."""
-    return TreeRule(math.log(drafting.chain_acceptance), drafting.budget, drafting.candidates_per_row)
+    return TreeRule(
+        math.log(drafting.chain_acceptance),
+        drafting.budget,
+        drafting.candidates_per_row,
+        drafting.slm_temperature,
+        drafting.second_pass_nodes,
+    )
+
+
+def specedge_rule(drafting: Drafting) -> TreeRule:
+    """The same for the tree that the SLM grows alone."""
+    own = drafting.specedge
+    return TreeRule(math.log(own.edge_factor), drafting.budget, own.children_per_row, drafting.slm_temperature)
 
 
 def prompt_seed(seed: int, prompt_id: str) -> int:

@@ -3,7 +3,7 @@
 Drives whatever runs a system (`SystemRunner`); knows no device, no server and no limits.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -30,8 +30,23 @@ class SystemRunner(Protocol):
     """Runs one generation of a named system with a device back end."""
 
     def generate(
-        self, system: str, backend: str, prompt: Prompt, sampling: Sampling, max_new_tokens: int
+        self, system: str, backend: str, prompt: Prompt, sampling: Sampling, max_new_tokens: int, repeat: int = 0
     ) -> GenerationTrace: ...
+
+
+def turns(systems: Sequence[str], prompts: Sequence[Prompt]) -> Iterator[tuple[str, Prompt]]:
+    """All systems answer a prompt before the next one comes, so that a machine that slows down slows all of them; the
+    system that goes first changes from prompt to prompt."""
+    for done, prompt in enumerate(prompts):
+        first = done % len(systems)
+        for system in (*systems[first:], *systems[:first]):
+            yield system, prompt
+
+
+def warm_up(runner: SystemRunner, systems: Sequence[str], backend: str, prompt: Prompt, sampling: Sampling) -> None:
+    """One round of every part, which nobody measures."""
+    for system in systems:
+        runner.generate(system, backend, prompt, sampling, WARM_UP_TOKENS)
 
 
 def run_interleaved(
@@ -43,16 +58,13 @@ def run_interleaved(
     max_new_tokens: int,
     on_step: OnStep,
 ) -> dict[str, list[GenerationTrace]]:
-    """Generations by system. All systems answer a prompt before the next one comes, so that a machine that slows down
-    slows all of them; the system that goes first changes from prompt to prompt. A short warm-up is not returned."""
-    for system in systems:
-        runner.generate(system, backend, prompts[0], sampling, WARM_UP_TOKENS)
+    """Generations by system, in `turns`, after a warm-up."""
+    warm_up(runner, systems, backend, prompts[0], sampling)
     traces: dict[str, list[GenerationTrace]] = {system: [] for system in systems}
-    for done, prompt in enumerate(prompts):
-        first = done % len(systems)
-        for system in (*systems[first:], *systems[:first]):
-            traces[system].append(runner.generate(system, backend, prompt, sampling, max_new_tokens))
-        on_step(f"prompts answered by {', '.join(systems)}", done + 1, len(prompts))
+    for done, (system, prompt) in enumerate(turns(systems, prompts), 1):
+        traces[system].append(runner.generate(system, backend, prompt, sampling, max_new_tokens))
+        if done % len(systems) == 0:
+            on_step(f"prompts answered by {', '.join(systems)}", done // len(systems), len(prompts))
     return traces
 
 

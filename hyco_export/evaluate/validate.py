@@ -9,47 +9,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 import hyco_export
-from hyco_export.core.conversations import prompt_messages
-from hyco_export.core.data.prompts import read_prompts as read_prompt_set
-from hyco_export.core.data.prompts import require_enough
-from hyco_export.core.recipe import Recipe, Validation
+from hyco_export.core.recipe import Validation
 from hyco_export.evaluate.backend_parity import compare_backends
-from hyco_export.evaluate.compatibility import require_compatible
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
 from hyco_export.evaluate.losslessness import Losslessness
-from hyco_export.evaluate.metrics import measure, measure_traffic
+from hyco_export.evaluate.meeting import Meeting, Subject, meet, read_prompts, wire_sampling
+from hyco_export.evaluate.metrics import SystemMetrics, measure, measure_traffic
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
-from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
+from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
+from hyco_export.evaluate.trace_files import write_traces
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
-from hyco_export.runtime.ports import Transport
+from hyco_export.runtime.systems import find_system
 from hyco_export.runtime.trace import GenerationTrace
-from hyco_export.runtime.transport import HttpTransport
-from hyco_export.runtime.wire import Sampling, ServerInfo
+from hyco_export.runtime.wire import ServerInfo
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-BASELINE, EXACT, RELAXED = "cloud-mtp", "hyco-exact", "hyco"
-SYSTEMS = (BASELINE, EXACT, RELAXED)  # the baseline first: the others are compared with it
 REPORT_FOLDER = "validate"
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is validated: a run folder, its recipe, and where the recipe's references lie."""
-
-    root: Path
-    recipe: Recipe
-    verifier: Path  # checkpoint folder, for its tokenizer
-    prompts: Path  # JSONL of conversations
 
 
 @dataclass(frozen=True)
@@ -64,8 +45,11 @@ class Findings:
     parity: tuple[GraphParity, ...]
 
 
-def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
+def validate(subject: Subject, url: str, on_step: OnStep, traces: Path | None = None) -> Report:
     """Everything `hyco-export validate` finds out.
+
+    Args:
+        traces: folder for the sampled generations with what each round was judged by, `<system>.jsonl`; None for none.
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
@@ -73,37 +57,24 @@ def validate(subject: Subject, url: str, on_step: OnStep) -> Report:
         RecipeError: the prompts cannot be used.
     """
     started_at, began = datetime.now(UTC), time.monotonic()
-    transport = HttpTransport(url)
-    info = transport.info()
-
-    from hyco_export.nn.verifier import load_tokenizer  # after the server has answered: it takes seconds to import
-
-    tokenizer = load_tokenizer(subject.verifier)
-    found = examine(subject, url, info, transport, tokenizer, on_step)
-    report = judge(subject, url, found, lambda token: str(tokenizer.decode([token])))
+    meeting = meet(subject, url)
+    found = examine(subject, meeting, on_step, traces is not None)
+    if traces is not None:
+        for name, generations in found.traces.items():
+            write_traces(traces / f"{name}.jsonl", generations)
+    report = judge(subject, url, found, lambda token: str(meeting.tokenizer.decode([token])))
     duration_s = time.monotonic() - began
     return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
 
 
-def examine(
-    subject: Subject,
-    url: str,
-    info: ServerInfo,
-    transport: Transport,
-    tokenizer: "PreTrainedTokenizerFast",
-    on_step: OnStep,
-) -> Findings:
-    """Check that the server belongs to the run, then drive it. Raises as `validate`."""
-    from hyco_export.nn.checkpoint import tokenizer_digest
-
-    recipe, plan = subject.recipe, subject.recipe.validation
-    artifacts = open_artifacts(subject.root, recipe.target)
-    require_compatible(info, expected_server(artifacts, tokenizer_digest(subject.verifier), recipe), url)
-    prompts = read_prompts(subject.prompts, tokenizer, plan.prompts)
+def examine(subject: Subject, meeting: Meeting, on_step: OnStep, trace: bool = False) -> Findings:
+    """Drive the server. Raises as `validate`."""
+    recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
+    prompts = read_prompts(subject.prompts, meeting.tokenizer, plan.prompts)
     parity = compare_backends(artifacts, recipe.target, on_step)
-    with DeviceRunner(artifacts, recipe, transport, info) as runner:
+    with DeviceRunner(artifacts, recipe, meeting.transport, info, trace) as runner:
         sampling = wire_sampling(recipe)
-        traces = run_interleaved(runner, SYSTEMS, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
+        traces = run_interleaved(runner, plan.systems, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
     return Findings(info, artifacts, len(prompts), traces, losslessness, parity)
 
@@ -111,9 +82,11 @@ def examine(
 def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], str]) -> Report:
     """Measure the findings and hold them against the recipe's gates. Pure; the times of the run are still empty."""
     recipe, plan = subject.recipe, subject.recipe.validation
-    systems = tuple(measure(name, found.traces[name], found.artifacts.keepset) for name in SYSTEMS)
-    handoffs = {name: None if name == BASELINE else found.artifacts.head.handoff for name in SYSTEMS}
-    traffic = tuple(measure_traffic(name, found.traces[name], handoffs[name]) for name in SYSTEMS)
+    keepset = found.artifacts.keepset
+    systems = tuple(measure(name, found.traces[name], keepset) for name in plan.systems)
+    asking = [name for name in plan.systems if find_system(name).asks]
+    handoffs = {name: found.artifacts.head.handoff if find_system(name).needs_handoff else None for name in asking}
+    traffic = tuple(measure_traffic(name, found.traces[name], handoffs[name]) for name in asking)
     return Report(
         run=str(subject.root),
         recipe=recipe.name,
@@ -133,38 +106,16 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
         parity=found.parity,
         traffic=traffic,
         gates=run_gates(plan.gates, systems, found.losslessness, found.parity, traffic),
-        times=tuple(median_times(name, found.traces[name]) for name in SYSTEMS),
-        tree=pick_tree(found.traces[RELAXED], text_of),
-        notes=notes(plan, found.prompts),
+        times=tuple(median_times(name, found.traces[name]) for name in asking),
+        tree=next(filter(None, (pick_tree(found.traces[name], text_of) for name in reversed(asking))), None),
+        notes=(*notes(plan, found.prompts), *system_notes(systems, len(keepset), keepset.vocab_size)),
     )
-
-
-def wire_sampling(recipe: Recipe) -> Sampling:
-    """The recipe's sampling as it travels."""
-    return Sampling(recipe.sampling.temperature, recipe.sampling.top_k, recipe.sampling.top_p)
-
-
-def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -> list[Prompt]:
-    """The first `count` prompts of the validation set through the chat template.
-
-    Raises:
-        RecipeError: the set cannot be used, or has fewer.
-    """
-    from hyco_export.nn.capture import encode_prompt
-
-    found = read_prompt_set(path, "$.data.validation")
-    require_enough(len(found), count, path)
-    prompts = []
-    for conversation in found[:count]:
-        messages = [{"role": m.role, "content": m.content} for m in prompt_messages(conversation)]
-        prompts.append(Prompt(conversation.id, tuple(encode_prompt(tokenizer, messages))))
-    return prompts
 
 
 def check_backends(
     runner: SystemRunner, prompts: Sequence[Prompt], plan: Validation, on_step: OnStep
 ) -> tuple[Losslessness, ...]:
-    """Greedy losslessness of the exact system on every back end; the emulator gets fewer and shorter texts."""
+    """Greedy losslessness of the recipe's systems on every back end; the emulator gets fewer and shorter texts."""
     plain = plain_texts(runner, FLOAT, prompts, plan.max_new_tokens, on_step)
     trials = (
         (FLOAT, prompts, plan.max_new_tokens),
@@ -172,7 +123,9 @@ def check_backends(
         (NPU, prompts[: plan.emulator_prompts], emulator_tokens(plan)),
     )
     return tuple(
-        check_greedy(runner, EXACT, backend, chosen, plain, limit, on_step) for backend, chosen, limit in trials
+        check_greedy(runner, system, backend, chosen, plain, limit, on_step)
+        for system in plan.greedy_systems
+        for backend, chosen, limit in trials
     )
 
 
@@ -189,4 +142,25 @@ def notes(plan: Validation, found: int) -> tuple[str, ...]:
         f"The sampled systems ran on {INTEGER}: the integer graphs that were compiled, with ONNX Runtime's own "
         "optimisations off, so draft times are those of a reference, not of a phone.",
     ]
+    return tuple(lines)
+
+
+def system_notes(systems: Sequence[SystemMetrics], kept: int, vocab_size: int) -> tuple[str, ...]:
+    """What systems claim less than the others, and over which vocabulary the SLM drafts."""
+    lines = []
+    for system in systems:
+        if not find_system(system.system).verifies_all:
+            lines.append(
+                f"{system.system} is not lossless: {system.unverified_tokens:,} of {system.output_tokens:,} tokens are "
+                "unverified: the device committed them, and no verifier chose them."
+            )
+        if system.threshold_stops:
+            lines.append(f"{system.system}: {system.threshold_stops} answers ended at a stop token by threshold alone.")
+        if system.reused_rounds:
+            lines.append(
+                f"{system.system}: {system.reused_rounds:,} of {system.rounds:,} rounds began with a tree that was "
+                "grown while the reply before was on its way."
+            )
+    if any(find_system(system.system).drafts_with_slm_alone for system in systems):
+        lines.append(f"The SLM drafts over its artifact's {kept:,} of {vocab_size:,} tokens.")
     return tuple(lines)

@@ -230,11 +230,17 @@ def _with_experts(layer: Any, dense: torch.Tensor, residual: torch.Tensor) -> to
 
 
 def _side_by_side(modules: list[nn.Linear]) -> torch.Tensor:
-    """One matrix of those of the modules, whose own weights become views of it."""
-    whole = torch.cat([module.weight.detach() for module in modules])
-    start = 0
-    for module in modules:
-        end = start + module.weight.shape[0]
-        module.weight = nn.Parameter(whole[start:end], requires_grad=False)
-        start = end
+    """One matrix of those of the modules, whose own weights become views of it; the same one where they are already."""
+    weights = [module.weight.detach() for module in modules]
+    rows, columns = sum(len(weight) for weight in weights), weights[0].shape[1]
+    place = weights[0].data_ptr()
+    in_place = True
+    for weight in weights:
+        in_place = in_place and weight.data_ptr() == place and weight.is_contiguous()
+        place += weight.nbytes
+    if in_place and weights[0].untyped_storage().data_ptr() == weights[-1].untyped_storage().data_ptr():
+        return weights[0].as_strided((rows, columns), (columns, 1))
+    whole = torch.cat(weights)
+    for module, part in zip(modules, whole.split([len(weight) for weight in weights]), strict=True):
+        module.weight = nn.Parameter(part, requires_grad=False)
     return whole

@@ -8,6 +8,7 @@ import msgspec
 from hyco_export.core.limits import NODE_LIMIT
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
+from hyco_export.runtime.rules import check_acceptance
 
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures other than 0; outside, float32 scores overflow or carry no difference
 BYTES_PER_MB = 1e6
@@ -23,6 +24,7 @@ class Facts(msgspec.Struct, frozen=True):
     head_digest: str = ""  # key of the head artifact whose encodings it sends; "" without one
     handoff_window: int = 0  # K/V positions that the head artifact keeps
     server_steps: int = 0  # K of the server's own head; 0 without one
+    restricts: bool = False  # it can draft over a head artifact's keep set and window
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -88,8 +90,10 @@ def check_prime(request: wire.PrimeRequest, facts: Facts, limits: Limits) -> Non
     """
     _check_prompt(request.prompt, facts.vocab_size, limits.prompt_limit)
     _check_values(request)
+    check_acceptance(request.acceptance)
     _check_length(request, facts.context_limit)
     _check_draft_side(request, facts.server_steps)
+    _check_options(request, facts)
     if request.head_digest and request.head_digest != facts.head_digest:
         held = f"holds {facts.head_digest[:12]}" if facts.head_digest else "holds none"
         raise ProtocolError(
@@ -109,7 +113,7 @@ def _check_prompt(prompt: Sequence[int], vocab_size: int, prompt_limit: int) -> 
 
 
 def _check_values(request: wire.PrimeRequest) -> None:
-    sampling, acceptance = request.sampling, request.acceptance
+    sampling = request.sampling
     rules = (
         (
             sampling.temperature == 0.0 or COLDEST <= sampling.temperature <= HOTTEST,
@@ -117,11 +121,6 @@ def _check_values(request: wire.PrimeRequest) -> None:
         ),
         (sampling.top_k >= 0, f"sampling.top_k is {sampling.top_k}, it must be 0 (off) or more"),
         (0.0 < sampling.top_p <= 1.0, f"sampling.top_p is {sampling.top_p}, it must lie in (0, 1]"),
-        (
-            acceptance.rule != "epsilon" or 0.0 < acceptance.epsilon <= 1.0,
-            f"acceptance.epsilon is {acceptance.epsilon}, it must lie in (0, 1]",
-        ),
-        (math.isfinite(acceptance.epsilon), f"acceptance.epsilon is {acceptance.epsilon}, it must be finite"),
         (0 <= request.seed < SEED_LIMIT, f"seed is {request.seed}, it must lie in [0, 2**64)"),
         (request.max_new_tokens >= 1, f"max_new_tokens is {request.max_new_tokens}, it must be 1 or more"),
         (
@@ -155,3 +154,16 @@ def _check_draft_side(request: wire.PrimeRequest, server_steps: int) -> None:
         raise ProtocolError("unsupported", "draft_side is server, but this server has no head of its own")
     if not 1 <= steps <= server_steps:
         raise ProtocolError("value_range", f"draft_steps is {steps}, this server drafts 1 to {server_steps}")
+
+
+def _check_options(request: wire.PrimeRequest, facts: Facts) -> None:
+    if request.draft_scope == "artifact" and request.draft_side == "device":
+        raise ProtocolError("unsupported", "draft_scope is artifact, but the server drafts nothing in this session")
+    if request.draft_scope == "artifact" and not facts.restricts:
+        raise ProtocolError(
+            "unsupported",
+            "draft_scope is artifact, but this server holds no head artifact with its keep set",
+            "start the server on the run folder",
+        )
+    if request.unverified and request.draft_side != "device":
+        raise ProtocolError("unsupported", f"unverified needs a device that drafts, draft_side is {request.draft_side}")

@@ -4,7 +4,6 @@ Knows where they lie and what must fit together; loading, serving and judging ar
 """
 
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import numpy as np
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 from hyco_export import __version__
 from hyco_export.core.artifact import MANIFEST_NAME, verify
 from hyco_export.core.devicespec import HEAD_SPEC_FILE, HeadSpec, read_spec
-from hyco_export.core.keepset import read_keepset
+from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.layout import HEAD, KEEPSET
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import ArtifactError, ServerError
@@ -26,8 +25,10 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.chain_drafter import ChainDrafter
 from hyco_export.runtime.cuda_clock import clock_for
+from hyco_export.runtime.devices.backends import require_keepset
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.handoff_encoder import HandoffEncoder
+from hyco_export.runtime.rules import RULES
 from hyco_export.runtime.serve_options import ServeOptions
 from hyco_export.runtime.tree import ROOT
 from hyco_export.runtime.verifier import Verifier
@@ -76,25 +77,32 @@ def open_server_engine(
     head = load_head(checkpoint_folder(recipe.models.require_head(), recipe_folder), precision, device)
     check_family(model.config, head.config)
 
-    facts = _facts(model, artifact, recipe.head.steps, options.context_limit)
+    keepset = _keepset(artifacts, artifact)
+    restricts = artifact is not None and keepset is not None
+    facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
     limits = Limits(
         prompt_limit=min(Limits().prompt_limit, facts.context_limit - 1),
         cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place)),
     )
     encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
+    restricted = None
+    if artifact is not None and keepset is not None:
+        kept_ids = torch.from_numpy(keepset.ids.astype(np.int64)).to(place)
+        restricted = ChainDrafter(head, kept_ids, artifact.spec.handoff.window, compiled=options.compiled)
     verifier = Verifier(
         model,
         ChainDrafter(head, compiled=options.compiled),
         encoder,
-        options.batching.prefill_rows,
-        limits.node_limit,
+        restricted,
+        prefill_rows=options.batching.prefill_rows,
+        node_limit=limits.node_limit,
         compiled=options.compiled,
     )
     if options.compiled:
         warm_up(verifier, recipe.head.steps)
     clock = clock_for(place, torch.get_num_threads())
     engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
-    keepset_digest = artifact.spec.keepset_digest if artifact else read_keepset_digest(artifacts)
+    keepset_digest = artifact.spec.keepset_digest if artifact else (keepset.digest if keepset else "")
     return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
 
 
@@ -124,7 +132,7 @@ def describe(engine: Engine, verifier_digest: str, tokenizer: str, keepset_diges
         node_limit=limits.node_limit,
         prompt_limit=limits.prompt_limit,
         server_steps=facts.server_steps,
-        rules=list(get_args(wire.Rule)),
+        rules=list(RULES),
         clock=engine.clock.name,
     )
 
@@ -148,15 +156,18 @@ def read_head_artifact(run: Path, verifier_digest: str) -> HeadArtifact | None:
     return HeadArtifact(manifest.key, spec)
 
 
-def read_keepset_digest(run: Path | None) -> str:
-    """Digest of the run folder's keep set; "" when it has none.
+def _keepset(run: Path | None, artifact: HeadArtifact | None) -> KeepSet | None:
+    """The run folder's keep set; None when it has none.
 
     Raises:
-        ArtifactError: it is damaged.
+        ArtifactError: it is damaged, or the head was converted with another one.
     """
     if run is None or not (run / KEEPSET / MANIFEST_NAME).is_file():
-        return ""
-    return read_keepset(run / KEEPSET).digest
+        return None
+    keepset = read_keepset(run / KEEPSET)
+    if artifact is not None:
+        require_keepset(HEAD, artifact.spec.keepset_digest, keepset)
+    return keepset
 
 
 def free_bytes(device: torch.device) -> int:
@@ -167,7 +178,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _facts(
-    model: PreTrainedModel, artifact: HeadArtifact | None, server_steps: int, context_limit: int | None
+    model: PreTrainedModel, artifact: HeadArtifact | None, server_steps: int, context_limit: int | None, restricts: bool
 ) -> Facts:
     config = model.config.get_text_config()
     return Facts(
@@ -177,6 +188,7 @@ def _facts(
         head_digest=artifact.key if artifact else "",
         handoff_window=artifact.spec.handoff.window if artifact else 0,
         server_steps=server_steps,
+        restricts=restricts,
     )
 
 

@@ -70,6 +70,17 @@ class Call(ABC):
         assert self.session.verifier is not None  # a dropped or finished session gets no pass
         return self.session.verifier
 
+    def _own_chain(self) -> Chain | None:
+        """What the server's head can draft after the root."""
+        session, settings = self.session, self.session.settings
+        steps = min(settings.draft_steps, session.room - 1)  # the bonus takes the last place
+        return Chain(self._verifier, session.root, steps, settings.draft_scope == "artifact") if steps else None
+
+    def _next_chain(self) -> list[int]:
+        """What goes along with a reply."""
+        chain = self._own_chain() if self.session.settings.draft_side == "reply" else None
+        return list(self._verifier.draft(*chain[1:])) if chain is not None else []
+
     def _handoff(self, new_rows: int) -> wire.Handoff | None:
         """For sessions whose device runs the head: K/V of the newest processed positions, at most a window."""
         session = self.session
@@ -87,6 +98,7 @@ class PrimeCall(Call):
         self._done = 0  # ids of the prompt that are processed
         self._finished = ""
         self._first_handoff: wire.Handoff | None = None
+        self._chain: list[int] = []
 
     @property
     def prompt_rows(self) -> int:
@@ -110,6 +122,7 @@ class PrimeCall(Call):
             session.finish()
         else:
             self._first_handoff = self._handoff(len(settings.prompt))
+            self._chain = self._next_chain()
         return True
 
     def reply(self) -> wire.PrimeReply:
@@ -121,6 +134,7 @@ class PrimeCall(Call):
             finished=self._finished,
             handoff=self._first_handoff,
             server_ms=self.server_ms,
+            chain=self._chain,
         )
 
 
@@ -137,7 +151,9 @@ class RoundCall(Call):
         self._tokens: Sequence[int] = request.tokens
         self._parents: Sequence[int] = request.parents
         self._outcome: rounds.Outcome | None = None
+        self._evidence: wire.Evidence | None = None
         self._next_handoff: wire.Handoff | None = None
+        self._chain: list[int] = []
 
     prompt_rows = 0
 
@@ -159,31 +175,38 @@ class RoundCall(Call):
         self.session.check_belief(self._request)
         if self._on_server and (self._tokens or self._parents):
             raise ProtocolError("unsupported", "the server drafts in this session, the body must hold no tree")
-        check_tree(self._tokens, self._parents, self._facts.vocab_size, self._limits.node_limit)
+        kept, vocab_size, limit = self._request.kept, self._facts.vocab_size, self._limits.node_limit
+        check_tree(self._tokens, self._parents, vocab_size, limit)
+        rounds.check_kept(kept, self.session.settings.unverified, self._facts.stop_ids, self.session.room)
+        check_tree(*rounds.joined(kept, self._tokens, self._parents), vocab_size, limit)
         return None
 
     def chain(self) -> Chain | None:
-        session = self.session
-        steps = min(session.settings.draft_steps, session.room - 1)  # the bonus takes the last place
-        return Chain(self._verifier, session.root, steps) if self._on_server and steps else None
+        return self._own_chain() if self._on_server else None
 
     def part(self, chain: Sequence[int]) -> Check:
         if self._on_server:
             self._tokens, self._parents = chain, range(ROOT, ROOT + len(chain))
-        tokens, parents = np.asarray(self._tokens, np.int64), np.asarray(self._parents, np.int64)
-        return Check(self._verifier, self.session.root, tokens, parents)
+        tokens, parents = rounds.joined(self._request.kept, self._tokens, self._parents)
+        tree = np.asarray(tokens, np.int64), np.asarray(parents, np.int64)
+        return Check(self._verifier, self.session.root, *tree)
 
     def finish(self, logits: np.ndarray) -> bool:
-        session = self.session
-        verdict = rounds.judge(logits, self._tokens, self._parents, session.length - 1, session.settings)
-        outcome = rounds.settle(verdict, self._tokens, self._facts.stop_ids, session.room)
-        session.extend(outcome.tokens)
+        session, kept, stop_ids = self.session, self._request.kept, self._facts.stop_ids
+        root_position = session.length - 1 + len(kept)
+        verdict, self._evidence = rounds.judge(
+            logits[len(kept) :], self._tokens, self._parents, root_position, session.settings, stop_ids
+        )
+        outcome = rounds.settle(verdict, self._tokens, stop_ids, session.room - len(kept))
+        session.extend([*kept, *outcome.tokens])
         self._outcome = outcome
         if outcome.finished:
             session.finish()
         else:
-            self._verifier.commit(outcome.accepted)
-            self._next_handoff = self._handoff(1 + len(outcome.accepted))
+            path = rounds.joined_path(kept, outcome.accepted)
+            self._verifier.commit(path)
+            self._next_handoff = self._handoff(1 + len(path))
+            self._chain = self._next_chain()
         return True
 
     def reply(self) -> wire.VerifyReply:
@@ -198,6 +221,8 @@ class RoundCall(Call):
             handoff=self._next_handoff,
             drafted=len(self._tokens) if self._on_server else 0,
             server_ms=self.server_ms,
+            evidence=self._evidence,
+            chain=self._chain,
         )
         self.session.answered = Answered(self._request, reply)
         self.session.next_round += 1

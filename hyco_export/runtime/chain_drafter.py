@@ -1,4 +1,4 @@
-"""The verifier's own head on the server: a chain of top-1 tokens over the full vocabulary and the whole prefix.
+"""The verifier's own head on the server: a chain of top-1 tokens, over everything or an artifact's share.
 
 Step by step what transformers' SinglePositionMultiTokenCandidateGenerator computes for K/V of exactly the committed
 positions (transformers itself leaves rows of rejected drafts in what the head reads). All steps use the root's
@@ -39,15 +39,28 @@ class Root(NamedTuple):
 class ChainDrafter:
     """Drafts with one head, in the verifier's precision; the head's attention becomes `slot_attention`.
 
-    fused: compute the layers with `nn.fused_stack` where the head fits.
-    compiled: let torch's compiler make the fused layers.
+    Args:
+        head: the verifier's assistant.
+        kept_ids: [C] the only ids that it may draft; None for the whole vocabulary.
+        window: newest committed positions that it may see; None for all that its layers see.
+        fused: compute the layers with `nn.fused_stack` where the head fits.
+        compiled: let torch's compiler make the fused layers.
     """
 
-    def __init__(self, head: Gemma4AssistantForCausalLM, fused: bool = True, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        head: Gemma4AssistantForCausalLM,
+        kept_ids: torch.Tensor | None = None,
+        window: int | None = None,
+        fused: bool = True,
+        compiled: bool = False,
+    ) -> None:
         head.model.set_attn_implementation(slot_attention.NAME)
         self._head = head
+        self._kept_ids = kept_ids
         self._stack = FusedStack(head.model, compiled) if fused and fits(head.model) else None
-        self._spans = {"full": None, "sliding": head.config.get_text_config().sliding_window + INCLUSIVE_END}
+        sliding = head.config.get_text_config().sliding_window + INCLUSIVE_END
+        self._spans = {"full": window, "sliding": sliding if window is None else min(sliding, window)}
         # see Verifier: the head's layers all reuse K/V
         self._all_rows = torch.tensor(0)
 
@@ -106,8 +119,12 @@ class ChainDrafter:
         return layers
 
     def _best(self, last: torch.Tensor) -> torch.Tensor:
-        """The top-1 tokens [S] of states [S, width]."""
+        """The likeliest allowed tokens [S] of states [S, width]."""
         head = self._head
         if head.masked_embedding is None:
-            return head.lm_head(last).argmax(dim=-1)
-        return head.masked_embedding(last[None], head.lm_head.weight)[0].argmax(dim=-1)
+            logits = head.lm_head(last)
+        else:
+            logits = head.masked_embedding(last[None], head.lm_head.weight)[0]
+        if self._kept_ids is None:
+            return logits.argmax(dim=-1)
+        return self._kept_ids[logits[:, self._kept_ids].argmax(dim=-1)]

@@ -1,7 +1,7 @@
-"""The device's loop: prime, draft, verify, commit, until the server says it is finished. Records every step.
+"""The device's loop: prime, draft, verify, commit, until the answer is finished. Records every step.
 
-Knows the wire's calls and the drafter's three methods; no models, no HTTP, no scoring. Committed tokens are the
-device's: when the server has lost a session they are all sent again, and generation goes on behind them.
+Knows the wire's calls, the drafter's methods and the offload policy; no models, no HTTP, no scoring. Committed tokens
+are the device's: when the server has lost a session they are all sent again, and generation goes on behind them.
 """
 
 import time
@@ -12,16 +12,23 @@ import msgspec
 
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.runtime import wire
-from hyco_export.runtime.drafters import Draft, Drafter
-from hyco_export.runtime.ports import Transport
-from hyco_export.runtime.trace import GenerationTrace, PrimeTrace, RoundTrace
-from hyco_export.runtime.tree import ROOT
+from hyco_export.runtime.drafters import Draft, Drafter, ProactiveDrafter
+from hyco_export.runtime.offload import AskForAll, OffloadPolicy
+from hyco_export.runtime.ports import Given, Transport
+from hyco_export.runtime.replies import check_reply
+from hyco_export.runtime.rounds import finish_reason
+from hyco_export.runtime.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
+from hyco_export.runtime.tree import Tree, subtree
+from hyco_export.runtime.while_waiting import WhileWaiting
 
 Clock = Callable[[], float]  # seconds
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a generation asks of the server; `system` and `prompt_id` only name it in the trace."""
+    """What a generation asks of the server; `system` and `prompt_id` only stand in the trace.
+
+    `stop_ids` are the server's: tokens that the device keeps end the answer in the same way.
+    """
 
     system: str
     prompt_id: str
@@ -32,6 +39,23 @@ class Request(msgspec.Struct, frozen=True):
     draft_side: wire.DraftSide = "device"
     draft_steps: int = 0
     head_digest: str = ""
+    trace: bool = False  # ask for what each round was judged by
+    stop_ids: tuple[int, ...] = ()
+    draft_scope: wire.DraftScope = "full"
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """A draft on its way: it is sent again as it is until its verdict is there.
+
+    `tree` is what is sent, `rows` its rows in the draft; `path` the draft's rows above it, which the device kept.
+    """
+
+    draft: Draft
+    tree: Tree
+    rows: tuple[int, ...]
+    path: tuple[int, ...]
+    start_ms: float
+    draft_ms: float
 
 
 def generate(
@@ -40,6 +64,7 @@ def generate(
     drafter: Drafter,
     transport: Transport,
     clock: Clock = time.perf_counter,
+    policy: OffloadPolicy | None = None,
 ) -> GenerationTrace:
     """Generate after `prompt_ids` until a stop id or the token cap.
 
@@ -49,7 +74,7 @@ def generate(
         ServerError: the server cannot be reached, retries included.
         ProtocolError: a refusal that cannot be mended, or a reply that does not fit what was sent.
     """
-    generation = Generation(prompt_ids, request, drafter, transport, clock)
+    generation = Generation(prompt_ids, request, drafter, transport, clock, policy)
     try:
         while not generation.finished:
             generation.step()
@@ -71,18 +96,25 @@ class Generation:
         drafter: Drafter,
         transport: Transport,
         clock: Clock = time.perf_counter,
+        policy: OffloadPolicy | None = None,
     ) -> None:
         self._ids = list(prompt_ids)
         self._prompt_length = len(prompt_ids)
         self._request = request
         self._drafter = drafter
         self._transport = transport
+        self._policy = policy or AskForAll()
+        self._waiting = WhileWaiting() if isinstance(drafter, ProactiveDrafter) else None
         self._clock = clock
         self._started = clock()
         self._session = ""
         self._round_number = 0
+        self._pending: Proposal | None = None
+        self._unsent: list[int] = []  # the newest ids, which the server does not know yet
+        self._drafting = False  # has the drafter begun
         self._primes: list[PrimeTrace] = []
         self._rounds: list[RoundTrace] = []
+        self._locals: list[LocalTrace] = []
         self._first_token_ms = 0.0
         self._last_token_ms = 0.0
         self.finished = ""
@@ -93,21 +125,31 @@ class Generation:
         return tuple(self._ids)
 
     def step(self) -> None:
-        """One call: a round, or PRIME where there is no session yet or the server has lost it.
+        """One call: a round, or PRIME where there is no session yet or the server has lost it. Tokens that the device
+        keeps may take the place of a call.
 
         Raises:
             ServerError: no answer; the same step may be taken again, a round's verdict waits on the server.
             ProtocolError: a refusal that cannot be mended, or a reply that does not fit what was sent.
         """
-        if not self._session:
+        if self._policy.asks and not self._session:
             self._prime()
             return
+        if not self._drafting:
+            self._begin(Given())
+        self._pending = self._pending or self._propose()
+        if self._pending is None:
+            return
         try:
-            self._round()
+            self._round(self._pending)
         except ProtocolError as refusal:
             if refusal.code != wire.UNKNOWN_SESSION:
                 raise
             self._session = ""
+
+    def _begin(self, given: Given) -> None:
+        self._drafter.begin(self._ids, given)
+        self._drafting = True
 
     def _prime(self) -> None:
         """Open a session on all committed ids; commits the token that the server draws."""
@@ -116,13 +158,13 @@ class Generation:
         reply = self._transport.prime(self._prime_request())
         wait_ms = self._now_ms() - start_ms
         traffic = self._transport.traffic
-        self._session, self._round_number = reply.session, 0
+        self._session, self._round_number, self._pending, self._unsent = reply.session, 0, None, []
         if reply.length != sent + 1:
             raise ProtocolError("length_mismatch", f"{reply.length} ids after priming with {sent}, expected one more")
         self._take((reply.root,), reply.finished)
         prefill_start_ms = self._now_ms()
         if not self.finished:
-            self._drafter.begin(self._ids, reply.handoff)
+            self._begin(Given(reply.handoff, tuple(reply.chain)))
         self._primes.append(
             PrimeTrace(
                 start_ms=start_ms,
@@ -150,57 +192,122 @@ class Generation:
             draft_steps=request.draft_steps,
             head_digest=request.head_digest,
             continue_from=len(self._ids) - self._prompt_length,
+            trace=request.trace,
+            draft_scope=request.draft_scope,
+            unverified=self._policy.keeps,
         )
 
-    def _round(self) -> None:
-        """Draft, verify, commit."""
+    def _propose(self) -> Proposal | None:
+        """Draft, and commit what the policy keeps; None where nothing of the draft is left to be verified."""
         start_ms = self._now_ms()
-        length = len(self._ids)
         draft = self._drafter.propose(self._ids)
         draft_ms = self._now_ms() - start_ms
-        sent_ms = self._now_ms()
-        reply = self._verify(draft)
-        wait_ms = self._now_ms() - sent_ms
-        traffic = self._transport.traffic
-        self._take(reply.tokens, reply.finished)
-        commit_start_ms = self._now_ms()
+        path = self._policy.keep(draft.tree, len(self._unsent))
+        if not path:
+            return Proposal(draft, draft.tree, tuple(range(len(draft.tree))), (), start_ms, draft_ms)
+        kept = self._keep(draft, path, start_ms, draft_ms)
+        rest, rows = subtree(draft.tree, kept[-1])
+        if not self.finished and self._policy.asks and len(rest):
+            return Proposal(msgspec.structs.replace(draft, head_ms=0.0, slm_ms=0.0), rest, rows, kept, start_ms, 0.0)
         if not self.finished:
-            self._drafter.observe(reply.accepted, self._ids, reply.handoff)
-        self._rounds.append(
-            RoundTrace(
-                round=reply.round,
+            self._drafter.observe(kept[:-1], self._ids, Given())  # the last one is the new root
+        return None
+
+    def _keep(self, draft: Draft, path: tuple[int, ...], start_ms: float, draft_ms: float) -> tuple[int, ...]:
+        """Commit the tokens of `path` up to a stop id or the cap; the rows that were taken."""
+        length = len(self._ids)
+        tokens = [draft.tree.tokens[row] for row in path]
+        room = self._request.max_new_tokens - (length - self._prompt_length)
+        finished = finish_reason(tokens, frozenset(self._request.stop_ids), room)
+        stop = next((index for index, token in enumerate(tokens) if token in self._request.stop_ids), len(tokens))
+        tokens = tokens[: min(stop + 1, room)]
+        self._take(tokens, finished)
+        self._unsent += tokens
+        kept = path[: len(tokens)]
+        self._locals.append(
+            LocalTrace(
                 start_ms=start_ms,
                 length=length,
                 tree=draft.tree,
+                kept=kept,
+                tokens=tuple(tokens),
+                finished=finished,
+                head_ms=draft.head_ms,
+                slm_ms=draft.slm_ms,
+                draft_ms=draft_ms,
+            )
+        )
+        return kept
+
+    def _round(self, proposal: Proposal) -> None:
+        """Verify, commit."""
+        kept = tuple(self._unsent)
+        sent_ms = self._now_ms()
+        reply, ahead_ms = self._verify(proposal)
+        wait_ms = self._now_ms() - sent_ms
+        traffic = self._transport.traffic
+        self._pending = None
+        self._unsent = []
+        self._take(reply.tokens, reply.finished)
+        commit_start_ms = self._now_ms()
+        if not self.finished:
+            ours = () if reply.drafted else reply.accepted  # rows of the server's own chain are not the drafter's
+            accepted = (*proposal.path, *(proposal.rows[row] for row in ours))
+            self._drafter.observe(accepted, self._ids, Given(reply.handoff, tuple(reply.chain)))
+        self._rounds.append(
+            RoundTrace(
+                round=reply.round,
+                start_ms=sent_ms if proposal.path else proposal.start_ms,
+                length=len(self._ids) - len(reply.tokens) - len(kept),
+                tree=proposal.tree,
                 accepted=tuple(reply.accepted),
                 drawn=tuple(reply.drawn),
                 tokens=tuple(reply.tokens),
                 finished=reply.finished,
                 drafted=reply.drafted,
-                head_ms=draft.head_ms,
-                slm_ms=draft.slm_ms,
-                draft_ms=draft_ms,
+                head_ms=proposal.draft.head_ms,
+                slm_ms=proposal.draft.slm_ms,
+                draft_ms=proposal.draft_ms,
                 wait_ms=wait_ms,
                 commit_ms=self._now_ms() - commit_start_ms,
                 server_ms=reply.server_ms,
                 traffic=traffic,
+                kept=kept,
+                reused=proposal.draft.reused,
+                ahead_ms=ahead_ms,
+                evidence=reply.evidence,
             )
         )
 
-    def _verify(self, draft: Draft) -> wire.VerifyReply:
-        """Send the tree as the next round; the number counts up only when the reply is there."""
+    def _verify(self, proposal: Proposal) -> tuple[wire.VerifyReply, float]:
+        """Send the tree as the next round, drafting on meanwhile; the number counts up only when the reply is there.
+
+        Returns:
+            The reply, and the milliseconds of drafting.
+        """
         number = self._round_number + 1
+        known = self._ids[: len(self._ids) - len(self._unsent)]
         message = wire.VerifyRequest(
             version=wire.PROTOCOL_VERSION,
-            length=len(self._ids),
-            digest=wire.committed_digest(self._ids),
-            tokens=list(draft.tree.tokens),
-            parents=list(draft.tree.parents),
+            length=len(known),
+            digest=wire.committed_digest(known),
+            tokens=list(proposal.tree.tokens),
+            parents=list(proposal.tree.parents),
+            kept=list(self._unsent),
         )
-        reply = self._transport.verify(self._session, number, message)
-        check_reply(reply, number, draft)
+        reply, ahead_ms = self._call(number, message)
+        check_reply(reply, number, proposal.tree)
         self._round_number = number
-        return reply
+        return reply, ahead_ms
+
+    def _call(self, number: int, message: wire.VerifyRequest) -> tuple[wire.VerifyReply, float]:
+        def call() -> wire.VerifyReply:
+            return self._transport.verify(self._session, number, message)
+
+        if self._waiting is None:
+            return call(), 0.0
+        assert isinstance(self._drafter, ProactiveDrafter)
+        return self._waiting.call(call, self._drafter.draft_ahead(), self._now_ms)
 
     def _take(self, tokens: Sequence[int], finished: str) -> None:
         """Append what the server committed.
@@ -220,6 +327,8 @@ class Generation:
 
     def close(self) -> None:
         """Free the session. A server that cannot answer this frees it by expiry, so its failure is not ours."""
+        if self._waiting is not None:
+            self._waiting.close()
         if self._session:
             with suppress(ServerError, ProtocolError):
                 self._transport.close_session(self._session)
@@ -236,30 +345,12 @@ class Generation:
             first_token_ms=self._first_token_ms,
             primes=tuple(self._primes),
             rounds=tuple(self._rounds),
+            sampling=self._request.sampling,
+            acceptance=self._request.acceptance,
+            max_new_tokens=self._request.max_new_tokens,
+            stop_ids=self._request.stop_ids,
+            locals=tuple(self._locals),
         )
 
     def _now_ms(self) -> float:
         return (self._clock() - self._started) * 1e3
-
-
-def check_reply(reply: wire.VerifyReply, number: int, draft: Draft) -> None:
-    """A verdict must be about the round and the tree that were sent: a wrong one would poison every later round.
-
-    Raises:
-        ProtocolError: codes round_mismatch, empty_round, path_mismatch.
-    """
-    if reply.round != number:
-        raise ProtocolError("round_mismatch", f"reply to round {reply.round}, sent round {number}")
-    if not reply.tokens:
-        raise ProtocolError("empty_round", f"round {number} committed no token")
-    if reply.drafted:  # the server's own chain: its rows are not ours to check
-        return
-    if not reply.finished and len(reply.tokens) != len(reply.accepted) + 1:
-        seen = f"{len(reply.tokens)} tokens for {len(reply.accepted)} accepted rows"
-        raise ProtocolError("path_mismatch", f"round {number}: {seen}, expected one more")
-    parent = ROOT
-    for depth, (row, token) in enumerate(zip(reply.accepted, reply.tokens, strict=False), start=1):
-        tree = draft.tree
-        if not 0 <= row < len(tree) or tree.parents[row] != parent or tree.tokens[row] != token:
-            raise ProtocolError("path_mismatch", f"round {number}: accepted row {row} is off the path at depth {depth}")
-        parent = row

@@ -1,8 +1,8 @@
 """What keeps the device's two models in step with the committed ids: hand-offs for the head, tokens for the SLM.
 
-Drafters are built from these two. Knows the ports, the hand-off layout and positions; no scores and no wire calls.
+Drafters are built from these. Knows the ports, the hand-off layout and positions; no scores and no wire calls.
 
-Legend: P nodes of a tree, C kept tokens. `ids` are all committed ids; the last one is the root, at len(ids) - 1.
+Legend: C kept tokens. `ids` are all committed ids; the last one is the root, at len(ids) - 1.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,8 @@ import numpy as np
 
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.errors import ProtocolError
-from hyco_export.runtime.ports import HeadDevice, HeadDraft, SlmDevice
-from hyco_export.runtime.tree import ROOT, Tree
-from hyco_export.runtime.wire import Handoff
+from hyco_export.runtime.ports import Given, HeadDevice, HeadDraft, SlmDevice
+from hyco_export.runtime.tree import ROOT, Tree, path_to
 
 
 class HeadFeed:
@@ -31,22 +30,23 @@ class HeadFeed:
         self._h = np.zeros(spec.hidden, np.uint8)
         self._next_position = 0
 
-    def begin(self, ids: Sequence[int], handoff: Handoff | None) -> None:
+    def begin(self, ids: Sequence[int], given: Given) -> None:
         """Start from PRIME's hand-off: its rows are the newest positions before the root.
 
         Raises:
             ProtocolError: see `observe`.
         """
         self._head.reset()
-        self._next_position = handoff.first_position if handoff else 0
-        self.observe(ids, handoff)
+        self._next_position = given.handoff.first_position if given.handoff else 0
+        self.observe(ids, given)
 
-    def observe(self, ids: Sequence[int], handoff: Handoff | None) -> None:
+    def observe(self, ids: Sequence[int], given: Given) -> None:
         """Copy a reply's rows into the ring; they must end right before the root and leave no hole in the window.
 
         Raises:
             ProtocolError: codes handoff_missing, handoff_size, handoff_gap.
         """
+        handoff = given.handoff
         if handoff is None:
             raise ProtocolError(
                 "handoff_missing",
@@ -78,16 +78,40 @@ class HeadFeed:
         return self._head.draft(self._e, self._h, self._next_position)
 
 
-class SlmFeed:
-    """Keeps the SLM's rings at the committed ids and expands a planted tree in one pass.
+class ReplyChain:
+    """The chain that the server's head drafted and sent with its reply; no runner-ups."""
 
-    A pass has up to `slm.rows` rows: catch-up rows (committed tokens that are not in the rings yet, such as an accepted
-    SLM leaf), the root, and the planted nodes. Catch-up that does not fit beside the others is prefilled instead.
+    def __init__(self) -> None:
+        self._chain: tuple[int, ...] = ()
+
+    def begin(self, ids: Sequence[int], given: Given) -> None:
+        """Take up the chain under the root."""
+        self._chain = given.chain
+
+    def observe(self, ids: Sequence[int], given: Given) -> None:
+        """The same under the new root."""
+        self._chain = given.chain
+
+    def draft(self) -> HeadDraft:
+        return HeadDraft(self._chain, ())
+
+
+class SlmFeed:
+    """Keeps the SLM's rings at the committed ids and forwards nodes of a tree on top of them.
+
+    A pass has up to `slm.rows` rows: the tokens between the rings' end and the tree (catch-up, such as an accepted SLM
+    leaf, then the root), and the nodes with their ancestors: static graphs see the rings and the rows of their own
+    pass, so ancestors are fed again in every pass. The root is committed right after its first pass, which leaves all
+    rows of further ones to nodes.
     """
 
     def __init__(self, slm: SlmDevice) -> None:
         self._slm = slm
-        self._root_row = 0  # of the last pass; the rows before it are catch-up
+
+    @property
+    def rows(self) -> int:
+        """Rows of one pass."""
+        return self._slm.rows
 
     def begin(self, ids: Sequence[int]) -> None:
         """Prefill what the rings can hold of the ids before the root (HyCo, §3.4); positions stay absolute."""
@@ -96,23 +120,39 @@ class SlmFeed:
         self._slm.reset(start)
         self._slm.prefill(np.asarray(ids[start:root_position], dtype=np.int64))
 
-    def expand(self, ids: Sequence[int], planted: Tree) -> np.ndarray:
-        """log q [1 + P, C] of the kept tokens after the root and after every planted node."""
-        root_position = len(ids) - 1
-        room = self._slm.rows - 1 - len(planted)
-        if root_position - self._slm.length > room:
-            self._slm.prefill(np.asarray(ids[self._slm.length : root_position], dtype=np.int64))
-        line = ids[self._slm.length :]  # catch-up tokens, then the root: each the child of the one before
-        self._root_row = len(line) - 1
-        tokens = [*line, *planted.tokens]
-        parents = [*range(-1, self._root_row), *(self._pass_row(parent) for parent in planted.parents)]
+    def base(self, ids: Sequence[int], nodes: int) -> tuple[int, ...]:
+        """Committed ids that are not in the rings yet, the root last.
+
+        Those before the root are prefilled where they would not fit into one pass beside it and `nodes` others.
+        """
+        missing = tuple(ids[self._slm.length :])
+        if len(missing) + nodes > self.rows:
+            self._slm.prefill(np.asarray(missing[:-1], dtype=np.int64))
+            return missing[-1:]
+        return missing
+
+    def forward(self, base: Sequence[int], tree: Tree, nodes: Sequence[int]) -> tuple[np.ndarray, range, list[int]]:
+        """One pass over `base` (a line of tokens from the rings' end to the tree's root) and `nodes` with ancestors.
+
+        `nodes` are rows of `tree`; ROOT is the end of `base`, which must then not be empty.
+
+        Returns:
+            log q [len(nodes), C] of the kept tokens; numbers of the rows of `base`, and of `nodes`, for `commit`.
+        """
+        closure = sorted({row for node in nodes for row in path_to(tree.parents, node)})
+        place = {ROOT: len(base) - 1} | {row: len(base) + index for index, row in enumerate(closure)}
+        tokens = [*base, *(tree.tokens[row] for row in closure)]
+        parents = [*range(ROOT, len(base) - 1), *(place[tree.parents[row]] for row in closure)]
+        first = self._slm.next_row
         log_probs = self._slm.tree_pass(np.asarray(tokens, dtype=np.int64), np.asarray(parents, dtype=np.int64))
-        return log_probs[self._root_row : self._root_row + 1 + len(planted)]
+        asked = [place[node] for node in nodes]
+        return log_probs[asked], range(first, first + len(base)), [first + row for row in asked]
 
-    def commit(self, accepted_planted: Sequence[int]) -> None:
-        """Keep the last pass' catch-up rows, its root and these planted nodes (a path); the rest is discarded."""
-        path = [*range(self._root_row + 1), *(self._pass_row(node) for node in accepted_planted)]
-        self._slm.commit(np.asarray(path, dtype=np.int64))
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep these rows of earlier passes: a path from the rings' end on."""
+        if len(rows):
+            self._slm.commit(np.asarray(rows, dtype=np.int64))
 
-    def _pass_row(self, node: int) -> int:
-        return self._root_row if node == ROOT else self._root_row + 1 + node
+    def forget(self, before: int | None = None) -> None:
+        """No row numbered below `before` is committed any more; None: no row of any pass so far."""
+        self._slm.forget(self._slm.next_row if before is None else before)

@@ -21,7 +21,7 @@ class OneByOne:
         return positions * self._position_bytes
 
     def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
-        return [chain.session.draft(chain.root, chain.steps) for chain in chains]
+        return [chain.session.draft(chain.root, chain.steps, chain.restricted) for chain in chains]
 
     def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
         return [

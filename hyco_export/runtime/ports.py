@@ -66,15 +66,24 @@ class SlmDevice(Protocol):
         """Append tokens [n] to the rings at positions length .. length + n - 1."""
         ...
 
+    @property
+    def next_row(self) -> int:
+        """Number of the first row of the next tree pass: rows are numbered on from pass to pass."""
+        ...
+
     def tree_pass(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         """Natural log-probabilities [R, C] over the keep set for rows of a forest on top of the rings.
 
-        tokens [R], parents [R] (row index or -1: child of the newest committed position).
+        tokens [R], parents [R] (index in this pass or -1: child of the newest committed position).
         """
         ...
 
     def commit(self, rows: np.ndarray) -> None:
-        """Copy the K/V of these rows of the last pass (a path, depth order) into the rings."""
+        """Copy the K/V of these rows, by number and of any pass, into the rings: a path from the rings' end on."""
+        ...
+
+    def forget(self, before: int) -> None:
+        """Rows numbered below `before` will not be committed any more."""
         ...
 
     def close(self) -> None:
@@ -107,8 +116,11 @@ class VerifierSession(Protocol):
         """Keep the root and these tree rows (a path) of the last `verify`; drop the rest."""
         ...
 
-    def draft(self, root: int, steps: int) -> tuple[int, ...]:
-        """The server's own head: chain of `steps` top-1 tokens over the full vocabulary and the whole prefix."""
+    def draft(self, root: int, steps: int, restricted: bool = False) -> tuple[int, ...]:
+        """The server's own head: chain of `steps` top-1 tokens over the full vocabulary and the whole prefix.
+
+        `restricted`: over the keep set and the window of the head artifact, as the device's head would draft it.
+        """
         ...
 
     def handoff(self, root: int, count: int) -> wire.Handoff:
@@ -143,11 +155,12 @@ class Check(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """What the server's own head is to draft for a session."""
+    """What the server's own head is to draft for a session; the fields are those of `VerifierSession.draft`."""
 
     session: VerifierSession
     root: int
     steps: int
+    restricted: bool = False
 
 
 class VerifierModels(Protocol):
@@ -181,6 +194,13 @@ class Transport(Protocol):
     def traffic(self) -> "Traffic":
         """Bytes of the last call."""
         ...
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What a reply gives to the drafter: the head's hand-off, or the chain that the server's head drafted for it."""
+
+    handoff: wire.Handoff | None = None
+    chain: tuple[int, ...] = ()
 
 
 class Traffic(msgspec.Struct, frozen=True):

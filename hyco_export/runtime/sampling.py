@@ -7,6 +7,7 @@ of equal scores at the top-p edge the largest ids stay here, an arbitrary choice
 probabilities differ by the last bits of torch's vectorised exp.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,6 +96,28 @@ def node_probabilities(support: Support, tokens: Sequence[int], parents: Sequenc
     rows = np.asarray(parents, np.int64) + 1
     hits = support.ids[rows] == np.asarray(tokens, np.int64)[:, None]  # [N, S]
     return np.where(hits, support.probs[rows], np.float32(0)).max(axis=1)
+
+
+def raw_distribution(
+    logits: np.ndarray, temperature: float, tokens: Sequence[int], parents: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of p = softmax(logits / T), nothing cut: p(token | parent) [N] of every node, H(p) [N + 1] in nats; float64.
+
+    logits [N + 1, V] float32. Greedy is one-hot, as p~ is.
+    """
+    peaks = logits.argmax(axis=1)  # [N + 1]
+    rows = np.asarray(parents, np.int64) + 1
+    if temperature == GREEDY:
+        return (peaks[rows] == np.asarray(tokens)).astype(np.float64), np.zeros(len(logits))
+    probs, entropies = np.empty(len(tokens)), np.empty(len(logits))
+    for row, scores in enumerate(logits):  # one row at a time: a float64 copy of all would be large
+        shifted = (scores.astype(np.float64) - float(scores[peaks[row]])) / temperature
+        exponentials = np.exp(shifted)
+        total = exponentials.sum()
+        entropies[row] = math.log(total) - (exponentials @ np.where(exponentials > 0, shifted, 0.0)) / total
+        children = np.flatnonzero(rows == row)
+        probs[children] = exponentials[np.asarray(tokens, np.int64)[children]] / total
+    return probs, entropies
 
 
 def _top_k(scores: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:

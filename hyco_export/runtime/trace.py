@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.tree import Tree
 
@@ -24,6 +25,20 @@ class PrimeTrace(msgspec.Struct, frozen=True, tag="prime", tag_field="record"):
     prefill_ms: float  # device: ring of the head filled, SLM prefilled; not part of drafting
     server_ms: float
     traffic: Traffic
+
+
+class LocalTrace(msgspec.Struct, frozen=True, tag="local", tag_field="record"):
+    """Tokens that the device committed without asking the verifier: unverified. `kept` are their rows of `tree`."""
+
+    start_ms: float  # since the request began
+    length: int  # committed ids before them
+    tree: Tree
+    kept: tuple[int, ...]
+    tokens: tuple[int, ...]
+    finished: str  # "", "stop" or "length"
+    head_ms: float
+    slm_ms: float
+    draft_ms: float  # of the proposal; a round that sends the rest of it counts none
 
 
 class RoundTrace(msgspec.Struct, frozen=True, tag="round", tag_field="record"):
@@ -50,6 +65,10 @@ class RoundTrace(msgspec.Struct, frozen=True, tag="round", tag_field="record"):
     commit_ms: float  # device: accepted rows and hand-off copied into the rings
     server_ms: float
     traffic: Traffic
+    kept: tuple[int, ...] = ()  # unverified tokens that the round brought; its root is the last of them
+    reused: int = 0  # nodes of the tree that were grown while the last reply was on its way
+    ahead_ms: float = 0.0  # device: drafting while this round's reply was on its way, part of the wait
+    evidence: wire.Evidence | None = None  # what the server judged by: p~ of every node, draws of every row; on request
 
 
 class GenerationTrace(msgspec.Struct, frozen=True, tag="generation", tag_field="record"):
@@ -65,16 +84,22 @@ class GenerationTrace(msgspec.Struct, frozen=True, tag="generation", tag_field="
     first_token_ms: float
     primes: tuple[PrimeTrace, ...]
     rounds: tuple[RoundTrace, ...]
+    sampling: wire.Sampling = wire.Sampling()
+    acceptance: wire.Acceptance = wire.Acceptance()
+    max_new_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()  # of the server
+    locals: tuple[LocalTrace, ...] = ()
 
 
-Record = GenerationTrace | PrimeTrace | RoundTrace
+Record = GenerationTrace | PrimeTrace | RoundTrace | LocalTrace
 
 
 def to_lines(trace: GenerationTrace) -> Iterator[bytes]:
-    """JSON lines of a generation: its own record with no calls in it, then every PRIME and every round."""
-    yield msgspec.json.encode(msgspec.structs.replace(trace, primes=(), rounds=()))
-    for call in (*trace.primes, *trace.rounds):
-        yield msgspec.json.encode(call)
+    """JSON lines of a generation: its own record with no calls in it, then its calls and local steps as they came."""
+    yield msgspec.json.encode(msgspec.structs.replace(trace, primes=(), rounds=(), locals=()))
+    steps: list[PrimeTrace | RoundTrace | LocalTrace] = [*trace.primes, *trace.rounds, *trace.locals]
+    for step in sorted(steps, key=lambda step: step.start_ms):
+        yield msgspec.json.encode(step)
 
 
 def from_lines(lines: Iterable[bytes]) -> Iterator[GenerationTrace]:
@@ -85,19 +110,26 @@ def from_lines(lines: Iterable[bytes]) -> Iterator[GenerationTrace]:
         ValueError: the first line is a call that belongs to no generation.
     """
     head: GenerationTrace | None = None
-    primes: list[PrimeTrace] = []
-    rounds: list[RoundTrace] = []
+    steps: list[PrimeTrace | RoundTrace | LocalTrace] = []
     for line in lines:
         record = msgspec.json.decode(line, type=Record)
         if isinstance(record, GenerationTrace):
             if head is not None:
-                yield msgspec.structs.replace(head, primes=tuple(primes), rounds=tuple(rounds))
-            head, primes, rounds = record, [], []
+                yield _whole(head, steps)
+            head, steps = record, []
         elif head is None:
             raise ValueError("a trace starts with a generation record, not with a call")
-        elif isinstance(record, PrimeTrace):
-            primes.append(record)
         else:
-            rounds.append(record)
+            steps.append(record)
     if head is not None:
-        yield msgspec.structs.replace(head, primes=tuple(primes), rounds=tuple(rounds))
+        yield _whole(head, steps)
+
+
+def _whole(head: GenerationTrace, steps: Iterable[PrimeTrace | RoundTrace | LocalTrace]) -> GenerationTrace:
+    steps = tuple(steps)
+    return msgspec.structs.replace(
+        head,
+        primes=tuple(step for step in steps if isinstance(step, PrimeTrace)),
+        rounds=tuple(step for step in steps if isinstance(step, RoundTrace)),
+        locals=tuple(step for step in steps if isinstance(step, LocalTrace)),
+    )

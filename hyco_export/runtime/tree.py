@@ -83,3 +83,23 @@ def path_to(parents: Sequence[int], row: int) -> tuple[int, ...]:
         path.append(row)
         row = parents[row]
     return tuple(reversed(path))
+
+
+def subtree(tree: Tree, root: int) -> tuple[Tree, tuple[int, ...]]:
+    """What hangs under row `root` as a tree of its own, scores from there on; and its rows in `tree`."""
+    place = {root: ROOT}
+    rows: list[int] = []
+    for row, parent in enumerate(tree.parents):
+        if parent in place:
+            place[row] = len(rows)
+            rows.append(row)
+    base = tree.log_probs[root]
+    return (
+        Tree(
+            tuple(tree.tokens[row] for row in rows),
+            tuple(place[tree.parents[row]] for row in rows),
+            tuple(tree.log_probs[row] - base for row in rows),
+            tuple(tree.sources[row] for row in rows),
+        ),
+        tuple(rows),
+    )

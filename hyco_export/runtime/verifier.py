@@ -36,6 +36,7 @@ class Verifier:
         model: Gemma 4 causal language model in evaluation mode; its attention becomes `slot_attention`.
         drafter: the server's own head, for sessions that draft on the server.
         encoder: grids of the head artifact, for sessions whose device runs the head.
+        restricted_drafter: the same head over the head artifact's keep set and window.
         prefill_rows: rows of a prompt in one pass, at most.
         node_limit: nodes of a tree, at most.
         fused: compute the layers with `nn.fused_stack` where the model fits.
@@ -47,6 +48,7 @@ class Verifier:
         model: PreTrainedModel,
         drafter: ChainDrafter | None = None,
         encoder: HandoffEncoder | None = None,
+        restricted_drafter: ChainDrafter | None = None,
         prefill_rows: int = PREFILL_ROWS,
         node_limit: int = NODE_LIMIT,
         fused: bool = True,
@@ -54,6 +56,7 @@ class Verifier:
     ) -> None:
         config = model.config.get_text_config()
         self.drafter = drafter
+        self.restricted_drafter = restricted_drafter
         self.encoder = encoder
         self.handoff_layers = handoff_layers(config)
         read_back = max(
@@ -90,12 +93,21 @@ class Verifier:
     @torch.inference_mode()
     def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
         """ports.VerifierModels: the server's own head, one step of all sessions at a time."""
-        if self.drafter is None:
+        drafted: dict[int, tuple[int, ...]] = {}
+        for restricted in {chain.restricted for chain in chains}:
+            group = {place: chain for place, chain in enumerate(chains) if chain.restricted == restricted}
+            drafter = self.drafter_of(restricted)
+            roots = [_torch_session(chain).chain_root(chain.root, drafter) for chain in group.values()]
+            texts = drafter.chains(self.embed, roots, max(chain.steps for chain in group.values()))
+            drafted |= dict(zip(group, texts, strict=True))
+        return [drafted[place][: chain.steps] for place, chain in enumerate(chains)]
+
+    def drafter_of(self, restricted: bool) -> ChainDrafter:
+        """The server's own head over everything, or over the head artifact's keep set and window."""
+        drafter = self.restricted_drafter if restricted else self.drafter
+        if drafter is None:
             raise RuntimeError("draft needs a head and a primed session")
-        roots = [_torch_session(chain).chain_root(chain.root) for chain in chains]
-        steps = max(chain.steps for chain in chains)
-        drafted = self.drafter.chains(self.embed, roots, steps)
-        return [tokens[: chain.steps] for tokens, chain in zip(drafted, chains, strict=True)]
+        return drafter
 
     @torch.inference_mode()
     def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
@@ -243,9 +255,9 @@ class TorchVerifierSession:
         self._remember(after[rows[-1]], handed[rows[-1]])
         self._pass = None
 
-    def draft(self, root: int, steps: int) -> tuple[int, ...]:
+    def draft(self, root: int, steps: int, restricted: bool = False) -> tuple[int, ...]:
         """The server's own head: top-1 tokens after `root`."""
-        return self._verifier.draft([Chain(self, root, steps)])[0]
+        return self._verifier.draft([Chain(self, root, steps, restricted)])[0]
 
     @torch.inference_mode()
     def handoff(self, root: int, count: int) -> wire.Handoff:
@@ -257,10 +269,9 @@ class TorchVerifierSession:
         e = self._verifier.embed(torch.tensor(root, device=self._verifier.device))
         return encoder.encode(e, self._handed, rows, max(0, self.length - count))
 
-    def chain_root(self, root: int) -> Root:
+    def chain_root(self, root: int, drafter: ChainDrafter) -> Root:
         """What the server's head starts from."""
-        drafter = self._verifier.drafter
-        if drafter is None or self._state is None:
+        if self._state is None:
             raise RuntimeError("draft needs a head and a primed session")
         keys_values = {
             ATTENTION_NAMES[layer_type]: self.cache.committed(index, drafter.span(layer_type))

@@ -17,8 +17,8 @@ PROTOCOL_VERSION = 1
 MEDIA_TYPE = "application/msgpack"
 UNKNOWN_SESSION = "unknown_session"  # refusal code: the server lost or never had the session; the device primes again
 
-Rule = Literal["exact", "epsilon"]
-DraftSide = Literal["device", "server"]
+DraftSide = Literal["device", "server", "reply"]
+DraftScope = Literal["full", "artifact"]
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -30,14 +30,25 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Acceptance(msgspec.Struct, frozen=True, array_like=True):
-    """The acceptance rule of a session; `epsilon` counts only for the rule of that name."""
+    """The acceptance rule of a session, a name of `rules.RULES`, and the options that some rules read.
 
-    rule: Rule = "exact"
+    `stop_needs_draw`: no stop token is accepted by a threshold alone. The last two are Medusa's, for `typical`.
+    """
+
+    rule: str = "exact"
     epsilon: float = 1.0
+    stop_needs_draw: bool = False
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
 
 
 class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
-    """POST /v1/sessions. `continue_from` > 0 re-primes: that many tail ids of `prompt` were already generated."""
+    """POST /v1/sessions. `continue_from` > 0 re-primes: that many tail ids of `prompt` were already generated.
+
+    `draft_side`: "device"; "server", whose head drafts what the round verifies; "reply", whose head drafts a chain that
+    comes with each reply for the device's next tree. `draft_scope` "artifact" restricts the server's head to the keep
+    set and the window of its head artifact. `unverified`: rounds may bring tokens that the device kept unasked.
+    """
 
     version: int
     prompt: list[int]
@@ -49,6 +60,9 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     draft_steps: int  # K of the server's own head; 0 when the device drafts
     head_digest: str  # manifest key of the head artifact whose encodings the device uses; "" when it needs no hand-off
     continue_from: int = 0
+    trace: bool = False  # replies say how each round was judged (`Evidence`)
+    draft_scope: DraftScope = "full"
+    unverified: bool = False
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
@@ -70,16 +84,21 @@ class PrimeReply(msgspec.Struct, frozen=True, array_like=True):
     finished: str  # "", "stop" or "length"
     handoff: Handoff | None
     server_ms: float
+    chain: list[int] = []  # drafted for the next round, with draft side "reply"
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
-    """POST /v1/sessions/{id}/rounds/{n}. `length` and `digest` state what the device believes is committed."""
+    """POST /v1/sessions/{id}/rounds/{n}. `length` and `digest` state what the device believes is committed.
+
+    `kept` are tokens behind these that the device committed by itself; the tree's root is then the last of them.
+    """
 
     version: int
     length: int
     digest: bytes
     tokens: list[int]
     parents: list[int]
+    kept: list[int] = []
 
 
 class VerifyReply(msgspec.Struct, frozen=True, array_like=True):
@@ -99,6 +118,24 @@ class VerifyReply(msgspec.Struct, frozen=True, array_like=True):
     handoff: Handoff | None
     drafted: int
     server_ms: float
+    evidence: "Evidence | None" = None
+    chain: list[int] = []  # as in PrimeReply
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What a round was judged by, as a map: enough to judge the same tree by another rule (`evaluate.replay`).
+
+    `tokens` and `parents` [N] are the tree that was verified: the device's, or the chain that the server drafted. Row 0
+    is the root, row i + 1 node i: `draws` [N + 1]. `probs` [N] = p~(token | parent); `raw_probs` [N] and `entropies`
+    [N + 1] (nats) are of softmax(logits / T) before any cut.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    draws: list[int]
+    probs: list[float]
+    raw_probs: list[float]
+    entropies: list[float]
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):

@@ -56,6 +56,33 @@ def test_a_wrong_target_option_is_not_blamed_on_the_recipe() -> None:
     assert "$.target" not in message
 
 
+@pytest.mark.parametrize(
+    ("field", "systems", "message"),
+    [
+        ("systems", "[cloud-mtp, hycoo]", "$.validation.systems: unknown system 'hycoo'"),
+        ("systems", "[on-device, hyco]", "$.validation.systems: on-device asks no server"),
+        ("greedy_systems", "[hyco-exact, synera]", "$.validation.greedy_systems: synera keeps tokens unverified"),
+    ],
+)
+def test_systems_that_cannot_be_compared_are_refused_before_anything_is_built(
+    tmp_path: Path, field: str, systems: str, message: str
+) -> None:
+    text = embedded_recipe().read_text(encoding="utf-8")
+    recipe = tmp_path / "recipe.yaml"
+    text, count = re.subn(rf"  {field}: \[.*\]", f"  {field}: {systems}", text)
+    assert count == 1
+    recipe.write_text(re.sub(r"min_mat: \{.*\}", "min_mat: {}", text), encoding="utf-8")
+    assert message in " ".join(refused("run", str(recipe), "--dry-run").split())
+
+
+def test_replay_refuses_what_is_no_trace_and_what_is_no_rule(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("{}\n")
+    assert "is not a trace" in refused("replay", str(path))
+    assert "acceptance.rule is 'fuzzy'" in refused("replay", str(path), "--rule", "fuzzy")
+    assert "acceptance.epsilon is 2.0, it must lie in (0, 1]" in refused("replay", str(path), "--epsilon", "2")
+
+
 def test_targets_fit_eighty_columns() -> None:
     done = run("targets")
     lines = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]

@@ -28,7 +28,7 @@ SLM_SPEC = SlmSpec(
     32, 32, VOCAB, KEEPSET.digest, 4, 0, {}, {}, {}, (), -100.0,
     GraphSpec(SLM_TREE_GRAPH, (), (LOGITS,)), GraphSpec("slm_prefill", (), ()),
 )  # fmt: skip
-ARTIFACTS = RunArtifacts(Path("run"), HEAD_SPEC, SLM_SPEC, KEEPSET, "h" * 64)
+ARTIFACTS = RunArtifacts(Path("run"), HEAD_SPEC, SLM_SPEC, KEEPSET, "h" * 64, "c" * 64)
 CHECKPOINT = Checkpoint(model="x")
 RECIPE = Recipe(
     name="synthetic",

@@ -1,7 +1,7 @@
 """Synthetic traces: rounds whose outcome is written down by hand."""
 
 from hyco_export.runtime.ports import Traffic
-from hyco_export.runtime.trace import GenerationTrace, PrimeTrace, RoundTrace
+from hyco_export.runtime.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
 from hyco_export.runtime.tree import Source, Tree
 
 CHAIN, RUNNER_UP, SLM = Source.CHAIN, Source.RUNNER_UP, Source.SLM
@@ -45,9 +45,16 @@ def prime_trace(continue_from=0, server_ms=7.0):
     return PrimeTrace(0.0, 4 + continue_from, continue_from, 1, "", 9.0, 5.0, server_ms, Traffic(40, 9000, 240, 9300))
 
 
-def generation(*rounds, system="hyco", prompt_id="p1", primes=None, total_ms=100.0, first_token_ms=20.0):
+def local_trace(tokens, draft_ms=2.0):
+    """Tokens that the device kept, of a chain of as many."""
+    chain = Tree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (-0.1,) * len(tokens), (SLM,) * len(tokens))
+    return LocalTrace(1.0, 5, chain, tuple(range(len(tokens))), tuple(tokens), "", 0.0, 1.5, draft_ms)
+
+
+def generation(*rounds, system="hyco", prompt_id="p1", primes=None, total_ms=100.0, first_token_ms=20.0, locals=()):
     primes = primes if primes is not None else (prime_trace(),)
-    tokens = (1,) * len(primes) + tuple(token for record in rounds for token in record.tokens)
+    tokens = (1,) * len(primes) + tuple(token for record in (*locals, *rounds) for token in record.tokens)
+    finished = (rounds[-1].finished if rounds else "") or "length"
     return GenerationTrace(
-        system, prompt_id, 7, 4, tokens, rounds[-1].finished or "length", total_ms, first_token_ms, primes, rounds
+        system, prompt_id, 7, 4, tokens, finished, total_ms, first_token_ms, primes, rounds, locals=locals
     )

@@ -1,8 +1,10 @@
 """Measures over rounds whose answers are known by hand."""
 
+import math
+
 import numpy as np
 import pytest
-from synthetic_traces import EMPTY, generation, prime_trace, round_trace
+from synthetic_traces import EMPTY, generation, local_trace, prime_trace, round_trace
 
 from hyco_export.core.handoff import HandoffSpec, KvShape
 from hyco_export.core.keepset import KeepSet
@@ -11,10 +13,13 @@ from hyco_export.evaluate.metrics import (
     down_overhead_bytes,
     measure,
     measure_traffic,
+    threshold_stop,
     tokens_by_rule,
     tokens_by_source,
 )
+from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Traffic
+from hyco_export.runtime.wire import Evidence
 
 KEEPSET = KeepSet(np.arange(60), 128)
 
@@ -129,3 +134,47 @@ def test_nothing_to_measure_is_said():
     with pytest.raises(ValueError, match="hyco: 0 generations without a VERIFY round"):
         measure("hyco", [], KEEPSET)
     assert measure("hyco", [trace], KEEPSET).prompts == 1
+
+
+def test_stops_that_only_the_threshold_took_are_counted():
+    by_threshold = round_trace((0, 1), drawn=(True, False), tokens=(10, 11), finished="stop")
+    by_draw = round_trace((0, 1), drawn=(False, True), tokens=(10, 11), finished="stop")
+    as_bonus = round_trace((0, 1), drawn=(False, False), finished="stop")
+    by_cap = round_trace((0, 1), drawn=(False, False), tokens=(10, 11), finished="length")
+    assert [threshold_stop(one) for one in (by_threshold, by_draw, as_bonus, by_cap)] == [True, False, False, False]
+    assert measure("hyco", [generation(by_threshold), generation(by_draw)], KEEPSET).threshold_stops == 1
+
+
+def test_what_was_asked_for_as_evidence_is_no_overhead():
+    evidence = Evidence([1, 2], [-1, 0], [5, 6, 7], [0.25, 0.5], [0.2, 0.4], [1.5, 1.25, 0.5])
+    plain = round_trace((0,), traffic=Traffic(0, 100, 0, 0))
+    size = len(wire.encode(evidence)) - 1
+    traced = round_trace((0,), traffic=Traffic(0, 100 + size, 0, 0), evidence=evidence)
+    assert down_overhead_bytes(traced, None) == down_overhead_bytes(plain, None) == 100
+
+
+def test_what_the_device_keeps_is_output_and_draft_time_but_no_verified_token():
+    rounds = (round_trace((0, 1), kept=(7, 8), draft_ms=0.0), round_trace((), ahead_ms=3.0, reused=4))
+    metrics = measure("synera", [generation(*rounds, locals=(local_trace((7, 8)), local_trace((9,))))], KEEPSET)
+    assert metrics.output_tokens == 1 + 3 + 3 + 1
+    assert metrics.mat == (3 + 1) / 2
+    assert (metrics.unverified_tokens, metrics.unverified_share) == (3, 3 / 8)
+    assert sum(metrics.tokens_by_rule.values()) == sum(metrics.tokens_by_source.values()) == 4
+    assert metrics.draft_ms_per_token == pytest.approx((2 * 2.0 + 0.0 + 4.0 + 3.0) / 8)
+    assert metrics.reused_rounds == 1
+
+
+def test_a_system_without_a_server_has_no_rounds_and_no_bytes():
+    metrics = measure("on-device", [generation(primes=(), locals=(local_trace((7, 8, 9)),))], KEEPSET)
+    assert math.isnan(metrics.mat) and math.isnan(metrics.wait_ms_per_round) and metrics.rounds == 0
+    assert metrics.server_ms_per_token == 0.0 and metrics.unverified_share == 1.0
+    assert metrics.bytes_up.payload_max == metrics.bytes_down.wire_max == 0
+    assert metrics.delivery_tokens_per_s == 1000 * 3 / 100.0
+    with pytest.raises(ValueError, match="no round whose bytes"):
+        measure_traffic("on-device", [generation(primes=(), locals=(local_trace((7,)),))], None)
+
+
+def test_kept_tokens_are_part_of_the_hand_off():
+    spec = HandoffSpec(4, 16, "post", {t: KvShape(1, 2) for t in ("sliding", "full")}, {})
+    record = round_trace((0,), kept=(7, 8, 9), traffic=Traffic(0, spec.round_bytes + 5 * spec.row_bytes + 11, 0, 0))
+    assert down_overhead_bytes(record, spec) == 11

@@ -1,15 +1,20 @@
 """The report's two files."""
 
+import io
 import json
 import re
 
 import msgspec
 import pytest
+from rich.console import Console
 from synthetic_reports import synthetic_report
-from synthetic_traces import generation, round_trace
+from synthetic_run import KEEPSET
+from synthetic_traces import generation, local_trace, round_trace
 
 from hyco_export.evaluate.examples import pick_tree
+from hyco_export.evaluate.metrics import measure
 from hyco_export.evaluate.report import render_html, write_report
+from hyco_export.evaluate.summary import summary
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +89,19 @@ def test_a_report_without_a_tree_has_no_empty_picture():
     page = render_html(msgspec.structs.replace(synthetic_report(), tree=None))
     assert "One drawn tree" not in page
     assert page.count("<svg") == 3
+
+
+def test_unverified_tokens_are_marked_and_a_system_without_a_server_has_no_mat():
+    report = synthetic_report()
+    rounds = [round_trace((0,), kept=(7, 8))]
+    others = (
+        measure("synera", [generation(*rounds, locals=(local_trace((7, 8)),))], KEEPSET),
+        measure("on-device", [generation(primes=(), locals=(local_trace((7, 8, 9)),))], KEEPSET),
+    )
+    report = msgspec.structs.replace(report, systems=(*report.systems, *others))
+    page = render_html(report)
+    assert "40.0 % unverified" in page.replace("\N{NO-BREAK SPACE}", " ") and "100.0 % unverified" in page
+    assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
+    screen = io.StringIO()
+    Console(width=240, file=screen).print(summary(report))
+    assert "40% unverified" in screen.getvalue() and "nan" not in screen.getvalue()

@@ -12,6 +12,7 @@ from hyco_export.evaluate import system_runner
 from hyco_export.evaluate.system_runner import DeviceRunner, prompt_seed, tree_rule
 from hyco_export.evaluate.trials import Prompt
 from hyco_export.runtime.drafters import NullDrafter
+from hyco_export.runtime.offload import AskForAll
 from hyco_export.runtime.wire import Acceptance, Sampling
 
 PROMPT = Prompt("p1", (2, 5))
@@ -38,7 +39,8 @@ def world(monkeypatch):
     def make_drafter(system, settings, device):
         return ("drafter", system.name, device) if system.needs_device else NullDrafter()
 
-    def generate(ids, request, drafter, transport):
+    def generate(ids, request, drafter, transport, policy):
+        assert isinstance(policy, AskForAll)
         generated.append((ids, request, drafter, transport))
         return "trace"
 

@@ -10,13 +10,16 @@ import msgspec
 import pytest
 from builders import small_tokenizer
 from synthetic_reports import hybrid_tree, synthetic_report
-from synthetic_run import ARTIFACTS, INFO, RECIPE
-from synthetic_traces import generation, round_trace
+from synthetic_run import ARTIFACTS, INFO, KEEPSET, RECIPE
+from synthetic_traces import generation, local_trace, round_trace
 
 from hyco_export.errors import ArtifactError, RecipeError, ServerError
+from hyco_export.evaluate import meeting
 from hyco_export.evaluate import validate as module
+from hyco_export.evaluate.meeting import Subject, read_prompts
+from hyco_export.evaluate.metrics import measure
 from hyco_export.evaluate.trials import GREEDY
-from hyco_export.evaluate.validate import SYSTEMS, Subject, check_backends, notes, read_prompts, validate
+from hyco_export.evaluate.validate import check_backends, notes, system_notes, validate
 from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.wire import Sampling
 
@@ -81,8 +84,8 @@ def scripted_world(monkeypatch, tokenizer, prompt_file, tmp_path):
         runners.append(ScriptedRunner())
         return runners[-1]
 
-    monkeypatch.setattr(module, "HttpTransport", Transport)
-    monkeypatch.setattr(module, "open_artifacts", lambda root, target: ARTIFACTS)
+    monkeypatch.setattr(meeting, "HttpTransport", Transport)
+    monkeypatch.setattr(meeting, "open_artifacts", lambda root, target: ARTIFACTS)
     monkeypatch.setattr(module, "compare_backends", lambda *_: synthetic_report().parity)
     monkeypatch.setattr(module, "DeviceRunner", make_runner)
     monkeypatch.setattr("hyco_export.nn.checkpoint.tokenizer_digest", lambda folder: INFO.tokenizer_digest)
@@ -93,13 +96,13 @@ def scripted_world(monkeypatch, tokenizer, prompt_file, tmp_path):
 def test_a_validation_measures_every_system_and_gates_it(scripted_world):
     subject, runners = scripted_world
     report = validate(subject, "http://here:1", lambda *_: None)
-    assert [system.system for system in report.systems] == list(SYSTEMS)
+    assert [system.system for system in report.systems] == list(RECIPE.validation.systems)
     assert [system.prompts for system in report.systems] == [3, 3, 3]
     assert [(row.backend, row.prompts, row.max_new_tokens) for row in report.losslessness] == [
         ("torch", 3, 16), ("onnx-cpu", 3, 16), ("qnn", 1, 6),
     ]  # fmt: skip
     assert report.verdict == "pass"
-    assert [row.system for row in report.times] == list(SYSTEMS)
+    assert [row.system for row in report.times] == list(RECIPE.validation.systems)
     assert report.tree is not None and report.tree.system == "hyco"
     sampled = {call[3] for call in runners[0].calls if call[0] == "hyco"}
     assert sampled == {Sampling(1.0, 64, 0.95)}
@@ -114,7 +117,7 @@ def test_the_baselines_replies_carry_no_hand_off_and_the_others_do(scripted_worl
 
 def test_a_server_of_another_run_stops_it_before_the_first_prompt(scripted_world, monkeypatch):
     subject, runners = scripted_world
-    monkeypatch.setattr(module, "open_artifacts", lambda *_: replace(ARTIFACTS, head_key="x" * 64))
+    monkeypatch.setattr(meeting, "open_artifacts", lambda *_: replace(ARTIFACTS, head_key="x" * 64))
     with pytest.raises(ServerError, match=r"does not belong to this run: head artifact"):
         validate(subject, "http://here:1", lambda *_: None)
     assert runners == []
@@ -135,7 +138,7 @@ def test_an_incomplete_run_folder_is_named(scripted_world, monkeypatch, tmp_path
     from hyco_export.evaluate.run_artifacts import open_artifacts
 
     subject, _ = scripted_world
-    monkeypatch.setattr(module, "open_artifacts", open_artifacts)
+    monkeypatch.setattr(meeting, "open_artifacts", open_artifacts)
     subject = Subject(tmp_path, RECIPE, tmp_path, subject.prompts)
     with pytest.raises(ArtifactError, match="build-keepset holds no artifact"):
         validate(subject, "http://here:1", lambda *_: None)
@@ -169,6 +172,14 @@ def test_a_back_end_that_changes_the_text_is_found(tokenizer, prompt_file):
     assert [(row.backend, len(row.differences)) for row in rows] == [("torch", 0), ("onnx-cpu", 3), ("qnn", 0)]
 
 
+def test_every_greedy_system_is_compared_on_every_back_end(tokenizer, prompt_file):
+    plan = msgspec.structs.replace(RECIPE.validation, greedy_systems=("specedge-pd", "hyco-2p"))
+    rows = check_backends(ScriptedRunner(), read_prompts(prompt_file, tokenizer, 3), plan, lambda *_: None)
+    assert [(row.system, row.backend) for row in rows] == [
+        (system, backend) for system in plan.greedy_systems for backend in ("torch", "onnx-cpu", "qnn")
+    ]
+
+
 def test_plain_decoding_is_asked_once_per_prompt(tokenizer, prompt_file):
     runner = ScriptedRunner()
     check_backends(runner, read_prompts(prompt_file, tokenizer, 3), RECIPE.validation, lambda *_: None)
@@ -179,3 +190,25 @@ def test_notes_say_what_the_emulator_ran():
     plan = RECIPE.validation
     assert "ran 1 prompts of up to 6 tokens" in notes(plan, 3)[0]
     assert "of up to 16" in notes(msgspec.structs.replace(plan, emulator_max_new_tokens=99), 3)[0]
+
+
+def test_the_recipes_list_of_systems_is_what_runs(scripted_world):
+    subject, runners = scripted_world
+    systems = ("hyco-2p", "cloud-mtp", "specedge-pd", "hyco-server-head")
+    plan = msgspec.structs.replace(RECIPE.validation, systems=systems)
+    subject = replace(subject, recipe=msgspec.structs.replace(RECIPE, validation=plan))
+    report = validate(subject, "http://here:1", lambda *_: None)
+    assert [system.system for system in report.systems] == list(systems)
+    assert {call[0] for call in runners[0].calls} == {*systems, "plain", "hyco-exact"}
+    overheads = {row.system: row.down_overhead_max_bytes for row in report.traffic}
+    assert overheads["hyco-2p"] == OVERHEAD_BYTES < overheads["specedge-pd"]  # which is sent no hand-off
+    assert "The SLM drafts over its artifact's 60 of 128 tokens." in report.notes
+
+
+def test_a_system_that_keeps_tokens_claims_no_losslessness():
+    unverified = measure("synera", [generation(round_trace((0,), kept=(7, 8)), locals=(local_trace((7, 8)),))], KEEPSET)
+    alone = measure("on-device", [generation(primes=(), locals=(local_trace((7, 8, 9)),))], KEEPSET)
+    notes = system_notes((unverified, alone), 60, 128)
+    assert notes[0].startswith("synera is not lossless: 2 of 5 tokens are unverified")
+    assert notes[1].startswith("on-device is not lossless: 3 of 3 tokens are unverified")
+    assert system_notes((measure("hyco", [generation(round_trace((0,)))], KEEPSET),), 60, 128) == ()

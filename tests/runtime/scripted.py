@@ -23,6 +23,7 @@ VOCAB_SIZE = 16
 HIDDEN = 4
 WINDOW = 8
 NODE_LIMIT = 32
+RESTRICTED_IDS = np.array([token for token in range(VOCAB_SIZE) if token % 5 != 3])  # what a head artifact keeps
 NO_TRAFFIC = Traffic(0, 0, 0, 0)
 UNIT = Encoding("uint8", 1.0, 0)
 HANDOFF = HandoffSpec(
@@ -49,11 +50,12 @@ class ToyLanguageModel:
         values[STOP_ID] += self._stop_bias
         return values.astype(np.float32)
 
-    def greedy(self, ids: Sequence[int], count: int) -> list[int]:
-        """The next `count` tokens, a stop id or not."""
+    def greedy(self, ids: Sequence[int], count: int, allowed: np.ndarray | None = None) -> list[int]:
+        """The next `count` tokens, a stop id or not; the best of `allowed` each, where these are given."""
         context = list(ids)
+        choice = np.arange(self.vocab_size) if allowed is None else allowed
         for _ in range(count):
-            context.append(int(np.argmax(self.logits(context))))
+            context.append(int(choice[np.argmax(self.logits(context)[choice])]))
         return context[len(ids) :]
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -95,8 +97,9 @@ class ScriptedSession:
         self.ids += [root, *(tokens[row] for row in accepted)]
         self._pending = None
 
-    def draft(self, root: int, steps: int) -> tuple[int, ...]:
-        return tuple(self._model.greedy([*self.ids, root], steps))
+    def draft(self, root: int, steps: int, restricted: bool = False) -> tuple[int, ...]:
+        allowed = RESTRICTED_IDS if restricted else None
+        return tuple(self._model.greedy([*self.ids, root], steps, allowed))
 
     def handoff(self, root: int, count: int) -> wire.Handoff:
         first = len(self.ids) - count
@@ -267,7 +270,7 @@ class ScriptedSlm:
     """ports.SlmDevice whose rings hold the tokens themselves; its distribution is the toy model's, seen through them.
 
     Every pass is answered from the ring's content and the ancestors in the pass alone, so a wrong commit or a wrong
-    parent shows in the log-probabilities.
+    parent shows in the log-probabilities. A row may be committed only where its whole context is what the ring holds.
     """
 
     def __init__(self, model: ToyLanguageModel, keep_ids: np.ndarray, rows: int = 12, context: int = 1 << 30) -> None:
@@ -277,7 +280,8 @@ class ScriptedSlm:
         self.context = context
         self.first = 0
         self.tokens: list[int] = []
-        self._pass: tuple[np.ndarray, np.ndarray] | None = None
+        self.contexts: dict[int, tuple[int, ...]] = {}  # row number -> the ring's tokens and the row's path
+        self.next_row = 0
         self.prefilled: list[int] = []
         self.widths: list[int] = []
 
@@ -286,7 +290,7 @@ class ScriptedSlm:
         return self.first + len(self.tokens)
 
     def reset(self, position: int = 0) -> None:
-        self.first, self.tokens, self._pass = position, [], None
+        self.first, self.tokens, self.contexts = position, [], {}
 
     def prefill(self, tokens: np.ndarray) -> None:
         self.prefilled.append(len(tokens))
@@ -295,20 +299,23 @@ class ScriptedSlm:
     def tree_pass(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         assert len(tokens) <= self.rows, "more rows than the pass has"
         self.widths.append(len(tokens))
-        self._pass = (tokens, parents)
         result = []
         for row in range(len(tokens)):
             path = [int(tokens[node]) for node in path_to(parents, row)]
+            self.contexts[self.next_row + row] = (*self.tokens, *path)
             logits = self._model.logits([*self.tokens, *path])[self._keep_ids].astype(np.float64)
             result.append(logits - np.log(np.exp(logits).sum()))
+        self.next_row += len(tokens)
         return np.asarray(result, dtype=np.float32)
 
     def commit(self, rows: np.ndarray) -> None:
-        assert self._pass is not None, "commit without a pass"
-        tokens, parents = self._pass
-        assert tuple(rows) == path_to(parents, int(rows[-1])), "committed rows are no path from the ring's end"
-        self.tokens += [int(tokens[row]) for row in rows]
-        self._pass = None
+        for row in rows:
+            *context, token = self.contexts[int(row)]
+            assert context == self.tokens, "committed rows are no path from the ring's end"
+            self.tokens.append(token)
+
+    def forget(self, before: int) -> None:
+        self.contexts = {row: context for row, context in self.contexts.items() if row >= before}
 
     def close(self) -> None:
         pass

@@ -10,12 +10,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from hyco_export.core.artifact import Manifest, publish
 from hyco_export.core.devicespec import HeadSpec
 from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.handoff import HandoffSpec
+from hyco_export.core.keepset import KEEPSET_FILE, KeepSet
 from hyco_export.core.recipe import Checkpoint, Models, Recipe, embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, CheckpointError, ProtocolError, ServerError
 from hyco_export.nn.checkpoint import checkpoint_digest
@@ -26,10 +28,12 @@ from hyco_export.runtime.batching import Batching
 from hyco_export.runtime.clocks import ProcessCpuClock, ThreadCpuClock
 from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.rules import RULES
 from hyco_export.runtime.serve_options import ServeOptions
 from hyco_export.runtime.tree import ROOT
 
 WINDOW = 16
+KEEPSET = KeepSet(np.arange(0, gemma.VOCAB, 3), gemma.VOCAB)
 GREEDY = wire.Sampling(0.0, 0, 1.0)
 
 
@@ -50,7 +54,7 @@ def recipe(checkpoints: Path) -> Recipe:
     return msgspec.structs.replace(load_recipe(embedded_recipe()), models=models)
 
 
-def publish_head(run: Path, verifier_digest: str) -> HeadSpec:
+def publish_head(run: Path, verifier_digest: str, keepset_digest: str = "of the keep set") -> HeadSpec:
     """A `convert-head` artifact without a graph."""
     model = gemma.tiny_verifier()
     names = ("e", "h", "k.sliding", "v.sliding", "k.full", "v.full")
@@ -65,7 +69,7 @@ def publish_head(run: Path, verifier_digest: str) -> HeadSpec:
         steps=4,
         runner_up_steps=2,
         vocab_size=gemma.VOCAB,
-        keepset_digest="of the keep set",
+        keepset_digest=keepset_digest,
         verifier_digest=verifier_digest,
         handoff=handoff,
         spans={"sliding": None, "full": None},
@@ -142,7 +146,7 @@ def test_info_says_what_the_server_is(served: tuple[Engine, wire.ServerInfo], ch
     assert (info.vocab_size, info.stop_ids) == (gemma.VOCAB, gemma.STOP_IDS)
     assert (info.head_digest, info.keepset_digest) == ("key-of-the-head", "of the keep set")
     assert (info.server_steps, info.prompt_limit, info.node_limit) == (4, gemma.CONTEXT - 1, 64)
-    assert info.rules == ["exact", "epsilon"] and info.clock in ("thread-cpu", "process-cpu")
+    assert info.rules == list(RULES) and info.clock in ("thread-cpu", "process-cpu")
 
 
 @pytest.mark.parametrize("length", [1, gemma.WINDOW, 30])
@@ -228,6 +232,32 @@ def test_without_a_head_artifact_the_server_still_drafts_itself(recipe: Recipe, 
     assert (info.head_digest, info.keepset_digest, info.server_steps) == ("", "", 4)
     prompt = [5, 9, 7]
     assert texts(engine, request(prompt, draft_side="server", draft_steps=4), no_trees()) == plain_generate(prompt, 40)
+
+
+def test_with_a_keep_set_the_servers_head_can_be_restricted_to_it(recipe: Recipe, tmp_path: Path) -> None:
+    verifier = checkpoint_digest(Path(recipe.models.verifier.model))
+    publish_head(tmp_path, verifier, keepset_digest=publish_keepset(tmp_path))
+    engine, info = open_server_engine(recipe, tmp_path)
+    assert engine.facts.restricts and info.keepset_digest == KEEPSET.digest
+    primed = request([5, 9, 7], draft_side="reply", draft_steps=4, draft_scope="artifact")
+    assert set(engine.prime(primed).chain) <= set(KEEPSET.ids.tolist())
+
+
+def test_a_head_of_another_keep_set_is_named(recipe: Recipe, tmp_path: Path) -> None:
+    publish_head(tmp_path, checkpoint_digest(Path(recipe.models.verifier.model)))
+    publish_keepset(tmp_path)
+    with pytest.raises(ArtifactError, match="convert-head was built with keep set of the keep"):
+        open_server_engine(recipe, tmp_path)
+
+
+def publish_keepset(run: Path) -> str:
+    """A `build-keepset` artifact without a table; its digest."""
+    build = run / ".build"
+    build.mkdir(parents=True)
+    save_file({"ids": KEEPSET.ids}, build / KEEPSET_FILE, metadata={"vocab_size": str(KEEPSET.vocab_size)})
+    manifest = Manifest("build-keepset", 1, "key-of-the-keepset", None, {}, {}, {}, {}, {}, 0.0)
+    publish(build, run / "build-keepset", manifest)
+    return KEEPSET.digest
 
 
 def test_a_head_artifact_of_another_verifier_is_named(recipe: Recipe, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Back ends on real (small, seeded) artifacts: the device's SLM is transformers' SLM, its head the stage's head."""
 
 import json
+import math
 from pathlib import Path
 
 import builders
@@ -24,7 +25,10 @@ from hyco_export.nn.head.device import float_head
 from hyco_export.nn.slm.gemma_quant import stock_model
 from hyco_export.runtime.devices.backends import open_head, open_slm
 from hyco_export.runtime.devices.slm import GraphSlm
-from hyco_export.runtime.tree import ROOT, path_to
+from hyco_export.runtime.drafters import SpecEdgeDrafter, TreeRule
+from hyco_export.runtime.feeds import SlmFeed
+from hyco_export.runtime.ports import Given
+from hyco_export.runtime.tree import ROOT, depths, path_to
 from hyco_export.stages import capture, convert_head, convert_slm, qat_head
 from hyco_export.stages.stage import Silent
 
@@ -101,6 +105,39 @@ def test_both_back_ends_agree_behind_a_wrapped_ring(slm_run: Path) -> None:
 
     first, second = (log_probs(open_slm(slm_run, backend)) for backend in BACKENDS)
     assert relative_error(second, first) < WORST_ERROR["onnx-cpu"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("per_row", "rows_run"), [(1, 1 + 1 + 2 + 3 + 4), (2, 1 + 2 + 6)])
+def test_every_edge_of_a_tree_of_several_passes_costs_what_transformers_says(
+    slm_run: Path, backend: str, per_row: int, rows_run: int
+) -> None:
+    ids = list(random_ids(6, 31))
+    slm = open_slm(slm_run, backend)
+    rule = TreeRule(math.log(0.9), budget=6, candidates_per_row=per_row)
+    drafter = SpecEdgeDrafter(SlmFeed(slm), KEPT.astype(np.int64), rule, set(), passes=5)
+    drafter.begin(ids, Given())
+    tree = drafter.propose(ids).tree
+    assert slm.next_row == rows_run  # the root, then every further pass with the ancestors of its nodes
+    found, expected = [], []
+    for row, parent in enumerate(tree.parents):
+        path = [tree.tokens[node] for node in path_to(tree.parents, parent)]
+        base = tree.log_probs[parent] if parent != ROOT else 0.0
+        found.append(tree.log_probs[row] - base - rule.edge_log_prob)
+        stock = stock_log_probs(slm_run, [*ids, *path])
+        expected.append(stock[np.searchsorted(KEPT, tree.tokens[row])])
+    spread = stock_log_probs(slm_run, ids).std()
+    assert max(depths(tree.parents)) > 1
+    assert np.sqrt(np.mean((np.array(found) - expected) ** 2)) / spread < WORST_ERROR[backend]
+    # rows of different passes in one ring: what follows the deepest path is what follows it in transformers
+    deepest = int(np.argmax(depths(tree.parents)))
+    path = path_to(tree.parents, deepest)
+    new_ids = [*ids, *(tree.tokens[node] for node in path), 40]
+    drafter.observe(path, new_ids, Given())
+    missing = new_ids[slm.length :]
+    after = slm.tree_pass(np.array(missing), np.arange(ROOT, len(missing) - 1))
+    assert relative_error(after[-1], stock_log_probs(slm_run, new_ids)) < WORST_ERROR[backend]
+    slm.close()
 
 
 @pytest.fixture(scope="module")

@@ -115,7 +115,8 @@ def test_slm_feeds(start: int, length: int) -> None:
     for forest, path in (([ROOT, 0, 0, ROOT, 3, 4], [3, 4, 5]), ([ROOT, 0, 1], [0]), ([ROOT], [0])):
         tokens = generator.integers(0, 16, len(forest))
         expected = real_tree.feeds(tokens, forest)
+        first = slm.next_row
         slm.tree_pass(tokens, np.array(forest))
         assert_equal_feeds(tree.feeds, spec.tree, expected, len(forest))
-        slm.commit(np.array(path))
+        slm.commit(first + np.array(path))
         real_tree.commit(to_real(spec.tree.outputs, tree.outputs), path)

@@ -33,6 +33,7 @@ from hyco_export.runtime.devices.slm import GraphSlm, log_softmax
 from hyco_export.runtime.drafters import HybridDrafter, TreeRule
 from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
+from hyco_export.runtime.ports import Given
 from hyco_export.runtime.tree import ROOT, path_to
 
 RULE = TreeRule(math.log(0.66), budget=12, candidates_per_row=12)
@@ -176,6 +177,25 @@ def test_committed_rows_stay_where_their_positions_say() -> None:
     assert tree.ring["sliding"] == [*stretch(ids, 8, 12), *stretch(ids, 4, 8)]  # slot = position mod 8
 
 
+def test_rows_of_several_passes_are_committed_as_one_path() -> None:
+    ids = numbers(9)
+    slm, tree, _ = toy_slm()
+    slm.prefill(np.array(ids, np.int64))
+    slm.tree_pass(np.array([4, 5]), np.array([ROOT, 0]))
+    assert slm.next_row == 2
+    slm.tree_pass(np.array([4, 5, 7, 6]), np.array([ROOT, 0, 1, 1]))  # ancestors again, then two new rows
+    slm.commit(np.array([0, 3, 5]))  # 4 of the first pass, 5 and 6 of the second
+    ids += [4, 5, 6]
+    slm.tree_pass(np.array([9]), np.array([ROOT]))
+    check_pass(slm, tree, ids, 0, [9], [ROOT])
+    assert tree.ring["full"] == stretch(ids, 0, 12)
+    slm.forget(before=6)
+    with pytest.raises(ValueError, match="row 5 belongs to no pass"):
+        slm.commit(np.array([5]))
+    slm.commit(np.array([6]))
+    assert slm.length == 13
+
+
 @pytest.mark.parametrize("start", [1, 5, 23])
 def test_reset_to_a_position_leaves_earlier_ones_unseen(start: int) -> None:
     ids = numbers(start + 10)
@@ -209,10 +229,11 @@ def test_slm_rings_follow_any_history(data: st.DataObject) -> None:
             ids += chunk
         tokens = data.draw(st.lists(token, min_size=1, max_size=6))
         parents = [data.draw(st.integers(ROOT, row - 1)) if row else ROOT for row in range(len(tokens))]
+        number = slm.next_row
         slm.tree_pass(np.array(tokens), np.array(parents))
         check_pass(slm, tree, ids, first, tokens, parents)
         path = path_to(parents, data.draw(st.integers(0, len(tokens) - 1)))
-        slm.commit(np.array(path))
+        slm.commit(number + np.array(path))
         ids += [tokens[row] for row in path]
         assert slm.length == len(ids)
 
@@ -271,7 +292,7 @@ def test_handoff_of_a_server_session_fits_the_head() -> None:
     session.prime(np.array(ids[:-1]))
     head, graph = toy_head(WINDOW, 4)
     feed = HeadFeed(head, HANDOFF)
-    feed.begin(ids, session.handoff(ids[-1], WINDOW))
+    feed.begin(ids, Given(session.handoff(ids[-1], WINDOW)))
     feed.draft()
     assert graph.seen["full"] == stretch(ids, 19 - WINDOW, 19)
     assert graph.h.shape == (HIDDEN,)

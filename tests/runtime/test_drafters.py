@@ -12,6 +12,7 @@ from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
 from hyco_export.runtime.drafters import HybridDrafter, NullDrafter, OracleDrafter, TreeRule
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
+from hyco_export.runtime.ports import Given
 from hyco_export.runtime.scoring import plant
 from hyco_export.runtime.tree import EMPTY_TREE, ROOT, Source, check_tree
 
@@ -42,12 +43,13 @@ def test_catch_up_rides_in_the_pass_as_long_as_it_fits(behind: int, prefills: in
     feed.begin(IDS)
     ids = [*IDS, *range(2, 2 + behind)]
     planted = plant([3, 8], [], EDGE)
-    log_probs = feed.expand(ids, planted)
+    base = feed.base(ids, len(planted))
+    log_probs, base_rows, rows = feed.forward(base, planted, (ROOT, 0, 1))
     for row, context in enumerate((ids, [*ids, 3], [*ids, 3, 8])):
         np.testing.assert_allclose(log_probs[row], log_probs_after(context), atol=1e-5)
     assert len(slm.prefilled) == prefills
     assert slm.widths == [3 + (behind if prefills == 1 else 0)]
-    feed.commit([0])
+    feed.commit([*base_rows, rows[1]])
     assert slm.tokens == [*ids, 3]
 
 
@@ -63,10 +65,10 @@ def test_prefill_is_bounded_by_the_ring_and_positions_stay_absolute() -> None:
 def test_head_gets_the_newest_handoff() -> None:
     head = ScriptedHead(MODEL)
     feed = HeadFeed(head, HANDOFF)
-    feed.begin(IDS, handoff_of(IDS, 5))
+    feed.begin(IDS, Given(handoff_of(IDS, 5)))
     assert head.tokens == dict(enumerate(IDS[:-1]))
     longer = [*IDS, 6, 8, 3]
-    feed.observe(longer, handoff_of(longer, 3))
+    feed.observe(longer, Given(handoff_of(longer, 3)))
     assert head.tokens == dict(enumerate(longer[:-1]))
     feed.draft()  # checks e, h and the ring's end itself
 
@@ -84,19 +86,19 @@ def test_head_gets_the_newest_handoff() -> None:
 )
 def test_a_handoff_that_does_not_fit_is_refused(changes: dict[str, object], code: str, words: str) -> None:
     feed = HeadFeed(ScriptedHead(MODEL), HANDOFF)
-    feed.begin(IDS, handoff_of(IDS, 5))
+    feed.begin(IDS, Given(handoff_of(IDS, 5)))
     longer = [*IDS, 6, 8, 3]
     with pytest.raises(ProtocolError, match=words) as refusal:
-        feed.observe(longer, msgspec.structs.replace(handoff_of(longer, 3), **changes))
+        feed.observe(longer, Given(msgspec.structs.replace(handoff_of(longer, 3), **changes)))
     assert refusal.value.code == code
 
 
 def test_a_whole_window_of_rows_may_skip_positions() -> None:
     head = ScriptedHead(MODEL)
     feed = HeadFeed(head, HANDOFF)
-    feed.begin(IDS, handoff_of(IDS, 5))
+    feed.begin(IDS, Given(handoff_of(IDS, 5)))
     longer = [*IDS, *range(WINDOW + 2)]
-    feed.observe(longer, handoff_of(longer, WINDOW))
+    feed.observe(longer, Given(handoff_of(longer, WINDOW)))
     assert max(head.tokens) == len(longer) - 2
 
 
@@ -106,7 +108,7 @@ def test_a_whole_window_of_rows_may_skip_positions() -> None:
 def test_hybrid_tree_is_made_of_all_three_sources() -> None:
     head, slm = ScriptedHead(MODEL, error_every=2), ScriptedSlm(MODEL, KEEP)
     drafter = HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP, TreeRule(EDGE, 16, 16), {STOP_ID})
-    drafter.begin(IDS, handoff_of(IDS, 5))
+    drafter.begin(IDS, Given(handoff_of(IDS, 5)))
     tree = drafter.propose(IDS).tree
     check_tree(tree.tokens, tree.parents, VOCAB_SIZE, 16)
     assert [tree.sources.count(source) for source in Source] == [4, 2, 10]
@@ -120,18 +122,18 @@ def test_hybrid_tree_is_made_of_all_three_sources() -> None:
 def test_budget_smaller_than_the_planted_nodes_still_commits_the_right_rows() -> None:
     head, slm = ScriptedHead(MODEL, error_every=99), ScriptedSlm(MODEL, KEEP)
     drafter = HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP, TreeRule(EDGE, 3, 3), {STOP_ID})
-    drafter.begin(IDS, handoff_of(IDS, 5))
+    drafter.begin(IDS, Given(handoff_of(IDS, 5)))
     tree = drafter.propose(IDS).tree
     assert tree.sources[:2] == (Source.CHAIN, Source.CHAIN)
     ids = [*IDS, tree.tokens[0], tree.tokens[1], 6]
-    drafter.observe([0, 1], ids, handoff_of(ids, 3))
+    drafter.observe([0, 1], ids, Given(handoff_of(ids, 3)))
     assert slm.tokens == ids[:-1]
 
 
 def test_null_drafter_has_nothing_to_say() -> None:
     drafter = NullDrafter()
-    drafter.begin(IDS, None)
-    drafter.observe([], IDS, None)
+    drafter.begin(IDS, Given())
+    drafter.observe([], IDS, Given())
     assert drafter.propose(IDS).tree == EMPTY_TREE
 
 

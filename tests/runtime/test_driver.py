@@ -13,8 +13,10 @@ from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, ScriptedHead, ScriptedServer,
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
 from hyco_export.runtime.drafters import Draft, HybridDrafter, NullDrafter, OracleDrafter, TreeRule
-from hyco_export.runtime.driver import Request, check_reply, generate
+from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
+from hyco_export.runtime.ports import Given
+from hyco_export.runtime.replies import check_reply
 from hyco_export.runtime.trace import from_lines, to_lines
 from hyco_export.runtime.tree import EMPTY_TREE, ROOT, Source, Tree
 
@@ -39,7 +41,7 @@ class RandomTrees:
         self._model = model
         self._generator = np.random.default_rng(seed)
 
-    def begin(self, ids: Sequence[int], handoff: wire.Handoff | None) -> None:
+    def begin(self, ids: Sequence[int], given: Given) -> None:
         pass
 
     def propose(self, ids: Sequence[int]) -> Draft:
@@ -57,7 +59,7 @@ class RandomTrees:
             contexts[row] = [*contexts[parent], token]
         return Draft(Tree(tuple(tokens), tuple(parents), (0.0,) * len(tokens), (Source.SLM,) * len(tokens)))
 
-    def observe(self, accepted: Sequence[int], ids: Sequence[int], handoff: wire.Handoff | None) -> None:
+    def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         pass
 
 
@@ -208,10 +210,10 @@ SENT = Draft(Tree((4, 5, 5), (ROOT, 0, ROOT), (0.0,) * 3, (Source.CHAIN,) * 3))
 def test_a_reply_must_fit_what_was_sent(changes: dict[str, object], code: str | None) -> None:
     reply = msgspec.structs.replace(REPLY, **changes)
     if code is None:
-        check_reply(reply, 3, SENT)
+        check_reply(reply, 3, SENT.tree)
         return
     with pytest.raises(ProtocolError) as refusal:
-        check_reply(reply, 3, SENT)
+        check_reply(reply, 3, SENT.tree)
     assert refusal.value.code == code
 
 

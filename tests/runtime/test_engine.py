@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel, toy_e, toy_h
+from scripted import RESTRICTED_IDS, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel, toy_e, toy_h
 
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
@@ -21,6 +21,7 @@ from hyco_export.runtime.clocks import ProcessCpuClock, ThreadCpuClock
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.one_by_one import OneByOne
 from hyco_export.runtime.ports import Chain, Check, Prefill, RowOutputs
+from hyco_export.runtime.rules import RULES
 from hyco_export.runtime.tree import ROOT
 
 HEAD = "head-artifact-key"
@@ -31,6 +32,7 @@ FACTS = Facts(
     head_digest=HEAD,
     handoff_window=WINDOW,
     server_steps=4,
+    restricts=True,
 )
 PROMPT = [5, 6, 7, 8]
 GREEDY = wire.Sampling(0.0, 0, 1.0)
@@ -101,10 +103,11 @@ def generate(engine: Engine, request: wire.PrimeRequest, seed: int, model: ToyLa
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from(["exact", "epsilon"]))
+@given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(RULES)))
 def test_greedy_text_is_plain_greedy_decoding_for_any_trees(seed: int, rule: str) -> None:
     model = ToyLanguageModel(seed=seed % 97)
-    request = prime_request(acceptance=wire.Acceptance(rule, 0.005), max_new_tokens=1 + seed % 20)  # type: ignore[arg-type]
+    acceptance = wire.Acceptance(rule, 0.005 if "epsilon" in RULES[rule].options else 1.0)
+    request = prime_request(acceptance=acceptance, max_new_tokens=1 + seed % 20)
     assert generate(Bench(model=model).engine, request, seed, model) == model.answer(PROMPT, request.max_new_tokens)
 
 
@@ -232,6 +235,11 @@ def test_a_tree_where_the_server_drafts_is_refused() -> None:
         ({"sampling": wire.Sampling(1.0, 0, 0.0)}, "value_range", "sampling.top_p is 0.0"),
         ({"acceptance": wire.Acceptance("epsilon", 0.0)}, "value_range", "acceptance.epsilon is 0.0"),
         ({"acceptance": wire.Acceptance("exact", float("inf"))}, "value_range", "acceptance.epsilon is inf"),
+        ({"acceptance": wire.Acceptance("fuzzy")}, "unsupported", "acceptance.rule is 'fuzzy'"),
+        ({"acceptance": wire.Acceptance("exact", 0.5)}, "unsupported", "acceptance.epsilon is 0.5"),
+        ({"draft_scope": "artifact"}, "unsupported", "the server drafts nothing in this session"),
+        ({"draft_side": "reply", "draft_steps": 0}, "value_range", "draft_steps is 0"),
+        ({"draft_side": "server", "draft_steps": 2, "unverified": True}, "unsupported", "unverified needs a device"),
         ({"head_digest": "another"}, "head_mismatch", "head_digest names head artifact 'another'"),
         ({"draft_side": "server", "draft_steps": 5}, "value_range", "draft_steps is 5, this server drafts 1 to 4"),
         ({"draft_side": "server", "draft_steps": 0}, "value_range", "draft_steps is 0, this server drafts 1 to 4"),
@@ -764,3 +772,83 @@ def test_server_time_is_the_calls_share_by_rows() -> None:
     crowd.wait_for_queue(3)
     crowd.go()
     assert [call.result().server_ms for call in calls] == pytest.approx([12 * 3 / 9, 12 / 9, 5 + 12 * 5 / 9])
+
+
+@pytest.mark.parametrize("scope", ["full", "artifact"])
+def test_a_chain_for_the_next_tree_comes_with_every_reply(scope: str) -> None:
+    bench = Bench()
+    allowed = RESTRICTED_IDS if scope == "artifact" else None
+    request = prime_request(draft_side="reply", draft_steps=4, draft_scope=scope, max_new_tokens=7)
+    reply = bench.engine.prime(request)
+    ids = [*PROMPT, reply.root]
+    assert reply.chain == bench.model.greedy(ids, 4, allowed)
+    answer = bench.engine.verify(reply.session, 1, round_request(ids, reply.chain[:2], [ROOT, 0]))
+    assert answer.drafted == 0
+    ids += answer.tokens
+    left = 7 - len(ids[len(PROMPT) :])
+    assert answer.chain == bench.model.greedy(ids, min(4, left - 1), allowed)  # the bonus takes the last place
+    while not answer.finished:
+        answer = bench.engine.verify(reply.session, answer.round + 1, round_request(ids))
+        ids += answer.tokens
+    assert answer.chain == []
+
+
+def test_a_server_without_a_keep_set_cannot_restrict_its_head() -> None:
+    facts = msgspec.structs.replace(FACTS, restricts=False)
+    engine = Engine(lambda: ScriptedSession(ToyLanguageModel()), facts)
+    refused = refusal(engine.prime, prime_request(draft_side="reply", draft_steps=2, draft_scope="artifact"))
+    assert refused.code == "unsupported" and "holds no head artifact with its keep set" in refused.message
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_kept_tokens_are_committed_unjudged_and_what_follows_is_judged_behind_them(seed: int, handed: bool) -> None:
+    generator = np.random.default_rng(seed)
+    model = ToyLanguageModel(seed=seed % 89, stop_bias=-99.0)
+    bench = Bench(model=model)
+    request = prime_request(unverified=True, max_new_tokens=20, head_digest=HEAD if handed else "")
+    reply = bench.engine.prime(request)
+    ids, finished, number = [*PROMPT, reply.root], reply.finished, 0
+    while not finished:
+        number += 1
+        room = 20 - (len(ids) - len(PROMPT))
+        kept = [int(t) for t in generator.integers(2, VOCAB_SIZE, int(generator.integers(0, min(4, room))))]
+        tokens, parents = random_tree(generator, model.greedy([*ids, *kept], 3))
+        body = msgspec.structs.replace(round_request(ids, tokens, parents), kept=kept)
+        answer = bench.engine.verify(reply.session, number, body)
+        before = len(ids)
+        ids += kept
+        assert answer.tokens == model.greedy(ids, len(answer.tokens))
+        ids += answer.tokens
+        finished = answer.finished
+        if handed and not finished:
+            assert answer.handoff is not None and answer.handoff.first_position == before - 1
+            assert answer.handoff.h == toy_h(ids[:-1]).tobytes()
+        if not finished:
+            assert bench.opened[0].ids == ids[:-1]
+    assert len(ids) == len(PROMPT) + 20
+
+
+@pytest.mark.parametrize(
+    ("primed", "kept", "code", "message"),
+    [
+        (False, [4], "unsupported", "the session verifies every token"),
+        (True, [STOP_ID], "value_range", "kept holds a stop id"),
+        (True, [4] * 12, "value_range", "kept holds 12 tokens, 11 may be committed"),
+        (True, [VOCAB_SIZE], "token_range", "token 16 is outside"),
+    ],
+)
+def test_tokens_that_may_not_be_kept_are_refused(primed: bool, kept: list[int], code: str, message: str) -> None:
+    bench = Bench()
+    reply = bench.engine.prime(prime_request(unverified=primed))
+    body = msgspec.structs.replace(round_request([*PROMPT, reply.root]), kept=kept)
+    refused = refusal(bench.engine.verify, reply.session, 1, body)
+    assert refused.code == code and message in refused.message
+
+
+def test_kept_tokens_count_as_nodes() -> None:
+    bench = Bench(Limits(prompt_limit=40, node_limit=5))
+    reply = bench.engine.prime(prime_request(unverified=True, max_new_tokens=30))
+    body = round_request([*PROMPT, reply.root], [2, 3, 4], [ROOT] * 3)
+    refused = refusal(bench.engine.verify, reply.session, 1, msgspec.structs.replace(body, kept=[2, 3, 4]))
+    assert refused.code == "tree_size"

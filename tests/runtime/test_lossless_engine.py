@@ -49,7 +49,7 @@ def likely_tree(model: ToyLanguageModel, ids: Sequence[int]) -> tuple[list[int],
 
 def generate(engine: Engine, model: ToyLanguageModel, rule: str, seed: int) -> list[int]:
     """The first TOKENS ids of a session."""
-    acceptance = wire.Acceptance(rule, 0.05)  # type: ignore[arg-type]
+    acceptance = wire.Acceptance(rule, 0.05 if rule == "epsilon" else 1.0)
     request = wire.PrimeRequest(1, PROMPT, SAMPLING, acceptance, seed, TOKENS, "device", 0, "")
     reply = engine.prime(request)
     ids, number, finished = [*PROMPT, reply.root], 0, reply.finished

@@ -25,6 +25,7 @@ KINDS = {
     "Handoff": wire.Handoff,
     "VerifyRequest": wire.VerifyRequest,
     "VerifyReply": wire.VerifyReply,
+    "Evidence": wire.Evidence,
     "Refusal": wire.Refusal,
     "ServerInfo": wire.ServerInfo,
 }

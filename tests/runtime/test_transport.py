@@ -11,15 +11,18 @@ import pytest
 import uvicorn
 from raw_server import DROP, HANG, LATE, LATE_S, RawServer, http_answer
 from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
+from test_systems import SETTINGS
 
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.devices.device import Device
 from hyco_export.runtime.drafters import HybridDrafter, TreeRule
 from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
 from hyco_export.runtime.server import create_app
+from hyco_export.runtime.systems import SYSTEMS, find_system, make_drafter, make_policy, make_request
 from hyco_export.runtime.transport import HttpTransport, LocalTransport, Patience, split_url
 
 REPLY = wire.VerifyReply(1, 3, [], [], [5], "", None, 0, 1.0)
@@ -210,7 +213,7 @@ def test_impossible_urls_are_refused_before_any_call(url: str) -> None:
 # ---------------------------------------------------------------------------------------------- with the real engine
 
 MODEL = ToyLanguageModel(stop_bias=-1e9)
-FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
+FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4, restricts=True)
 PROMPT = [5, 9, 2, 7]
 
 
@@ -258,6 +261,21 @@ def test_http_and_local_transport_generate_the_same(served: tuple[str, Engine]) 
         payload = 0 if ours.finished else HANDOFF.round_bytes + HANDOFF.row_bytes * rows
         assert payload <= ours.traffic.payload_down_bytes <= payload + 100
         assert ours.traffic.wire_down_bytes > ours.traffic.payload_down_bytes
+    assert engine.session_count == 0
+
+
+@pytest.mark.parametrize("name", list(SYSTEMS))
+def test_every_system_runs_over_http(served: tuple[str, Engine], name: str) -> None:
+    url, engine = served
+    system, settings = find_system(name), msgspec.structs.replace(SETTINGS, trace=True)
+    keep = np.arange(VOCAB_SIZE)
+    device = Device(ScriptedHead(MODEL), ScriptedSlm(MODEL, keep), HANDOFF, keep)
+    drafter, policy = make_drafter(system, settings, device), make_policy(system, settings)
+    asked = make_request(system, settings, "p", wire.Sampling(0.0), 3, 40)
+    trace = generate(PROMPT, asked, drafter, HttpTransport(url), policy=policy)
+    assert trace.tokens == tuple(MODEL.answer(PROMPT, 40))
+    assert all(entry.evidence is not None for entry in trace.rounds)
+    assert bool(trace.rounds) == system.asks
     assert engine.session_count == 0
 
 

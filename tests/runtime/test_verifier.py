@@ -133,6 +133,8 @@ def test_fusing_a_model_leaves_it_as_it_was_and_holds_nothing_twice() -> None:
         assert torch.equal(model(ids).logits, before)
     fused = {stack_layer._in.untyped_storage().data_ptr() for stack_layer in stack._layers}
     assert fused == {layer.self_attn.q_proj.weight.untyped_storage().data_ptr() for layer in model.model.layers}
+    again = Verifier(model)._stack
+    assert [one._in.data_ptr() for one in again._layers] == [one._in.data_ptr() for one in stack._layers]
 
 
 @pytest.mark.slow
@@ -301,7 +303,7 @@ def test_a_session_computes_the_same_alone_and_beside_others(
     structure: str, fused: bool, seed: int, lengths: list[int]
 ) -> None:
     model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
-    shared = Verifier(model, ChainDrafter(head, fused), fused=fused)
+    shared = Verifier(model, ChainDrafter(head, fused=fused), fused=fused)
     alone = [Beside(shared, seed + place, length) for place, length in enumerate(lengths)]
     together = [Beside(shared, seed + place, length) for place, length in enumerate(lengths)]
     # session k starts k passes later: prompts and trees stand in one pass
@@ -348,8 +350,12 @@ def test_closing_frees_the_cache() -> None:
 # --- the server's own head
 
 
-def transformers_chain(model, head, ids: list[int], steps: int) -> list[int]:
-    """What assisted generation drafts for the root ids[-1] when it is given K/V of exactly the positions before it."""
+def transformers_chain(model, head, ids: list[int], steps: int, kept: np.ndarray | None = None) -> list[int]:
+    """What assisted generation drafts for the root ids[-1] when it is given K/V of exactly the positions before it.
+
+    kept: the only ids it may draft.
+    """
+    choice = torch.arange(gemma.VOCAB) if kept is None else torch.from_numpy(kept)
     _, states, shared = fresh(model, ids[:-1])
     hidden = states[None, -1:]
     position = torch.tensor([[len(ids) - 1]])
@@ -359,7 +365,7 @@ def transformers_chain(model, head, ids: list[int], steps: int) -> list[int]:
         inputs = torch.cat([model.get_input_embeddings()(token), hidden], dim=-1)
         with torch.inference_mode():
             output = head(inputs_embeds=inputs, position_ids=position, shared_kv_states=dict(shared), use_cache=False)
-        token, hidden = output.logits.argmax(-1), output.last_hidden_state
+        token, hidden = choice[output.logits[..., choice].argmax(-1)], output.last_hidden_state
         drafted.append(int(token))
     return drafted
 
@@ -369,7 +375,7 @@ def transformers_chain(model, head, ids: list[int], steps: int) -> list[int]:
 @pytest.mark.parametrize("length", [1, gemma.WINDOW, gemma.WINDOW + 1, gemma.WINDOW + 2, 30])
 def test_the_servers_chain_equals_transformers_assistant(structure: str, fused: bool, length: int) -> None:
     model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
-    session = Verifier(model, ChainDrafter(head, fused), fused=fused).open()
+    session = Verifier(model, ChainDrafter(head, fused=fused), fused=fused).open()
     generator = np.random.default_rng(length)
     ids = generator.integers(0, gemma.VOCAB, length).tolist()
     session.prime(np.array(ids))
@@ -396,6 +402,39 @@ def test_a_chain_depends_on_the_window_edge() -> None:
         wrong.prime(ids)
         changed += right.draft(5, 4) != wrong.draft(5, 4)
     assert changed > 0
+
+
+@pytest.mark.parametrize("length", [1, gemma.WINDOW + 1, 30])
+def test_a_restricted_chain_is_the_best_of_the_keep_set_in_every_step(length: int) -> None:
+    model, head = gemma.tiny_verifier(), gemma.tiny_head()
+    kept = np.arange(1, gemma.VOCAB, 3)
+    restricted = ChainDrafter(head, torch.from_numpy(kept), window=100)
+    session = Verifier(model, ChainDrafter(head), restricted_drafter=restricted).open()
+    ids = np.random.default_rng(length).integers(0, gemma.VOCAB, length).tolist()
+    session.prime(np.array(ids))
+    chains = [session.draft(root, 4, restricted=True) for root in range(12)]
+    assert [list(chain) for chain in chains] == [
+        transformers_chain(model, head, [*ids, root], 4, kept) for root in range(12)
+    ]
+    assert chains != [session.draft(root, 4) for root in range(12)]
+
+
+def test_a_restricted_chain_sees_the_artifacts_window_and_no_more() -> None:
+    model, head, window = gemma.tiny_verifier(), gemma.tiny_head(), 10
+    everything = torch.arange(gemma.VOCAB)
+    generator = np.random.default_rng(3)
+    near, differing = generator.integers(0, gemma.VOCAB, window), 0
+    for length in (0, 5, 20):
+        ids = np.concatenate([generator.integers(0, gemma.VOCAB, length), near])
+        session = Verifier(model, ChainDrafter(head), None, ChainDrafter(head, everything, window)).open()
+        session.prime(ids)
+        reference = Verifier(model, ChainDrafter(head)).open()
+        reference._verifier.drafter._spans = {"full": window, "sliding": gemma.WINDOW + 1}
+        reference.prime(ids)
+        for root in range(12):
+            assert session.draft(root, 4, restricted=True) == reference.draft(root, 4)
+            differing += session.draft(root, 4, restricted=True) != session.draft(root, 4)
+    assert differing > 0
 
 
 # --- the hand-off

@@ -7,6 +7,8 @@ Legend: R rows of a pass, n rows in use, W ring slots, H hidden, C kept tokens, 
 """
 
 from collections.abc import Mapping
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,14 @@ from hyco_export.core.ring import visible
 from hyco_export.core.rotary import rotary_tables
 from hyco_export.runtime.devices.rings import KvRing, held_positions
 from hyco_export.runtime.tree import ROOT, ancestor_mask, depths
+
+
+class _Pass(NamedTuple):
+    """K/V outputs of a tree pass whose first row has this number."""
+
+    first_row: int
+    row_count: int
+    kv: Mapping[str, np.ndarray]
 
 
 class GraphSlm:
@@ -47,7 +57,8 @@ class GraphSlm:
         self._rings = {layer: KvRing(spec.tree, str(layer.index)) for layer in spec.layers}
         self._first = 0  # position of the oldest row since the reset
         self._length = 0
-        self._new_rows: Mapping[str, np.ndarray] = {}  # K/V of the last tree pass
+        self._passes: list[_Pass] = []  # whose rows may still be committed, oldest first
+        self._next_row = 0
 
     @property
     def rows(self) -> int:
@@ -64,12 +75,17 @@ class GraphSlm:
         """Positions committed so far, those skipped by `reset` included."""
         return self._length
 
+    @property
+    def next_row(self) -> int:
+        """Number of the first row of the next tree pass."""
+        return self._next_row
+
     def reset(self, position: int = 0) -> None:
         """Empty the rings; the next position is `position`, and earlier ones are never seen."""
         for ring in self._rings.values():
             ring.clear()
         self._first = self._length = position
-        self._new_rows = {}
+        self._passes.clear()
 
     def prefill(self, tokens: np.ndarray) -> None:
         """Append tokens [n] to the rings, in as many passes as they need; a kept opening is copied, not run."""
@@ -82,10 +98,11 @@ class GraphSlm:
             parents = np.arange(ROOT, ROOT + len(chunk))  # each token is the child of the one before
             feeds = self._feeds(self.spec.prefill, self.spec.prefill_rows, chunk, parents)
             self._copy(self._prefill.run(feeds), np.arange(len(chunk)))
-        self._new_rows = {}
 
     def tree_pass(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         """log q float32 [n, C] over the keep set for a forest of n <= R rows on top of the rings.
+
+        Rows are numbered on from pass to pass, the first of this one is `next_row`: `commit` takes these numbers.
 
         Raises:
             ValueError: more rows than the pass has.
@@ -93,16 +110,30 @@ class GraphSlm:
         if len(tokens) > self.rows:
             raise ValueError(f"{len(tokens)} rows, a pass of this SLM has {self.rows}")
         outputs = self._tree.run(self._feeds(self.spec.tree, self.rows, tokens, parents))
-        self._new_rows = outputs
+        kv = {name: array for name, array in outputs.items() if name != "logits"}
+        self._passes.append(_Pass(self._next_row, len(tokens), kv))
+        self._next_row += len(tokens)
         logits = outputs["logits"][: len(tokens)]
         encoding = self.spec.tree.output("logits").encoding
         assert encoding is not None  # logits are integers on a grid
         return log_softmax(encoding.dequantize(logits))
 
     def commit(self, rows: np.ndarray) -> None:
-        """Copy the K/V of these rows of the last tree pass (a path, depth order) into the rings."""
-        self._copy(self._new_rows, rows)
-        self._new_rows = {}
+        """Copy the K/V of these rows into the rings: a path in depth order, from the rings' end on, of any passes."""
+        for place, numbers in groupby((int(row) for row in rows), self._place):
+            chosen = self._passes[place]
+            self._copy(chosen.kv, np.array(list(numbers)) - chosen.first_row)
+
+    def forget(self, before: int) -> None:
+        """Rows numbered below `before` will not be committed: free the passes that hold no others."""
+        self._passes = [one for one in self._passes if one.first_row + one.row_count > before]
+
+    def _place(self, row: int) -> int:
+        """Index of the pass that row came from."""
+        for place, one in enumerate(self._passes):
+            if one.first_row <= row < one.first_row + one.row_count:
+                return place
+        raise ValueError(f"row {row} belongs to no pass that is remembered")
 
     def close(self) -> None:
         """Release both graphs."""

@@ -1,0 +1,82 @@
+"""What `bench` does: open the run, start a server or meet one, make what is missing, print the table."""
+
+from pathlib import Path
+
+import msgspec
+
+from hyco_export.cli.commands import open_run, subject_of
+from hyco_export.cli.console import ConsoleProgress, output
+from hyco_export.cli.server_process import server_process
+from hyco_export.core.json_file import write_json
+from hyco_export.errors import HycoError
+from hyco_export.stages.runner import RunFolder
+
+BENCH_FOLDER, RESULT_FILE = "bench", "systems.json"
+
+
+class BenchOptions(msgspec.Struct, frozen=True):
+    """What the command line says; None where the recipe's validation decides."""
+
+    systems: tuple[str, ...]
+    backend: str
+    prompts: int | None
+    seeds: int
+    max_new_tokens: int | None
+    out: Path | None
+
+
+def bench_run(server: str | None, recipe_path: Path | None, run_dir: Path | None, options: BenchOptions) -> None:
+    """Run it against the server at `server`, or against one of its own for the length of the run.
+
+    Raises:
+        HycoError: an unknown system, back end or number.
+    """
+    from hyco_export.runtime.systems import find_system
+
+    for name in options.systems:
+        find_system(name)
+    if len(set(options.systems)) != len(options.systems) or not options.systems:
+        raise HycoError(f"--systems is {','.join(options.systems)!r}, names must be unique", "give each once")
+    run = open_run(recipe_path, run_dir)
+    if server is not None:
+        _bench(run, server, options)
+        return
+    with server_process(recipe_path, run.root) as url:
+        _bench(run, url, options)
+
+
+def _bench(run: RunFolder, url: str, options: BenchOptions) -> None:
+    from hyco_export.evaluate.bench import BenchPlan, measure_bench, run_bench
+    from hyco_export.evaluate.bench_table import bench_table
+    from hyco_export.evaluate.meeting import meet, read_prompts, wire_sampling
+    from hyco_export.evaluate.system_runner import DeviceRunner
+    from hyco_export.evaluate.trace_store import TraceStore
+
+    subject = subject_of(run, url)
+    meeting = meet(subject, url)
+    recipe, limits = run.recipe, run.recipe.validation
+    prompts = read_prompts(subject.prompts, meeting.tokenizer, options.prompts or limits.prompts)
+    plan = BenchPlan(
+        systems=options.systems,
+        backend=options.backend,
+        prompts=tuple(prompt.id for prompt in prompts),
+        seeds=tuple(range(limits.seed, limits.seed + options.seeds)),
+        sampling=wire_sampling(recipe),
+        max_new_tokens=options.max_new_tokens or limits.max_new_tokens,
+        artifacts=meeting.artifacts.compiled_key,
+        verifier=meeting.info.verifier_digest,
+    )
+    folder = options.out or run.root / BENCH_FOLDER
+    store = TraceStore(folder, plan, plan.systems)
+    with DeviceRunner(meeting.artifacts, recipe, meeting.transport, meeting.info) as runner, ConsoleProgress() as bars:
+        run_bench(plan, runner, prompts, store, bars.step)
+    measured = measure_bench(plan, store, meeting.artifacts.keepset)
+    write_json(folder / RESULT_FILE, measured)
+    seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
+    output.print(bench_table(measured, f"{len(prompts)} prompts{seeds}, device back end {plan.backend}"))
+    output.print(f"traces: {folder}", highlight=False, soft_wrap=True)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """The names of a comma-separated list."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())

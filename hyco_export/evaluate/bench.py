@@ -1,0 +1,59 @@
+"""`bench`: named systems over prompts and seeds, interleaved in one run, resumable; then the measures of each.
+
+Knows the order of generations and where they are kept. What a system is, what a measure is and what the table looks
+like is others'.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hyco_export.core.keepset import KeepSet
+from hyco_export.evaluate.metrics import SystemMetrics, measure
+from hyco_export.evaluate.system_runner import prompt_seed
+from hyco_export.evaluate.trace_store import TraceStore
+from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, turns, warm_up
+from hyco_export.runtime.wire import Sampling
+
+
+class BenchPlan(msgspec.Struct, frozen=True):
+    """What is run; equal plans go on with each other's generations.
+
+    `artifacts` and `verifier` are digests: generations of other weights must not be pooled.
+    """
+
+    systems: tuple[str, ...]  # the first is the baseline of the table
+    backend: str
+    prompts: tuple[str, ...]  # ids
+    seeds: tuple[int, ...]
+    sampling: Sampling
+    max_new_tokens: int
+    artifacts: str
+    verifier: str
+
+
+def run_bench(
+    plan: BenchPlan, runner: SystemRunner, prompts: Sequence[Prompt], store: TraceStore, on_step: OnStep
+) -> None:
+    """Make the generations that the store does not hold yet; seed by seed, within it prompt by prompt in `turns`.
+
+    `runner` draws with its own seed + repeat: plan.seeds must be consecutive and start with it.
+    """
+    todo = [
+        (system, prompt, repeat)
+        for repeat, seed in enumerate(plan.seeds)
+        for system, prompt in turns(plan.systems, prompts)
+        if not store.holds(system, prompt.id, prompt_seed(seed, prompt.id))
+    ]
+    if not todo:
+        return
+    total = len(plan.systems) * len(plan.prompts) * len(plan.seeds)
+    warm_up(runner, plan.systems, plan.backend, prompts[0], plan.sampling)
+    for done, (system, prompt, repeat) in enumerate(todo, total - len(todo) + 1):
+        store.add(runner.generate(system, plan.backend, prompt, plan.sampling, plan.max_new_tokens, repeat))
+        on_step("generations", done, total)
+
+
+def measure_bench(plan: BenchPlan, store: TraceStore, keepset: KeepSet) -> tuple[SystemMetrics, ...]:
+    """The measures of every system, pooled over prompts and seeds."""
+    return tuple(measure(system, store.traces(system), keepset) for system in plan.systems)

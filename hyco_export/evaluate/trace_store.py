@@ -1,0 +1,112 @@
+"""Generations of a benchmark on disk: one JSONL file a system, written so that a killed run goes on where it was.
+
+A generation counts when the progress file says so: it is replaced by renaming after the generation's lines are on disk,
+and what lies behind its offset is cut off at the next start. Knows traces and files; not what is measured.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hyco_export.core.json_file import pretty_json
+from hyco_export.errors import ArtifactError
+from hyco_export.runtime.trace import GenerationTrace, from_lines, to_lines
+
+PLAN_FILE, PROGRESS_FILE = "plan.json", "progress.json"
+ANOTHER_FOLDER = "give another --out, or remove the folder"
+
+
+class TraceStore:
+    """The folder of one benchmark.
+
+    Args:
+        folder: made when it is missing.
+        plan: says what is run; a folder holds generations of one plan only.
+        systems: names of the systems, one file each.
+
+    Raises:
+        ArtifactError: the folder holds another plan's generations, or files that are shorter than was recorded.
+    """
+
+    def __init__(self, folder: Path, plan: msgspec.Struct, systems: Sequence[str]) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._require_plan(plan)
+        self._sizes = dict.fromkeys(systems, 0) | self._recorded_sizes()
+        for system, size in self._sizes.items():
+            self._cut(system, size)
+        self._traces = {system: self._read(system) for system in systems}
+
+    def traces(self, system: str) -> Sequence[GenerationTrace]:
+        """Finished generations, in the order in which they were made."""
+        return self._traces[system]
+
+    def holds(self, system: str, prompt_id: str, seed: int) -> bool:
+        """Is this generation finished."""
+        return any(trace.prompt_id == prompt_id and trace.seed == seed for trace in self._traces[system])
+
+    def add(self, trace: GenerationTrace) -> None:
+        """Keep a finished generation."""
+        system = trace.system
+        lines = b"".join(line + b"\n" for line in to_lines(trace))
+        with self.path(system).open("ab") as stream:
+            stream.write(lines)
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._sizes[system] += len(lines)
+        self._replace(PROGRESS_FILE, self._sizes)
+        self._traces[system].append(trace)
+
+    def path(self, system: str) -> Path:
+        """The system's JSONL file."""
+        return self.folder / f"{system}.jsonl"
+
+    def _require_plan(self, plan: msgspec.Struct) -> None:
+        path = self.folder / PLAN_FILE
+        if not path.exists():
+            self._replace(PLAN_FILE, plan)
+            return
+        wanted, held = msgspec.json.decode(msgspec.json.encode(plan)), _read_json(path)
+        differing = sorted(key for key in {*wanted, *held} if wanted.get(key) != held.get(key))
+        if differing:
+            seen = "; ".join(f"{key} is {held.get(key)} there, {wanted.get(key)} here" for key in differing)
+            raise ArtifactError(f"{self.folder} holds another benchmark: {seen}", ANOTHER_FOLDER)
+
+    def _recorded_sizes(self) -> dict[str, int]:
+        path = self.folder / PROGRESS_FILE
+        return {str(name): int(size) for name, size in _read_json(path).items()} if path.exists() else {}
+
+    def _cut(self, system: str, size: int) -> None:
+        """Drop what a kill left behind the last recorded generation."""
+        path = self.path(system)
+        found = path.stat().st_size if path.exists() else 0
+        if found < size:
+            raise ArtifactError(f"{path} has {found} of {size} recorded bytes", ANOTHER_FOLDER)
+        if found > size:
+            os.truncate(path, size)
+
+    def _read(self, system: str) -> list[GenerationTrace]:
+        path = self.path(system)
+        if not path.exists():
+            return []
+        try:
+            return list(from_lines(path.read_bytes().splitlines()))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ArtifactError(
+                f"{path} cannot be read: {error}", "give another --out, or remove the folder"
+            ) from error
+
+    def _replace(self, name: str, value: Any) -> None:
+        draft = self.folder / f"{name}.draft"
+        draft.write_bytes(pretty_json(value))
+        draft.replace(self.folder / name)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", ANOTHER_FOLDER) from error

@@ -1,0 +1,40 @@
+"""Using the time in which a reply is on its way: the call runs on a thread, drafting goes on in the caller's.
+
+Between two passes it looks for the reply and stops drafting when it is there (HyCo, §2, proactive drafting). Knows
+neither calls nor drafters.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+Reply = TypeVar("Reply")
+
+
+class WhileWaiting:
+    """One thread for the calls of one generation; no two calls at a time, as a transport wants it."""
+
+    def __init__(self) -> None:
+        self._caller = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reply")
+
+    def call(
+        self, call: Callable[[], Reply], passes: Iterator[None], now_ms: Callable[[], float]
+    ) -> tuple[Reply, float]:
+        """The call's reply, and the milliseconds of the passes, which are made until it is there or they end.
+
+        Raises:
+            Whatever the call raises, or a pass. A pass that fails waits for the reply first: the line is not free
+            before.
+        """
+        reply: Future[Reply] = self._caller.submit(call)
+        start_ms = end_ms = now_ms()
+        try:
+            while not reply.done() and next(passes, self) is not self:
+                end_ms = now_ms()
+        finally:
+            wait([reply])
+        return reply.result(), end_ms - start_ms
+
+    def close(self) -> None:
+        """End the thread."""
+        self._caller.shutdown()

@@ -1,0 +1,89 @@
+"""A benchmark: the order of generations, seeds, and going on after an interruption."""
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+from synthetic_run import KEEPSET
+from synthetic_traces import generation, round_trace
+
+from hyco_export.evaluate.bench import BenchPlan, measure_bench, run_bench
+from hyco_export.evaluate.bench_table import bench_table
+from hyco_export.evaluate.system_runner import prompt_seed
+from hyco_export.evaluate.trace_store import TraceStore
+from hyco_export.evaluate.trials import WARM_UP_TOKENS, Prompt
+from hyco_export.runtime.wire import Sampling
+
+PROMPTS = [Prompt("a", (1, 2)), Prompt("b", (3,))]
+SEED = 5
+PLAN = BenchPlan(
+    systems=("cloud-mtp", "hyco"),
+    backend="torch",
+    prompts=("a", "b"),
+    seeds=(SEED, SEED + 1),
+    sampling=Sampling(),
+    max_new_tokens=16,
+    artifacts="c" * 64,
+    verifier="v" * 64,
+)
+
+
+class CountingRunner:
+    """One round of five tokens a generation; stops with KeyboardInterrupt after `limit` generations."""
+
+    def __init__(self, limit=10**9):
+        self.calls = []
+        self._limit = limit
+
+    def generate(self, system, backend, prompt, sampling, max_new_tokens, repeat=0):
+        if len(self.calls) == self._limit:
+            raise KeyboardInterrupt
+        self.calls.append((system, prompt.id, repeat, max_new_tokens))
+        made = generation(round_trace((0, 1, 2)), system=system, prompt_id=prompt.id)
+        return msgspec.structs.replace(made, seed=prompt_seed(SEED + repeat, prompt.id))
+
+
+def ignore(*_):
+    pass
+
+
+def store_in(folder):
+    return TraceStore(folder, PLAN, PLAN.systems)
+
+
+def test_systems_take_turns_prompt_by_prompt_and_seed_by_seed_after_a_warm_up(tmp_path):
+    runner = CountingRunner()
+    run_bench(PLAN, runner, PROMPTS, store_in(tmp_path), ignore)
+    assert [call[3] for call in runner.calls[:2]] == [WARM_UP_TOKENS] * 2
+    assert [call[:3] for call in runner.calls[2:]] == [
+        ("cloud-mtp", "a", 0), ("hyco", "a", 0), ("hyco", "b", 0), ("cloud-mtp", "b", 0),
+        ("cloud-mtp", "a", 1), ("hyco", "a", 1), ("hyco", "b", 1), ("cloud-mtp", "b", 1),
+    ]  # fmt: skip
+
+
+def test_an_interrupted_run_makes_only_what_is_missing(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(PLAN, CountingRunner(limit=2 + 3), PROMPTS, store_in(tmp_path), ignore)
+    rest, seen = CountingRunner(), []
+    store = store_in(tmp_path)
+    run_bench(PLAN, rest, PROMPTS, store, lambda *step: seen.append(step))
+    assert [call[:3] for call in rest.calls[2:]][:2] == [("cloud-mtp", "b", 0), ("cloud-mtp", "a", 1)]
+    assert seen[0] == ("generations", 4, 8) and seen[-1] == ("generations", 8, 8)
+    assert [len(store.traces(system)) for system in PLAN.systems] == [4, 4]
+    nothing = CountingRunner()
+    run_bench(PLAN, nothing, PROMPTS, store_in(tmp_path), ignore)
+    assert nothing.calls == []
+
+
+def test_the_table_compares_with_the_first_system_and_fits_80_columns(tmp_path):
+    store = store_in(tmp_path)
+    run_bench(PLAN, CountingRunner(), PROMPTS, store, ignore)
+    measured = measure_bench(PLAN, store, KEEPSET)
+    assert [system.output_tokens for system in measured] == [20, 20]
+    screen = io.StringIO()
+    renamed = msgspec.structs.replace(measured[1], system="hyco-server-head")
+    Console(width=80, file=screen).print(bench_table((measured[0], renamed), "2 prompts"))
+    lines = screen.getvalue().splitlines()
+    assert "%" not in next(line for line in lines if line.startswith("cloud-mtp"))
+    assert next(line for line in lines if line.startswith("hyco-server-head")).rstrip().endswith("400")
