@@ -260,7 +260,11 @@ def train_tiny(
 def create_checkpoints(
     out: Annotated[Path, typer.Argument(help="New folder for three checkpoints, prompts and a recipe.")],
     scale: Annotated[
-        str, typer.Option(help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 6 GB; middle; small.")
+        str,
+        typer.Option(
+            help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 6 GB; middle; small; "
+            "respelled: the embedded family with an SLM of another vocabulary."
+        ),
     ] = "full",
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder of the tokenizer to fill up. Default: the embedded family's.")

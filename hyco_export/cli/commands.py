@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hyco_export.runtime.serve_options import ServeOptions
 
 PERCENT = 100
+RESPELLED = "respelled"  # not a scale: the embedded family with an SLM of another vocabulary
 NEXT_COMMAND = {
     "capture": "hyco-export qat-head",
     "qat-head": "hyco-export build-keepset",
@@ -339,6 +340,11 @@ def train_tiny_family(out: Path, quick: bool) -> None:
 def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None) -> None:
     """Write created checkpoints into a new folder; print the command that runs them."""
     require_new(out)
+    if scale_name == RESPELLED:
+        from hyco_export.nn.created.respelled import create_respelled
+
+        show_next(create_respelled(out))
+        return
     from hyco_export.nn.created.family import DEFAULT_SEED, RECIPE_FILE, create_family
     from hyco_export.nn.created.scale import find_scale
 
@@ -351,4 +357,9 @@ def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None)
             DEFAULT_SEED,
             lambda label, share: progress.step(label, int(PERCENT * share), PERCENT),
         )
-    output.print(f"next: hyco-export compile --recipe {out / RECIPE_FILE}", highlight=False, soft_wrap=True)
+    show_next(out / RECIPE_FILE)
+
+
+def show_next(recipe: Path) -> None:
+    """The command that runs a recipe."""
+    output.print(f"next: hyco-export run {recipe}", highlight=False, soft_wrap=True)

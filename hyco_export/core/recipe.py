@@ -137,6 +137,15 @@ class SlmWeights(Section, frozen=True):
     clip_ratio_count: Count = 41
 
 
+class TokenBridge(Section, frozen=True):
+    """For an SLM with a tokenizer of its own: its vocabulary is joined with the verifier's, byte by byte.
+
+    `specials` names tokens that mean the same on both sides, the verifier's name first.
+    """
+
+    specials: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class SlmGraph(Section, frozen=True):
     """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities.
 
@@ -144,6 +153,7 @@ class SlmGraph(Section, frozen=True):
     `stored_opening` keeps the K/V rows of the token that begins every text: a model that parks attention there (Gemma
     3) has activations at it tens of times greater than elsewhere, which would decide every grid.
     `evidence_passes` > 0 measures on so many passes what the grids of each layer's activations cost.
+    `bridge` is for an SLM with another tokenizer than the verifier's; without it the tokenizers must be the same.
     """
 
     rows: Count = 32
@@ -153,6 +163,7 @@ class SlmGraph(Section, frozen=True):
     weights: SlmWeights | msgspec.UnsetType = msgspec.UNSET
     stored_opening: bool | msgspec.UnsetType = msgspec.UNSET
     evidence_passes: NonNegative = 0
+    bridge: TokenBridge | msgspec.UnsetType = msgspec.UNSET
 
 
 class Calibration(Section, frozen=True):

@@ -13,9 +13,14 @@ SET_HINT = "use the head that was published for this verifier and an SLM with th
 
 
 def check_family(
-    verifier: PreTrainedConfig, head: PreTrainedConfig | None, slm: PreTrainedConfig | None = None
+    verifier: PreTrainedConfig,
+    head: PreTrainedConfig | None,
+    slm: PreTrainedConfig | None = None,
+    bridged: bool = False,
 ) -> None:
     """Refuse checkpoints that do not belong together; all mismatches are named at once. Either drafter may be missing.
+
+    `bridged`: the SLM has a vocabulary of its own.
 
     Raises:
         CheckpointError: a checkpoint is not of its role's kind; widths, K/V shapes or vocabularies differ; or the head
@@ -23,7 +28,7 @@ def check_family(
     """
     _require_roles(verifier, head, slm)
     from_head = _head_mismatches(verifier, head) if head is not None else ()
-    problems = [*from_head, *_vocabulary_mismatches(verifier, head, slm)]
+    problems = [*from_head, *_vocabulary_mismatches(verifier, head, None if bridged else slm)]
     if problems:
         raise CheckpointError("checkpoints do not belong together: " + "; ".join(problems), SET_HINT)
 

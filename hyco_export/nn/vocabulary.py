@@ -14,6 +14,7 @@ from hyco_export.errors import CheckpointError
 from hyco_export.nn.tokenizer_file import TokenizerFile
 
 DECODED_AT_ONCE = 8192
+NO_TOKEN = -1
 PLACEHOLDER = re.compile(r"[<\[](\|)?(unused|reserved)\w*?_?\d+(\|)?[>\]]", re.IGNORECASE)
 
 
@@ -44,26 +45,31 @@ def _is_placeholder(entry: str | None) -> bool:
 def byte_ids(tokenizer: Tokenizer) -> np.ndarray:
     """[256] ids by byte value: the tokens that can spell any string.
 
-    Tokenizers with byte fallback (Gemma, Llama) name them `<0x00>`..`<0xFF>`; byte-level ones (GPT-2) by a letter each.
-
     Raises:
-        CheckpointError: the tokenizer has neither.
+        CheckpointError: the tokenizer has not all of them.
+    """
+    found = known_byte_ids(tokenizer)
+    missing = np.flatnonzero(found == NO_TOKEN)
+    if missing.size:
+        raise CheckpointError(
+            f"the verifier's tokenizer has no byte token <0x{missing[0]:02X}>: a keep set could not spell every string",
+            "use a verifier whose tokenizer has byte fallback or byte-level pieces",
+        )
+    return found
+
+
+def known_byte_ids(tokenizer: Tokenizer) -> np.ndarray:
+    """[256] ids by byte value, NO_TOKEN where there is none (SmolLM2 lacks bytes that no UTF-8 text has).
+
+    Tokenizers with byte fallback (Gemma, Llama) name them `<0x00>`..`<0xFF>`; byte-level ones (GPT-2) by a letter each.
     """
     fallback = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(BYTE_TOKENS)]
-    if None not in fallback:
-        return np.array(fallback, dtype=np.int32)
+    if fallback[ord(" ")] is None:
+        from transformers.convert_slow_tokenizer import bytes_to_unicode  # hundreds of MB that Gemma does without
 
-    from transformers.convert_slow_tokenizer import bytes_to_unicode  # hundreds of MB that Gemma does without
-
-    letters = bytes_to_unicode()
-    byte_level = [tokenizer.token_to_id(letters[byte]) for byte in range(BYTE_TOKENS)]
-    if None not in byte_level:
-        return np.array(byte_level, dtype=np.int32)
-    raise CheckpointError(
-        f"the verifier's tokenizer has no byte token <0x{fallback.index(None):02X}>: "
-        "a keep set could not spell every string",
-        "use a verifier whose tokenizer has byte fallback or byte-level pieces",
-    )
+        letters = bytes_to_unicode()
+        fallback = [tokenizer.token_to_id(letters[byte]) for byte in range(BYTE_TOKENS)]
+    return np.array([NO_TOKEN if token is None else token for token in fallback], dtype=np.int32)
 
 
 def token_texts(tokenizer: Tokenizer, vocab_size: int) -> Iterator[str]:

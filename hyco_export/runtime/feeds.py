@@ -126,7 +126,7 @@ class SlmFeed:
         Those before the root are prefilled where they would not fit into one pass beside it and `nodes` others.
         """
         missing = tuple(ids[self._slm.length :])
-        if len(missing) + nodes > self.rows:
+        if not self._slm.fits(np.asarray(missing, dtype=np.int64), nodes):
             self._slm.prefill(np.asarray(missing[:-1], dtype=np.int64))
             return missing[-1:]
         return missing

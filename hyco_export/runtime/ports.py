@@ -58,6 +58,10 @@ class SlmDevice(Protocol):
         """Newest positions that the largest ring holds; prefilling more is wasted."""
         ...
 
+    def fits(self, tokens: np.ndarray, others: int) -> bool:
+        """Can one pass hold these tokens [n] beside `others` rows."""
+        ...
+
     def reset(self, position: int = 0) -> None:
         """Empty the rings; the next position is `position`, and earlier ones are never seen."""
         ...

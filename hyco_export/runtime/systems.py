@@ -181,22 +181,22 @@ class DrafterRow(NamedTuple):
 
 def _hybrid(device: Device, settings: Settings, passes: int = 1) -> Drafter:
     head, slm = HeadFeed(device.head, device.handoff), SlmFeed(device.slm)
-    return HybridDrafter(head, slm, device.keep_ids, settings.tree, settings.stop_ids, passes)
+    return HybridDrafter(head, slm, device.slm_ids, settings.tree, settings.stop_ids, passes)
 
 
 def _reply_chain(device: Device, settings: Settings) -> Drafter:
-    return HybridDrafter(ReplyChain(), SlmFeed(device.slm), device.keep_ids, settings.tree, settings.stop_ids)
+    return HybridDrafter(ReplyChain(), SlmFeed(device.slm), device.slm_ids, settings.tree, settings.stop_ids)
 
 
 def _specedge(device: Device, settings: Settings) -> Drafter:
     slm = SlmFeed(device.slm)
-    return SpecEdgeDrafter(slm, device.keep_ids, settings.specedge, settings.stop_ids, settings.specedge_passes)
+    return SpecEdgeDrafter(slm, device.slm_ids, settings.specedge, settings.stop_ids, settings.specedge_passes)
 
 
 def _specedge_pd(device: Device, settings: Settings) -> Drafter:
     return ProactiveSpecEdgeDrafter(
         SlmFeed(device.slm),
-        device.keep_ids,
+        device.slm_ids,
         settings.specedge,
         settings.stop_ids,
         settings.specedge_passes,
@@ -205,7 +205,7 @@ def _specedge_pd(device: Device, settings: Settings) -> Drafter:
 
 
 def _slm_chain(device: Device, settings: Settings, rule: ChainRule) -> Drafter:
-    return SlmChainDrafter(SlmFeed(device.slm), device.keep_ids, rule, settings.stop_ids)
+    return SlmChainDrafter(SlmFeed(device.slm), device.slm_ids, rule, settings.stop_ids)
 
 
 DRAFTERS: dict[str, DrafterRow] = {

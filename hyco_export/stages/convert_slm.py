@@ -7,6 +7,7 @@ Files:
     slm_tables.safetensors            embedding tables for the host, packed
     slm_weights.safetensors           the same weights for the float back end
     slm_opening.safetensors           K/V rows of the opening token in the rings' encodings, if the recipe stores them
+    slm_bridge.safetensors            the map of both vocabularies, for an SLM with another tokenizer
     slm_samples.safetensors           sample feeds of both graphs
     encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
     and, where the recipe asks for them, those of `stages.slm_evidence`
@@ -41,8 +42,8 @@ from hyco_export.core.network.weights import PackedMatrices, Weights
 from hyco_export.core.partial import PartialBuild
 from hyco_export.core.samples import write_samples
 from hyco_export.core.sizes.amounts import SAMPLES_PER_GRAPH
-from hyco_export.errors import ArtifactError
-from hyco_export.stages.capture import Split, read_answers
+from hyco_export.stages.captured_texts import captured_texts, long_texts
+from hyco_export.stages.slm_bridge import bridge_metrics, find_columns
 from hyco_export.stages.slm_evidence import Subject, write_slm_evidence
 from hyco_export.stages.slm_proofs import require_equal, weight_pairs
 from hyco_export.stages.slm_reference import Trial, refer
@@ -75,6 +76,11 @@ class ConvertSlmConfig(msgspec.Struct, frozen=True):
         """How an unquantised checkpoint is rounded."""
         return self.graph.weights or None
 
+    @property
+    def bridge(self) -> recipes.TokenBridge | None:
+        """How an SLM with another tokenizer is joined."""
+        return self.graph.bridge or None
+
 
 @dataclass(frozen=True)
 class Graphs:
@@ -92,8 +98,8 @@ def config(recipe: recipes.Recipe) -> ConvertSlmConfig:
 
 
 def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
-    """The SLM's checkpoint."""
-    return {"slm": recipe.models.slm}
+    """The SLM's checkpoint; the verifier's too, where both tokenizers must be joined."""
+    return {"slm": recipe.models.slm} | ({"verifier": recipe.models.verifier} if recipe.slm.bridge else {})
 
 
 def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
@@ -111,10 +117,13 @@ def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
 def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Surgery, float parity, calibration, emission, comparison; see the module for files and gates."""
     keepset = read_keepset(inputs[KEEPSET])
-    calibration = _sequences(inputs[CAPTURE], "calibration", config)
-    validation = _sequences(inputs[CAPTURE], "validation", config)
-    checkpoint = open_for(keepset, inputs["slm"], config.weights)
-    surgery = operate(checkpoint, _rings(config), keepset, out_dir)
+    checkpoint = open_for(keepset, inputs["slm"], config.weights, bridged=config.bridge is not None)
+    columns = find_columns(config.bridge, keepset, inputs.get("verifier"), inputs["slm"], checkpoint.config.vocab_size)
+    captured = captured_texts(inputs[CAPTURE], "validation", config.sequence_limit)
+    validation = long_texts(columns.read(captured), config.graph.rows)
+    texts = captured_texts(inputs[CAPTURE], "calibration", config.sequence_limit)
+    calibration = long_texts(columns.read(texts), config.graph.rows)
+    surgery = operate(checkpoint, _rings(config), columns.kept, out_dir)
     if config.graph.stored_opening:
         surgery = with_opening(surgery, calibration[0][0], config.graph.rows, config.calibration.mask_value)
         calibration, validation = (
@@ -131,7 +140,16 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         subject = Subject(surgery, graphs.encodings, config.calibration.mask_value)
         write_slm_evidence(subject, quality, config.graph, validation, out_dir, progress)
     token = surgery.opening.token if surgery.opening else None
-    spec = slm_spec(surgery.network, keepset, config.calibration.mask_value, graphs.tree, graphs.prefill, token)
+    spec = slm_spec(
+        surgery.network,
+        columns.kept.vocab_size,
+        keepset.digest,
+        config.calibration.mask_value,
+        graphs.tree,
+        graphs.prefill,
+        token,
+    )
+    columns.write(out_dir)
     write_spec(out_dir / SLM_SPEC_FILE, spec)
     if surgery.opening:
         write_opening(out_dir / SLM_OPENING_FILE, surgery.opening, graphs.tree)
@@ -145,6 +163,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         "top1_agreement": round(quality.top1_agreement, 4),
         **_original_agreement(quality),
         "positions": quality.positions,
+        **bridge_metrics(columns, keepset, captured),
         "bytes": {path.name: path.stat().st_size for path in sorted(out_dir.iterdir()) if path.is_file()},
     }
 
@@ -156,23 +175,6 @@ def _original_agreement(quality: "SlmQuality") -> Metrics:
 
 def _rings(config: ConvertSlmConfig) -> dict[str, int]:
     return {"sliding": config.graph.sliding_ring, "full": config.graph.ring}
-
-
-def _sequences(capture: Path, split: Split, config: ConvertSlmConfig) -> list[list[int]]:
-    """Prompt and answer ids of a split that fill at least one pass.
-
-    Raises:
-        ArtifactError: there are none.
-    """
-    answers = read_answers(capture, split)
-    sequences = [(answer.prompt_ids + answer.answer_ids)[: config.sequence_limit] for answer in answers]
-    long_enough = [ids for ids in sequences if len(ids) >= config.graph.rows]
-    if not long_enough:
-        raise ArtifactError(
-            f"{capture} has no {split} sequence of {config.graph.rows} tokens or more ($.slm.rows)",
-            "raise $.capture.max_new_tokens or lower $.slm.rows, then: hyco-export capture",
-        )
-    return long_enough
 
 
 def _calibrate(

@@ -190,7 +190,7 @@ def require_family(run: RunFolder) -> None:
     models = run.recipe.models
     named = (("verifier", models.verifier), ("head", models.head), ("slm", models.slm))
     configs = {name: load_config(run.source(name, checkpoint)) for name, checkpoint in named if checkpoint is not None}
-    check_family(configs["verifier"], configs.get("head"), configs["slm"])
+    check_family(configs["verifier"], configs.get("head"), configs["slm"], bool(run.recipe.slm.bridge))
 
 
 def _build_dir(run: RunFolder, item: PlannedStage) -> Path:

@@ -50,19 +50,22 @@ def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
     return Rounding(weights.bits, weights.output_bits, ratios)
 
 
-def open_for(keepset: KeepSet, folder: Path, weights: SlmWeights | None) -> "PackedCheckpoint | FloatCheckpoint":
+def open_for(
+    keepset: KeepSet, folder: Path, weights: SlmWeights | None, bridged: bool = False
+) -> "PackedCheckpoint | FloatCheckpoint":
     """The checkpoint.
 
     Raises:
-        CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set.
+        CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set
+            and not bridged.
     """
     from hyco_export.nn.slm.source import open_checkpoint
 
     checkpoint = open_checkpoint(folder, rounding_of(weights))
-    if checkpoint.config.vocab_size != keepset.vocab_size:
+    if not bridged and checkpoint.config.vocab_size != keepset.vocab_size:
         raise CheckpointError(
             f"the SLM's vocabulary has {checkpoint.config.vocab_size} tokens, the keep set's {keepset.vocab_size}",
-            "give an SLM with the verifier's tokenizer ($.models.slm)",
+            "give an SLM with the verifier's tokenizer ($.models.slm), or join both with $.slm.bridge",
         )
     return checkpoint
 

@@ -292,6 +292,9 @@ class ScriptedSlm:
     def reset(self, position: int = 0) -> None:
         self.first, self.tokens, self.contexts = position, [], {}
 
+    def fits(self, tokens: np.ndarray, others: int) -> bool:
+        return len(tokens) + others <= self.rows
+
     def prefill(self, tokens: np.ndarray) -> None:
         self.prefilled.append(len(tokens))
         self.tokens += [int(token) for token in tokens]

@@ -3,13 +3,13 @@
 from hyco_export.core.devicespec import KvLayer, SlmSpec
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.handoff import KvShape
-from hyco_export.core.keepset import KeepSet
 from hyco_export.core.network.slm import SlmNetwork
 
 
 def slm_spec(
     network: SlmNetwork,
-    keepset: KeepSet,
+    vocab_size: int,
+    keepset_digest: str,
     mask_value: float,
     tree: GraphSpec,
     prefill: GraphSpec,
@@ -19,8 +19,8 @@ def slm_spec(
     return SlmSpec(
         rows=tree.input("embeds").shape[0],
         prefill_rows=prefill.input("embeds").shape[0],
-        vocab_size=keepset.vocab_size,
-        keepset_digest=keepset.digest,
+        vocab_size=vocab_size,
+        keepset_digest=keepset_digest,
         hidden=network.hidden,
         per_layer_width=network.per_layer * len(network.layers),
         rings=network.rings,

@@ -25,7 +25,9 @@ from hyco_export.core.layout import COMPILE, HEAD, KEEPSET, SLM, SLM_OPENING_FIL
 from hyco_export.core.network.slm_opening import read_opening
 from hyco_export.core.tables import TABLES_FILE, HostTables
 from hyco_export.core.targets import DEFAULT_TARGET, find_target
+from hyco_export.core.token_bridge import BRIDGE_FILE, read_bridge
 from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.runtime.devices.bridged_slm import BridgedSlm
 from hyco_export.runtime.devices.device import Device
 from hyco_export.runtime.devices.head import GraphHead
 from hyco_export.runtime.devices.slm import GraphSlm
@@ -50,8 +52,12 @@ def open_device(run: Path, backend: str, target: str = DEFAULT_TARGET) -> Device
         HycoError: see `open_head` and `open_slm`.
     """
     head = open_head(run, backend, target)
+    bridge = read_bridge(run / SLM / BRIDGE_FILE) if (run / SLM / BRIDGE_FILE).exists() else None
     try:
-        return Device(head, open_slm(run, backend, target), head.spec.handoff, head.kept_ids)
+        slm = open_slm(run, backend, target)
+        if bridge is None:
+            return Device(head, slm, head.spec.handoff, head.kept_ids)
+        return Device(head, BridgedSlm(slm, bridge), head.spec.handoff, bridge.verifier_ids)
     except BaseException:
         head.close()
         raise
@@ -71,7 +77,7 @@ def open_head(run: Path, backend: str, target: str = DEFAULT_TARGET) -> GraphHea
 
 
 def open_slm(run: Path, backend: str, target: str = DEFAULT_TARGET) -> GraphSlm:
-    """The SLM of a run folder on one of `BACKENDS`; `target` names the compiled artifact, where one is used.
+    """The SLM of a run folder, in its own ids, on one of `BACKENDS`; `target` names the compiled artifact, if any.
 
     Raises:
         HycoError: no such back end.

@@ -12,12 +12,12 @@ from hyco_export.runtime.ports import HeadDevice, SlmDevice
 
 @dataclass(frozen=True)
 class Device:
-    """Both drafting models. `keep_ids` [C] are the verifier ids of the kept rows; `close` releases the graphs."""
+    """Both drafting models. `slm_ids` [C] are the verifier ids of the SLM's columns; `close` releases the graphs."""
 
     head: HeadDevice
     slm: SlmDevice
     handoff: HandoffSpec
-    keep_ids: np.ndarray
+    slm_ids: np.ndarray
 
     def close(self) -> None:
         """Release the graphs; a back end may hold processes."""

@@ -80,6 +80,10 @@ class GraphSlm:
         """Number of the first row of the next tree pass."""
         return self._next_row
 
+    def fits(self, tokens: np.ndarray, others: int) -> bool:
+        """Can one pass hold these tokens [n] beside `others` rows."""
+        return len(tokens) + others <= self.rows
+
     def reset(self, position: int = 0) -> None:
         """Empty the rings; the next position is `position`, and earlier ones are never seen."""
         for ring in self._rings.values():

@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `convert-slm` leaves for this back end."""
     parts, path = slm_parts(), tmp_path_factory.mktemp("artifact")
     write_slm(path / WEIGHTS_FILE, parts.network, parts.weights)
-    spec = slm_spec(parts.network, KeepSet(KEPT, 96), MASK_VALUE, parts.tree, parts.prefill)
+    spec = slm_spec(parts.network, 96, KeepSet(KEPT, 96).digest, MASK_VALUE, parts.tree, parts.prefill)
     write_spec(path / SLM_SPEC_FILE, spec)
     return path
 

@@ -1,0 +1,110 @@
+"""The embedded family's SLM under a vocabulary of its own, to try the token bridge on one that has learned to draft.
+
+Its tokenizer forgets the newest of its merges, gives other ids to what is left and other names to its specials; the
+rows of its tables follow, all else stays. Knows the files of a packed checkpoint; legend: V entries left.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from safetensors.numpy import load_file, save_file
+
+from hyco_export.core.recipe import embedded_recipe
+from hyco_export.core.resources import CHECKPOINTS
+from hyco_export.errors import CheckpointError
+
+SPECIALS = {"<bos>": "<|begin|>", "<eos>": "<|end|>", "<|turn>": "<|im_start|>", "<turn|>": "<|im_end|>"}
+FORGOTTEN_SHARE = 0.3  # of the merges
+SEED = 20261011
+RECIPE_FILE = "recipe.yaml"
+ROW_TENSORS = ("embed_tokens", "lm_head")  # their names; scalars among them have no rows
+IDS_IN_CONFIG = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def create_respelled(out: Path) -> Path:
+    """Write the SLM and a recipe for it beside the embedded verifier and head into the new folder `out`.
+
+    Returns:
+        The recipe's path.
+
+    Raises:
+        CheckpointError: the folder exists.
+    """
+    if out.exists():
+        raise CheckpointError(f"{out} exists already", "give a new folder")
+    source, partial = CHECKPOINTS / "slm", out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "slm").mkdir(parents=True)
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    kept = _respell(tokenizer)
+    _write_json(partial / "slm" / "tokenizer.json", tokenizer)
+    named = (source / "tokenizer_config.json").read_text()
+    (partial / "slm" / "tokenizer_config.json").write_text(_renamed(named))
+    for name in ("config.json", "generation_config.json"):
+        _write_json(partial / "slm" / name, _respelled_config(json.loads((source / name).read_text()), kept))
+    tensors = load_file(source / "model.safetensors")
+    save_file(
+        {
+            name: np.ascontiguousarray(array[kept]) if _has_rows(name, array) else array
+            for name, array in tensors.items()
+        },
+        partial / "slm" / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    (partial / RECIPE_FILE).write_text(_recipe(), encoding="utf-8")
+    partial.rename(out)
+    return out / RECIPE_FILE
+
+
+def _respell(tokenizer: dict[str, Any]) -> np.ndarray:
+    """Change a tokenizer.json in place; the old ids [V] of the entries that are left, by new id."""
+    model, vocab = tokenizer["model"], tokenizer["model"]["vocab"]
+    last = round(len(model["merges"]) * (1 - FORGOTTEN_SHARE))
+    forgotten = {"".join(pair) for pair in model["merges"][last:]} - {"".join(pair) for pair in model["merges"][:last]}
+    model["merges"] = model["merges"][:last]
+    names = np.array([name for name in vocab if name not in forgotten], dtype=object)
+    names = names[np.random.default_rng(SEED).permutation(len(names))]
+    kept = np.array([vocab[name] for name in names])
+    ids = {SPECIALS.get(name, name): new for new, name in enumerate(names)}
+    model["vocab"], model["unk_token"] = ids, SPECIALS.get(model["unk_token"], model["unk_token"])
+    for token in tokenizer["added_tokens"]:
+        token["content"] = SPECIALS.get(token["content"], token["content"])
+        token["id"] = ids[token["content"]]
+    tokenizer["added_tokens"].sort(key=lambda token: token["id"])
+    tokenizer["post_processor"] = None
+    return kept
+
+
+def _renamed(text: str) -> str:
+    for name, other in SPECIALS.items():
+        text = text.replace(json.dumps(name), json.dumps(other))
+    return text
+
+
+def _respelled_config(config: dict[str, Any], kept: np.ndarray) -> dict[str, Any]:
+    new_ids = {int(old): new for new, old in enumerate(kept)}
+    for key in IDS_IN_CONFIG:
+        held = config[key]
+        config[key] = [new_ids[one] for one in held] if isinstance(held, list) else new_ids[held]
+    sizes = {key: len(kept) for key in config if key.startswith("vocab_size")}
+    return config | sizes
+
+
+def _has_rows(name: str, array: np.ndarray) -> bool:
+    return array.ndim > 1 and any(part in name for part in ROW_TENSORS)
+
+
+def _recipe() -> str:
+    content = yaml.safe_load(embedded_recipe().read_text(encoding="utf-8"))
+    content["name"] = "tiny-respelled"
+    content["models"]["slm"]["model"] = "slm"
+    content["slm"]["bridge"] = {"specials": SPECIALS}
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
