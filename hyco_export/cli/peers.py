@@ -16,10 +16,10 @@ def bench_peers(
     recipe_path: Path | None, run_dir: Path | None, prompts: int, max_new_tokens: int, vllm_python: Path | None
 ) -> int:
     """Compare, print; 0 when all texts are the same, 1 when one differs."""
+    from hyco_export.evaluate.meeting import read_prompts
     from hyco_export.evaluate.peers.comparison import Contestant, compare
     from hyco_export.evaluate.peers.served import CloudMtp
     from hyco_export.evaluate.peers.worker import transformers_peer, vllm_peer
-    from hyco_export.evaluate.meeting import read_prompts
     from hyco_export.nn.checkpoint import checkpoint_folder
     from hyco_export.nn.verifier import load_tokenizer
     from hyco_export.runtime.transport import HttpTransport
