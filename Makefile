@@ -1,9 +1,12 @@
-# setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters.
+# setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters;
+# first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs.
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint histories clean
+RUNTIME_TESTS := PYTHONPATH=tests/runtime:tests/runtime/endurance $(VENV)/bin/python
+
+.PHONY: setup demo test lint histories first-reply fuzz soak clean
 
 setup: $(STAMP)
 
@@ -29,6 +32,15 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+first-reply: $(STAMP)
+	$(RUNTIME_TESTS) -m first_reply_times
+
+fuzz: $(STAMP)
+	$(RUNTIME_TESTS) -m fuzz
+
+soak: $(STAMP)
+	$(RUNTIME_TESTS) -m soak
 
 clean:
 	rm -rf $(VENV) runs

@@ -60,3 +60,7 @@ class ProtocolError(HycoError):
 
 class ServerError(HycoError):
     """The verifier server cannot be reached, is not ready, or refuses to go on."""
+
+
+class UnreachableError(ServerError):
+    """A call got no answer: the server may or may not have done it. The same call can be sent again."""

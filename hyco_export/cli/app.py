@@ -27,6 +27,13 @@ INTERRUPTED = 130  # typer's exit code after Ctrl-C
 SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run")
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", help="File of bearer tokens. Default: the one in HYCO_TOKEN, or none.")
+]
+CaOption = Annotated[Path | None, typer.Option("--ca", help="Authority of the server's certificate (PEM).")]
+InsecureOption = Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")]
+LinkOption = Annotated[str | None, typer.Option("--link", help="Count times as over lte, 5g-nsa or wifi.")]
+LinkWaitsOption = Annotated[bool, typer.Option("--link-waits", help="Sleep what the link takes.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
 
 
@@ -127,15 +134,23 @@ def serve(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the layers at the first passes; for GPUs.")
     ] = False,
+    sessions: Annotated[int | None, typer.Option(help="Sessions held at once. Default: 16.", min=1)] = None,
+    replicas: Annotated[int, typer.Option(help="Verifiers behind one address, by Ray Serve.", min=1)] = 1,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM). Default: plain HTTP.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    token_file: TokenOption = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen off this machine without TLS or token.")] = False,
+    pad_replies: Annotated[int, typer.Option(help="Pad replies to multiples of so many bytes; 0: not.", min=0)] = 0,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
-    from hyco_export.cli.commands import serve_run
+    from hyco_export.cli.commands import Door, serve_run
     from hyco_export.runtime.batching import Batching
     from hyco_export.runtime.serve_options import BYTES_PER_MB, ServeOptions
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
-    options = ServeOptions(Batching(batch, batch_wait_ms), cache_bytes, context, compiled)
-    serve_run(_only(path, recipe), run, host, port, device, threads, options)
+    options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, compiled)
+    door = Door(host, port, tls_cert, tls_key, token_file, insecure, pad_replies)
+    serve_run(_only(path, recipe), run, door, device, threads, options, replicas)
 
 
 @app.command()
@@ -145,14 +160,20 @@ def validate(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    insecure: InsecureOption = False,
+    link: LinkOption = None,
+    link_waits: LinkWaitsOption = False,
     traces: Annotated[
         Path | None, typer.Option("--traces", help="Folder for the sampled rounds with p~, one JSONL a system.")
     ] = None,
 ) -> None:
     """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
-    from hyco_export.cli.commands import validate_run
+    from hyco_export.cli.commands import reach_of, validate_run
 
-    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, traces))
+    reach = reach_of(token_file, ca, insecure, link, link_waits)
+    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, reach, traces))
 
 
 @app.command()
@@ -187,12 +208,18 @@ def bench(
     seeds: Annotated[int, typer.Option(help="Answers to every prompt, each drawn with a seed of its own.", min=1)] = 1,
     max_new_tokens: Annotated[int | None, typer.Option(help="Default: the recipe's.", min=2)] = None,
     out: Annotated[Path | None, typer.Option(help="Traces go here. Default: <run>/bench.")] = None,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    insecure: InsecureOption = False,
+    link: LinkOption = None,
+    link_waits: LinkWaitsOption = False,
 ) -> None:
     """Compare systems over prompts and seeds, interleaved; a run that was stopped goes on."""
     from hyco_export.cli.bench import BenchOptions, bench_run, split_names
+    from hyco_export.cli.commands import reach_of
 
     options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
-    bench_run(server, _only(path, recipe), run, options)
+    bench_run(server, _only(path, recipe), run, options, reach_of(token_file, ca, insecure, link, link_waits))
 
 
 @app.command("bench-peers")

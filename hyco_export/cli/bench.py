@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from hyco_export.cli.commands import open_run, subject_of
+from hyco_export.cli.commands import Reach, open_run, subject_of, transport_to
 from hyco_export.cli.console import ConsoleProgress, output
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.json_file import write_json
@@ -25,7 +25,9 @@ class BenchOptions(msgspec.Struct, frozen=True):
     out: Path | None
 
 
-def bench_run(server: str | None, recipe_path: Path | None, run_dir: Path | None, options: BenchOptions) -> None:
+def bench_run(
+    server: str | None, recipe_path: Path | None, run_dir: Path | None, options: BenchOptions, reach: Reach
+) -> None:
     """Run it against the server at `server`, or against one of its own for the length of the run.
 
     Raises:
@@ -39,21 +41,23 @@ def bench_run(server: str | None, recipe_path: Path | None, run_dir: Path | None
         raise HycoError(f"--systems is {','.join(options.systems)!r}, names must be unique", "give each once")
     run = open_run(recipe_path, run_dir)
     if server is not None:
-        _bench(run, server, options)
+        _bench(run, server, options, reach)
         return
     with server_process(recipe_path, run.root) as url:
-        _bench(run, url, options)
+        _bench(run, url, options, reach)
 
 
-def _bench(run: RunFolder, url: str, options: BenchOptions) -> None:
+def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> None:
     from hyco_export.evaluate.bench import BenchPlan, measure_bench, run_bench
     from hyco_export.evaluate.bench_table import bench_table
     from hyco_export.evaluate.meeting import meet, read_prompts, wire_sampling
     from hyco_export.evaluate.system_runner import DeviceRunner
     from hyco_export.evaluate.trace_store import TraceStore
 
-    subject = subject_of(run, url)
-    meeting = meet(subject, url)
+    run.recipe.models.require_head()
+    transport, clock = transport_to(url, reach, run.recipe.validation.seed)
+    subject = subject_of(run)
+    meeting = meet(subject, url, transport)
     recipe, limits = run.recipe, run.recipe.validation
     prompts = read_prompts(subject.prompts, meeting.tokenizer, options.prompts or limits.prompts)
     plan = BenchPlan(
@@ -68,7 +72,10 @@ def _bench(run: RunFolder, url: str, options: BenchOptions) -> None:
     )
     folder = options.out or run.root / BENCH_FOLDER
     store = TraceStore(folder, plan, plan.systems)
-    with DeviceRunner(meeting.artifacts, recipe, meeting.transport, meeting.info) as runner, ConsoleProgress() as bars:
+    with (
+        DeviceRunner(meeting.artifacts, recipe, transport, meeting.info, clock=clock) as runner,
+        ConsoleProgress() as bars,
+    ):
         run_bench(plan, runner, prompts, store, bars.step)
     measured = measure_bench(plan, store, meeting.artifacts.keepset)
     write_json(folder / RESULT_FILE, measured)

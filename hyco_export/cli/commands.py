@@ -1,13 +1,13 @@
 """What the commands do: open the run, call the stage runner, the server or the validation, print the outcome."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
+from hyco_export.cli.console import ConsoleProgress, output, problems, show_forecast, show_metrics, show_rows
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import Validation, embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
@@ -20,8 +20,13 @@ from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import require_stage, stages_of
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from hyco_export.evaluate.meeting import Subject
+    from hyco_export.runtime.engine import Engine
+    from hyco_export.runtime.ports import Transport
     from hyco_export.runtime.serve_options import ServeOptions
+    from hyco_export.runtime.wire import ServerInfo
 
 PERCENT = 100
 RESPELLED = "respelled"  # not a scale: the embedded family with an SLM of another vocabulary
@@ -117,41 +122,90 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
         output.print("\nno head in the recipe: nothing to serve or to validate", highlight=False)
         return 0
     with server_process(recipe_path, run.root) as url:
-        return _validate(run, url)
+        return _validate(run, url, reach_of(None, None, False, None, False))
+
+
+class Door(msgspec.Struct, frozen=True):
+    """Where `serve` listens, and whom it lets in."""
+
+    host: str
+    port: int
+    certificate: Path | None
+    key: Path | None
+    token_file: Path | None
+    insecure: bool
+    pad_bytes: int  # replies are padded to multiples of it; 0: not
 
 
 def serve_run(
     recipe_path: Path | None,
     run_dir: Path | None,
-    host: str,
-    port: int,
+    door: Door,
     device: str,
     threads: int | None,
     options: "ServeOptions",
+    replicas: int,
 ) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
-    require_free_port(host, port)  # a taken one is said before models are loaded
-    from hyco_export.runtime.assembly import open_server_engine
-    from hyco_export.runtime.server import create_app, serve
+    from hyco_export.runtime.guard.tls import check_exposure, server_context
+    from hyco_export.runtime.guard.tokens import Tokens, read_tokens
 
+    if (door.certificate is None) != (door.key is None):
+        raise ServerError("--tls-cert and --tls-key belong together", "give both")
+    tls = server_context(door.certificate, door.key) if door.certificate and door.key else None
+    tokens = read_tokens(door.token_file)
+    check_exposure(door.host, tls is not None, bool(tokens), door.insecure)
+    port = require_free_port(door.host, door.port)  # a taken one is said before models are loaded
     run = open_run(recipe_path, run_dir)
-    use_threads(threads or run.recipe.threads)
-    engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options)
-    serve(
-        create_app(engine, info),
-        host=host,
-        port=port,
-        on_ready=lambda host, port: output.print(
-            f"serving on http://{host}:{port} (stop with Ctrl-C)", highlight=False
-        ),
-    )
+
+    def build() -> "Starlette":
+        from hyco_export.runtime.assembly import open_server_engine
+        from hyco_export.runtime.server import create_app
+
+        use_threads(threads or run.recipe.threads)
+        engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options)
+        if info.head_digest:
+            _self_test(run.root, engine, info)
+        return create_app(engine, info, Tokens(tokens), pad_bytes=door.pad_bytes)
+
+    def ready(host: str, port: int) -> None:
+        output.print(f"serving on {'https' if tls else 'http'}://{host}:{port} (stop with Ctrl-C)", highlight=False)
+
+    if replicas > 1:
+        from hyco_export.runtime.replicas import serve_replicas
+
+        serve_replicas(build, replicas, door.host, port, ready, door.certificate, door.key)
+        return
+    from hyco_export.runtime.serving import serve
+
+    serve(build(), host=door.host, port=door.port, on_ready=ready, tls=tls)
 
 
-def require_free_port(host: str, port: int) -> None:
-    """Raises ServerError: another program listens there, or the address is not this machine's."""
+def _self_test(root: Path, engine: "Engine", info: "ServerInfo") -> None:
+    """Say what is wrong with the server's hand-offs; it serves all the same, for its own text is right."""
+    from hyco_export.evaluate.diagnose import diagnose_server
+    from hyco_export.runtime.transport import LocalTransport
+
     try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-            pass
+        found = diagnose_server(root, LocalTransport(engine, info), info)
+    except ArtifactError as error:  # a folder with the head alone
+        problems.print(f"self-test: left out, {error.message}", highlight=False, markup=False, soft_wrap=True)
+        return
+    for finding in found.findings:
+        problems.print(f"self-test: {finding}", highlight=False, markup=False, soft_wrap=True)
+    if not found.findings:
+        output.print(f"self-test: hand-offs are right at {found.positions} golden positions", highlight=False)
+
+
+def require_free_port(host: str, port: int) -> int:
+    """The port, or a free one for 0.
+
+    Raises:
+        ServerError: another program listens there, or the address is not this machine's.
+    """
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+            return int(listener.getsockname()[1])
     except OSError as error:
         raise ServerError(
             f"cannot listen on {host}:{port}: {error.strerror}",
@@ -159,41 +213,93 @@ def require_free_port(host: str, port: int) -> None:
         ) from error
 
 
+class Reach(msgspec.Struct, frozen=True):
+    """How a server is reached: what it is shown, how it is known, and the link that is counted on the way."""
+
+    token: str = ""
+    authority: Path | None = None
+    insecure: bool = False
+    link: str | None = None
+    link_waits: bool = False
+
+
+def reach_of(
+    token_file: Path | None, authority: Path | None, insecure: bool, link: str | None, link_waits: bool
+) -> Reach:
+    """What the command line says, with the token in it.
+
+    Raises:
+        ServerError: the token file cannot be used, or holds more than the one token that a client has.
+    """
+    from hyco_export.runtime.guard.tokens import read_tokens
+
+    tokens = read_tokens(token_file)
+    if len(tokens) > 1:
+        raise ServerError(f"{token_file} holds {len(tokens)} tokens, a client shows one", "give a file with one")
+    return Reach(tokens[0] if tokens else "", authority, insecure, link, link_waits)
+
+
+def transport_to(url: str, reach: Reach, seed: int) -> tuple["Transport", Callable[[], float]]:
+    """Calls to the server at `url`, and the clock that measures them.
+
+    Raises:
+        HycoError: no such link, a URL or file that cannot be used, or nobody answers.
+    """
+    from hyco_export.runtime.link.presets import over_link
+    from hyco_export.runtime.transport import Access, HttpTransport
+
+    direct = HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))
+    transport, clock = over_link(direct, reach.link, seed, reach.link_waits)
+    direct.info()  # a dead URL is said at once, before any file is hashed
+    return transport, clock
+
+
 def validate_run(
-    server: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, traces: Path | None
+    server: str,
+    recipe_path: Path | None,
+    run_dir: Path | None,
+    target: str | None,
+    reach: Reach,
+    traces: Path | None,
 ) -> int:
     """Validate the artifacts of a run against a server that somebody started."""
-    return _validate(open_run(recipe_path, run_dir, target), server, traces)
+    return _validate(open_run(recipe_path, run_dir, target), server, reach, traces)
 
 
-def _validate(run: RunFolder, url: str, traces: Path | None = None) -> int:
+def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None = None) -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
-    from hyco_export.evaluate.report import write_report
+    run.recipe.models.require_head()
+    transport, clock = transport_to(url, reach, run.recipe.validation.seed)
+
+    from hyco_export.evaluate.report import write_report  # heavy: after what is said at once
     from hyco_export.evaluate.summary import summary
     from hyco_export.evaluate.validate import REPORT_FOLDER, validate
 
-    subject = subject_of(run, url)
+    subject = subject_of(run)
     with ConsoleProgress() as progress:
-        report = validate(subject, url, progress.step, traces)
+        report = validate(subject, url, progress.step, traces, transport, clock)
     output.print(summary(report), highlight=False)
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", highlight=False, soft_wrap=True)
     return 0 if report.verdict == "pass" else 1
 
 
-def subject_of(run: RunFolder, url: str) -> "Subject":
-    """What is driven against the server at `url`, once every stage is current."""
+def subject_of(run: RunFolder) -> "Subject":
+    """What is driven against a server, once every stage is current."""
     from hyco_export.evaluate.meeting import Subject
-    from hyco_export.runtime.transport import HttpTransport
+    from hyco_export.evaluate.run_artifacts import Checkpoints
 
-    run.recipe.models.require_head()
-    HttpTransport(url).info()  # a dead URL is said at once, before any file is hashed
+    head = run.recipe.models.require_head()
     require_current(run, stages_of(run.recipe))
     use_threads(run.recipe.threads)
     return Subject(
         root=run.root,
         recipe=run.recipe,
-        verifier=run.source("verifier", run.recipe.models.verifier),
+        checkpoints=Checkpoints(
+            run.source("verifier", run.recipe.models.verifier),
+            run.source("head", head),
+            run.source("slm", run.recipe.models.slm),
+        ),
         prompts=run.source("validation", run.recipe.data.validation),
     )
 
@@ -218,13 +324,14 @@ def replay_traces(
         row.label: {
             "MAT": row.mat,
             **row.tokens_by_rule,
-            "stops by threshold": row.threshold_stops,
-            "rounds that differ": row.differing,
+            "stops": row.threshold_stops,
+            "differ": row.differing,
         }
         for row in rows
     }
     recorded = sorted({trace.acceptance.rule for trace in traces})
     show_rows(f"{rows[0].rounds} rounds, recorded with {', '.join(recorded)}; each judged on its own", table)
+    output.print("stops: by the threshold alone; differ: rounds that commit other tokens than recorded", style="dim")
     if json_path is not None:
         write_json(json_path, rows)
 

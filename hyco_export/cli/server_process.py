@@ -13,7 +13,7 @@ from hyco_export.errors import ServerError
 
 STOP_TIMEOUT_S = 20
 PR_SET_PDEATHSIG = 1  # linux/prctl.h: signal to get when the parent dies
-URL_LINE = re.compile(r"serving on (http://\S+)")
+URL_LINE = re.compile(r"serving on (https?://\S+)")
 
 
 @contextmanager

@@ -30,8 +30,10 @@ class KeepSet:
     def __init__(self, ids: np.ndarray, vocab_size: int) -> None:
         self.ids = np.asarray(ids, dtype=np.int32)
         if len(self.ids) == 0 or np.any(np.diff(self.ids) <= 0) or self.ids[0] < 0 or self.ids[-1] >= vocab_size:
+            permuted = len(self.ids) > 0 and len(np.unique(self.ids)) == len(self.ids)
             raise ArtifactError(
-                f"keep set of {len(self.ids)} ids is not strictly increasing inside [0, {vocab_size})",
+                f"keep set of {len(self.ids)} ids is {'permuted: ' if permuted else ''}not strictly increasing inside "
+                f"[0, {vocab_size})",
                 "build it again: hyco-export build-keepset",
             )
         self.vocab_size = vocab_size

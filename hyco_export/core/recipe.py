@@ -248,6 +248,7 @@ class Gates(Section, frozen=True):
     min_mat: dict[str, float] = msgspec.field(default_factory=dict)  # by system
     min_head_agreement: Share = 0.97  # K-step graph against the step-by-step W4 head
     min_slm_agreement: Share = 0.9  # best token of a row, integer graph against the float network
+    min_head_tokens: Annotated[float, Meta(ge=0.0)] = 0.1  # chain tokens a round of the published head; 0: not asked
     max_bytes_up: Count = 300
     max_bytes_down_overhead: Count = 100
 
@@ -267,6 +268,7 @@ class Validation(Section, frozen=True):
     emulator_max_new_tokens: Count = 24
     seed: int = 20261011
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.005
+    first_reply_rows: NonNegative = 0  # newest K/V rows of the first reply; 0: the whole window (paper)
     gates: Gates = Gates()
 
 

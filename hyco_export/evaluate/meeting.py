@@ -12,7 +12,7 @@ from hyco_export.core.data.prompts import read_prompts as read_prompt_set
 from hyco_export.core.data.prompts import require_enough
 from hyco_export.core.recipe import Recipe
 from hyco_export.evaluate.compatibility import require_compatible
-from hyco_export.evaluate.run_artifacts import RunArtifacts, expected_server, open_artifacts
+from hyco_export.evaluate.run_artifacts import Checkpoints, RunArtifacts, expected_server, open_artifacts
 from hyco_export.evaluate.trials import Prompt
 from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.transport import HttpTransport
@@ -28,7 +28,7 @@ class Subject:
 
     root: Path
     recipe: Recipe
-    verifier: Path  # checkpoint folder, for its tokenizer
+    checkpoints: Checkpoints  # what the artifacts were made from; the verifier's has the tokenizer
     prompts: Path  # JSONL of conversations
 
 
@@ -42,22 +42,22 @@ class Meeting:
     tokenizer: "PreTrainedTokenizerFast"
 
 
-def meet(subject: Subject, url: str) -> Meeting:
-    """Ask the server what it is, and compare that with the run.
+def meet(subject: Subject, url: str, transport: Transport | None = None) -> Meeting:
+    """Ask the server what it is, and compare that with the run; by plain calls without a transport.
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
         ArtifactError: the run folder is incomplete or altered.
     """
-    transport = HttpTransport(url)
+    transport = transport or HttpTransport(url)
     info = transport.info()
 
     from hyco_export.nn.checkpoint import tokenizer_digest  # after the server has answered: they take seconds to import
     from hyco_export.nn.verifier import load_tokenizer
 
-    tokenizer = load_tokenizer(subject.verifier)
+    tokenizer = load_tokenizer(subject.checkpoints.verifier)
     artifacts = open_artifacts(subject.root, subject.recipe.target)
-    expected = expected_server(artifacts, tokenizer_digest(subject.verifier), subject.recipe)
+    expected = expected_server(artifacts, tokenizer_digest(subject.checkpoints.verifier), subject.recipe)
     require_compatible(info, expected, url)
     return Meeting(transport, info, artifacts, tokenizer)
 

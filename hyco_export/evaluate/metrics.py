@@ -190,7 +190,8 @@ def threshold_stop(record: RoundTrace) -> bool:
 
 
 def down_overhead_bytes(record: RoundTrace, handoff: HandoffSpec | None) -> int:
-    """Bytes of a reply's body beyond its hand-off (e, h and the K/V of the old root and the accepted nodes).
+    """Bytes of a reply's body beyond its hand-off (e, h and the K/V of the old root and the accepted nodes,
+    and what was left of the first window).
 
     `handoff` is None for a system whose head does not run on the device. A finishing round carries no hand-off, which
     makes the number negative: it is an upper bound on headers and ids, not their exact size.
@@ -199,7 +200,7 @@ def down_overhead_bytes(record: RoundTrace, handoff: HandoffSpec | None) -> int:
     carried = handoff.round_bytes + rows * handoff.row_bytes if handoff is not None else 0
     if record.evidence is not None:  # only on request
         carried += len(wire.encode(record.evidence)) - len(NIL)
-    return record.traffic.payload_down_bytes - carried
+    return record.traffic.payload_down_bytes - carried - record.older_bytes
 
 
 def measure_traffic(system: str, traces: Sequence[GenerationTrace], handoff: HandoffSpec | None) -> SystemTraffic:

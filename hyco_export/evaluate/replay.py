@@ -32,7 +32,7 @@ class Replayed(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The rule with its options."""
-        options = [f"{name} {value}" for name, value in self.acceptance.items() if name != "rule"]
+        options = [f"{name}={value}" for name, value in self.acceptance.items() if name != "rule"]
         return " ".join([str(self.acceptance["rule"]), *options])
 
 

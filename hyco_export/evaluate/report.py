@@ -13,6 +13,7 @@ import msgspec
 from hyco_export.core.json_file import pretty_json
 from hyco_export.evaluate import pictures
 from hyco_export.evaluate.canvas import css_colors
+from hyco_export.evaluate.diagnosis.finding import Diagnosis
 from hyco_export.evaluate.examples import DrawnTree, RoundTimes
 from hyco_export.evaluate.gates import Gate, failed
 from hyco_export.evaluate.losslessness import Losslessness
@@ -43,6 +44,7 @@ class Report(msgspec.Struct, frozen=True):
     losslessness: tuple[Losslessness, ...]
     parity: tuple[GraphParity, ...]
     traffic: tuple[SystemTraffic, ...]
+    diagnosis: Diagnosis
     gates: tuple[Gate, ...]
     times: tuple[RoundTimes, ...]
     tree: DrawnTree | None
@@ -50,7 +52,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> Literal["pass", "fail"]:
-        return "pass" if all(gate.passed for gate in self.gates) else "fail"
+        return "pass" if all(gate.passed for gate in self.gates) and not self.diagnosis.findings else "fail"
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
@@ -58,6 +60,9 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     content = {"verdict": report.verdict, **msgspec.to_builtins(report)}
     content["gates"] = [{**msgspec.to_builtins(gate), "passed": gate.passed} for gate in report.gates]
+    content["diagnosis"]["findings"] = [
+        {**msgspec.to_builtins(finding), "means": finding.means} for finding in report.diagnosis.findings
+    ]
     json_path, html_path = folder / JSON_NAME, folder / HTML_NAME
     _replace(json_path, pretty_json(content))
     _replace(html_path, render_html(report).encode())
@@ -79,6 +84,7 @@ def render_html(report: Report) -> str:
     return template.render(
         report=report,
         failures=failed(report.gates),
+        notes=(*report.notes, *report.diagnosis.notes),
         facts=key_facts(report),
         baseline=report.systems[0],
         **_pictures(report),

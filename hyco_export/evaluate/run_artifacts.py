@@ -17,6 +17,15 @@ from hyco_export.runtime.systems import find_system
 
 
 @dataclass(frozen=True)
+class Checkpoints:
+    """The folders that a run's artifacts were made from."""
+
+    verifier: Path
+    head: Path
+    slm: Path
+
+
+@dataclass(frozen=True)
 class RunArtifacts:
     """What the device side of a run consists of."""
 

@@ -1,4 +1,4 @@
-"""The outcome of a validation in the terminal: three short tables and the verdict. Knows rich; measures nothing."""
+"""The outcome of a validation in the terminal: tables, diagnosis, verdict. Knows rich; measures nothing."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +12,8 @@ from hyco_export.evaluate.report import Report
 def summary(report: Report) -> RenderableType:
     """Systems, losslessness, gates, verdict."""
     parts: list[RenderableType] = [_systems(report), _losslessness(report), _parity(report), _gates(report)]
-    parts += [Text(f"note: {note}", style="dim") for note in report.notes]
+    parts += [Text(f"note: {note}", style="dim") for note in (*report.notes, *report.diagnosis.notes)]
+    parts.append(_diagnosis(report))
     return Group(*parts, _verdict(report))
 
 
@@ -73,11 +74,21 @@ def _gates(report: Report) -> Table:
     return table
 
 
+def _diagnosis(report: Report) -> Text:
+    """Each finding with its next step; one line where nothing was found."""
+    findings = report.diagnosis.findings
+    if not findings:
+        taken = " ".join(f"{share:.2f}".removeprefix("0") for share in report.diagnosis.acceptance)
+        positions = report.diagnosis.positions
+        return Text(f"\ndiagnosis: nothing wrong at {positions} golden positions (chain taken {taken})", style="dim")
+    return Text("\n".join(["\ndiagnosis", *(f"  {finding}" for finding in findings)]))
+
+
 def _verdict(report: Report) -> Text:
-    broken = failed(report.gates)
+    broken = [*failed(report.gates), *(f"{one.fault}, {one.where}" for one in report.diagnosis.findings)]
     if not broken:
         return Text(f"\nPASS: all {len(report.gates)} gates hold", style="bold green")
-    return Text("\n".join(["", *(f"FAIL: {gate}" for gate in broken)]), style="bold red")
+    return Text("\n".join(["", *(f"FAIL: {reason}" for reason in broken)]), style="bold red")
 
 
 def plain_table(title: str) -> Table:

@@ -5,8 +5,12 @@ Joins the recipe's drafting, the server's facts and the device; the loop itself 
 
 import hashlib
 import math
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+import msgspec
 
 from hyco_export.core.recipe import Drafting, Recipe
 from hyco_export.evaluate.run_artifacts import RunArtifacts
@@ -32,14 +36,22 @@ class DeviceRunner:
         transport: the server.
         info: what the server said of itself.
         trace: ask for what each round was judged by: larger replies, and traces that can be replayed.
+        clock: seconds; the link's, where the transport goes over a modelled one.
     """
 
     def __init__(
-        self, artifacts: RunArtifacts, recipe: Recipe, transport: Transport, info: ServerInfo, trace: bool = False
+        self,
+        artifacts: RunArtifacts,
+        recipe: Recipe,
+        transport: Transport,
+        info: ServerInfo,
+        trace: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._artifacts = artifacts
         self._recipe = recipe
         self._transport = transport
+        self._clock = clock
         self._settings = run_settings(recipe, artifacts.head_key, info, trace)
         self._devices: dict[str, Device] = {}
         self._drafters: dict[tuple[str, str], Drafter] = {}
@@ -56,8 +68,11 @@ class DeviceRunner:
         chosen = find_system(system)
         seed = prompt_seed(self._recipe.validation.seed + repeat, prompt.id)
         request = make_request(chosen, self._settings, prompt.id, sampling, seed, max_new_tokens)
+        if request.head_digest:
+            request = msgspec.structs.replace(request, first_rows=self._recipe.validation.first_reply_rows)
         policy = make_policy(chosen, self._settings)
-        return generate(prompt.ids, request, self._drafter(system, backend), self._transport, policy=policy)
+        drafter = self._drafter(system, backend)
+        return generate(prompt.ids, request, drafter, self._transport, self._clock, policy=policy)
 
     def _drafter(self, name: str, backend: str) -> Drafter:
         key = (name, backend)

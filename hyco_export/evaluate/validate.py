@@ -1,11 +1,13 @@
 """`validate`: drive a server with a run's artifacts and say what holds.
 
-The order: does the server answer and belong to this run; do the graphs agree; how do the systems perform; are greedy
-texts lossless on every back end; then the gates. Knows the steps; each step's maths is elsewhere.
+The order: does the server answer and belong to this run; what is wrong with it or the artifacts (`diagnose`); do the
+graphs agree; how do the systems perform; are greedy texts lossless on every back end; then the gates. Knows the steps;
+each step's maths is elsewhere.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,18 +16,24 @@ import msgspec
 
 import hyco_export
 from hyco_export.core.recipe import Validation
+from hyco_export.errors import HycoError
 from hyco_export.evaluate.backend_parity import compare_backends
+from hyco_export.evaluate.diagnose import diagnose
+from hyco_export.evaluate.diagnosis.finding import Diagnosis
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
+from hyco_export.evaluate.link_estimate import estimate_link, link_note
 from hyco_export.evaluate.losslessness import Losslessness
 from hyco_export.evaluate.meeting import Meeting, Subject, meet, read_prompts, wire_sampling
 from hyco_export.evaluate.metrics import SystemMetrics, measure, measure_traffic
+from hyco_export.evaluate.padding_cost import padding_note
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
 from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.system_runner import DeviceRunner
 from hyco_export.evaluate.trace_files import write_traces
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
+from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.systems import find_system
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.wire import ServerInfo
@@ -43,13 +51,23 @@ class Findings:
     traces: Mapping[str, Sequence[GenerationTrace]]  # of the sampled systems
     losslessness: tuple[Losslessness, ...]
     parity: tuple[GraphParity, ...]
+    diagnosis: Diagnosis
 
 
-def validate(subject: Subject, url: str, on_step: OnStep, traces: Path | None = None) -> Report:
-    """Everything `hyco-export validate` finds out.
+def validate(
+    subject: Subject,
+    url: str,
+    on_step: OnStep,
+    traces: Path | None = None,
+    transport: Transport | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Report:
+    """Everything `hyco-export validate` finds out from the server at `url`.
 
     Args:
         traces: folder for the sampled generations with what each round was judged by, `<system>.jsonl`; None for none.
+        transport: calls it with a token, or as if over a link; None for plain calls.
+        clock: seconds; the link's, where there is one.
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
@@ -57,8 +75,8 @@ def validate(subject: Subject, url: str, on_step: OnStep, traces: Path | None = 
         RecipeError: the prompts cannot be used.
     """
     started_at, began = datetime.now(UTC), time.monotonic()
-    meeting = meet(subject, url)
-    found = examine(subject, meeting, on_step, traces is not None)
+    meeting = meet(subject, url, transport)
+    found = examine(subject, meeting, on_step, traces is not None, clock)
     if traces is not None:
         for name, generations in found.traces.items():
             write_traces(traces / f"{name}.jsonl", generations)
@@ -67,16 +85,50 @@ def validate(subject: Subject, url: str, on_step: OnStep, traces: Path | None = 
     return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
 
 
-def examine(subject: Subject, meeting: Meeting, on_step: OnStep, trace: bool = False) -> Findings:
+def examine(
+    subject: Subject,
+    meeting: Meeting,
+    on_step: OnStep,
+    trace: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Findings:
     """Drive the server. Raises as `validate`."""
     recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
     prompts = read_prompts(subject.prompts, meeting.tokenizer, plan.prompts)
+    origins = subject.checkpoints
+    diagnosis = diagnose(artifacts, recipe, origins, meeting.tokenizer, meeting.transport, info, on_step)
+    with _said_with(diagnosis):
+        return _measure(subject, meeting, prompts, diagnosis, on_step, trace, clock)
+
+
+def _measure(
+    subject: Subject,
+    meeting: Meeting,
+    prompts: Sequence[Prompt],
+    diagnosis: Diagnosis,
+    on_step: OnStep,
+    trace: bool,
+    clock: Callable[[], float],
+) -> Findings:
+    """Compare the graphs, then run every system."""
+    recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
     parity = compare_backends(artifacts, recipe.target, on_step)
-    with DeviceRunner(artifacts, recipe, meeting.transport, info, trace) as runner:
+    with DeviceRunner(artifacts, recipe, meeting.transport, info, trace, clock) as runner:
         sampling = wire_sampling(recipe)
         traces = run_interleaved(runner, plan.systems, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)
-    return Findings(info, artifacts, len(prompts), traces, losslessness, parity)
+    return Findings(info, artifacts, len(prompts), traces, losslessness, parity, diagnosis)
+
+
+@contextmanager
+def _said_with(diagnosis: Diagnosis) -> Iterator[None]:
+    """A fault may end the rest of a validation: its name is then said with the error that it caused."""
+    try:
+        yield
+    except HycoError as error:
+        if diagnosis.findings:
+            error.message += "; the diagnosis before it: " + "; ".join(map(str, diagnosis.findings))
+        raise
 
 
 def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], str]) -> Report:
@@ -105,10 +157,16 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
         losslessness=found.losslessness,
         parity=found.parity,
         traffic=traffic,
+        diagnosis=found.diagnosis,
         gates=run_gates(plan.gates, systems, found.losslessness, found.parity, traffic),
         times=tuple(median_times(name, found.traces[name]) for name in asking),
         tree=next(filter(None, (pick_tree(found.traces[name], text_of) for name in reversed(asking))), None),
-        notes=(*notes(plan, found.prompts), *system_notes(systems, len(keepset), keepset.vocab_size)),
+        notes=(
+            *notes(plan, found.prompts),
+            *system_notes(systems, len(keepset), keepset.vocab_size),
+            link_note(estimate_link(found.traces[name] for name in asking)),
+            padding_note(asking[-1], [record for trace in found.traces[asking[-1]] for record in trace.rounds]),
+        ),
     )
 
 

@@ -7,6 +7,7 @@ tokens are kept.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from hyco_export.core.network.row_grid import QuantizedRows, quantize_rows
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.tensor_files import TensorFiles
+
+if TYPE_CHECKING:
+    import torch
 
 EMBEDDING_SUFFIX = ".embed_tokens.weight"
 CHUNK_ROWS = 512  # 6 MB of float32 at the 2,816 columns of Gemma 4 26B-A4B
@@ -46,6 +50,11 @@ def find_embedding(folder: Path) -> EmbeddingSource:
     return EmbeddingSource(files, names[0], vocab_size, hidden)
 
 
+def scaled_row(source: EmbeddingSource, token: int, dtype: Dtype) -> "torch.Tensor":
+    """The embedding [H] of one token as the verifier's layer gives it in `dtype`."""
+    return _scaled(source, source.files.rows(source.tensor, token, token + 1), dtype)[0]
+
+
 def quantized_embedding(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) -> QuantizedRows:
     """All of `quantized_blocks`, in memory."""
     integers = np.empty((len(ids), source.hidden), dtype=np.int8)
@@ -57,24 +66,30 @@ def quantized_embedding(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) 
 
 
 def quantized_blocks(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) -> Iterator[tuple[int, QuantizedRows]]:
-    """8-bit rows of the tokens `ids` [n] (ascending), as the verifier's embedding layer gives them.
+    """8-bit rows of the tokens `ids` [n] (ascending), as the verifier's embedding layer gives them in `dtype`.
 
     They come in blocks, each with the place of its first row in `ids`.
-
-    transformers' `Gemma4TextScaledWordEmbedding` rounds its factor sqrt(H) to the weight's dtype and multiplies in it
-    (bfloat16: 53 instead of 53.07 at H = 2,816), so the same is done here in the `dtype` the verifier runs in.
     """
-    import torch  # hundreds of MB that finding the table does without
-
-    run_dtype = getattr(torch, dtype)
-    factor = torch.tensor(source.hidden**0.5).to(run_dtype)
     for start in range(0, source.vocab_size, CHUNK_ROWS):
         first, last = np.searchsorted(ids, (start, start + CHUNK_ROWS))
         if first == last:
             continue
         chunk = source.files.rows(source.tensor, start, start + CHUNK_ROWS)[ids[first:last] - start]
-        real = (torch.from_numpy(chunk).to(run_dtype) * factor).float().numpy()  # [<= CHUNK_ROWS, H]
+        real = _scaled(source, chunk, dtype).float().numpy()  # [<= CHUNK_ROWS, H]
         yield int(first), quantize_rows(real)
+
+
+def _scaled(source: EmbeddingSource, rows: np.ndarray, dtype: Dtype) -> "torch.Tensor":
+    """Rows [n, H] as the verifier's embedding layer gives them when it runs in `dtype`.
+
+    transformers' `Gemma4TextScaledWordEmbedding` rounds its factor sqrt(H) to the weight's dtype and multiplies in it
+    (bfloat16: 53 instead of 53.07 at H = 2,816), so the same is done here.
+    """
+    import torch  # hundreds of MB that finding the table does without
+
+    run_dtype = getattr(torch, dtype)
+    factor = torch.tensor(source.hidden**0.5).to(run_dtype)
+    return torch.from_numpy(rows).to(run_dtype) * factor
 
 
 def _is_embedding(name: str) -> bool:

@@ -60,7 +60,7 @@ def open_server_engine(
         artifacts: run folder.
         device: torch device, e.g. `cpu`, `cuda`, `cuda:1`.
         recipe_folder: where the recipe's relative paths start; None for the embedded recipe.
-        options: batching and memory.
+        options: sessions, batching and memory.
 
     Raises:
         CheckpointError: a checkpoint is missing, unreadable or does not belong with the others.
@@ -80,8 +80,10 @@ def open_server_engine(
     keepset = _keepset(artifacts, artifact)
     restricts = artifact is not None and keepset is not None
     facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
+    usual = Limits()
     limits = Limits(
-        prompt_limit=min(Limits().prompt_limit, facts.context_limit - 1),
+        sessions=options.sessions or usual.sessions,
+        prompt_limit=min(usual.prompt_limit, facts.context_limit - 1),
         cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place)),
     )
     encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None

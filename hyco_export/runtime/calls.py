@@ -6,7 +6,7 @@ Legend: N nodes, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,11 +15,9 @@ import numpy as np
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import rounds, wire
 from hyco_export.runtime.admission import Facts, Limits
-from hyco_export.runtime.ports import Chain, Check, Prefill, VerifierSession
+from hyco_export.runtime.ports import Chain, Check, Gone, Prefill, VerifierSession
 from hyco_export.runtime.sessions import Answered, Session, no_such_session
 from hyco_export.runtime.tree import ROOT, check_tree
-
-Gone = Callable[[], bool]  # has the caller gone away
 
 
 class Call(ABC):

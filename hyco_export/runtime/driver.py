@@ -16,7 +16,7 @@ from hyco_export.runtime.drafters import Draft, Drafter, ProactiveDrafter
 from hyco_export.runtime.offload import AskForAll, OffloadPolicy
 from hyco_export.runtime.ports import Given, Transport
 from hyco_export.runtime.replies import check_reply
-from hyco_export.runtime.rounds import finish_reason
+from hyco_export.runtime.rounds import cut_length, finish_reason
 from hyco_export.runtime.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
 from hyco_export.runtime.tree import Tree, subtree
 from hyco_export.runtime.while_waiting import WhileWaiting
@@ -42,6 +42,7 @@ class Request(msgspec.Struct, frozen=True):
     trace: bool = False  # ask for what each round was judged by
     stop_ids: tuple[int, ...] = ()
     draft_scope: wire.DraftScope = "full"
+    first_rows: int = 0  # K/V rows of the first reply, the rest after it; 0: the whole window at once (HyCo, §3.1)
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -195,6 +196,7 @@ class Generation:
             trace=request.trace,
             draft_scope=request.draft_scope,
             unverified=self._policy.keeps,
+            first_rows=request.first_rows,
         )
 
     def _propose(self) -> Proposal | None:
@@ -219,8 +221,7 @@ class Generation:
         tokens = [draft.tree.tokens[row] for row in path]
         room = self._request.max_new_tokens - (length - self._prompt_length)
         finished = finish_reason(tokens, frozenset(self._request.stop_ids), room)
-        stop = next((index for index, token in enumerate(tokens) if token in self._request.stop_ids), len(tokens))
-        tokens = tokens[: min(stop + 1, room)]
+        tokens = tokens[: cut_length(tokens, self._request.stop_ids, room)]
         self._take(tokens, finished)
         self._unsent += tokens
         kept = path[: len(tokens)]
@@ -276,6 +277,7 @@ class Generation:
                 reused=proposal.draft.reused,
                 ahead_ms=ahead_ms,
                 evidence=reply.evidence,
+                older_bytes=len(reply.handoff.older_kv) if reply.handoff else 0,
             )
         )
 

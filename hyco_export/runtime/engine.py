@@ -16,18 +16,14 @@ from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import CacheBudget, Facts, Limits, check_prime
 from hyco_export.runtime.batching import Batching, Scheduler
-from hyco_export.runtime.calls import Call, Gone, PrimeCall, RoundCall
+from hyco_export.runtime.calls import Call, PrimeCall, RoundCall
 from hyco_export.runtime.clocks import Clock, ThreadCpuClock
+from hyco_export.runtime.guard.faults import place_of
 from hyco_export.runtime.one_by_one import OneByOne
-from hyco_export.runtime.ports import Check, Prefill, VerifierModels, VerifierSession
+from hyco_export.runtime.ports import Check, Gone, Prefill, VerifierModels, VerifierSession, never_gone
 from hyco_export.runtime.sessions import PRIME_AGAIN, Session, SessionTable
 
 _log = logging.getLogger(__name__)
-
-
-def never_gone() -> bool:
-    """A caller that waits for its reply whatever happens."""
-    return False
 
 
 class Engine:
@@ -226,7 +222,7 @@ class Engine:
     def _faults(self, calls: Sequence[Call], error: Exception) -> list["_Ended"]:
         """Drop the sessions of a pass, or of one call, that failed."""
         if not isinstance(error, HycoError):
-            _log.error("the model failed; the %d sessions of this pass are dropped", len(calls), exc_info=error)
+            _log.error("the model failed; the %d sessions of this pass are dropped: %s", len(calls), place_of(error))
         with self._lock:
             for call in calls:
                 self._table.drop(call.session.id)

@@ -13,6 +13,7 @@ from hyco_export.core.handoff import HandoffSpec
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime.ports import Given, HeadDevice, HeadDraft, SlmDevice
 from hyco_export.runtime.tree import ROOT, Tree, path_to
+from hyco_export.runtime.wire import Handoff
 
 
 class HeadFeed:
@@ -29,6 +30,7 @@ class HeadFeed:
         self._e = np.zeros(spec.hidden, np.uint8)
         self._h = np.zeros(spec.hidden, np.uint8)
         self._next_position = 0
+        self._oldest = 0  # position of the oldest row since the session began
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
         """Start from PRIME's hand-off: its rows are the newest positions before the root.
@@ -37,7 +39,7 @@ class HeadFeed:
             ProtocolError: see `observe`.
         """
         self._head.reset()
-        self._next_position = given.handoff.first_position if given.handoff else 0
+        self._next_position = self._oldest = given.handoff.first_position if given.handoff else 0
         self.observe(ids, given)
 
     def observe(self, ids: Sequence[int], given: Given) -> None:
@@ -70,8 +72,25 @@ class HeadFeed:
             )
         self._head.commit(rows, handoff.first_position)
         self._next_position = root_position
+        if handoff.older_kv:
+            self._take_older(handoff, root_position)
         self._e = np.frombuffer(handoff.e, np.uint8)
         self._h = np.frombuffer(handoff.h, np.uint8)
+
+    def _take_older(self, handoff: Handoff, root_position: int) -> None:
+        """Rows of the first window that came late; those that have left the window meanwhile are dropped."""
+        skipped = max(0, root_position - self._spec.window - handoff.older_first)
+        count, rest = divmod(len(handoff.older_kv), self._spec.row_bytes)
+        if rest or handoff.older_first + count != self._oldest:
+            raise ProtocolError(
+                "handoff_gap",
+                f"{len(handoff.older_kv)} B of older K/V rows from position {handoff.older_first}, "
+                f"expected rows that end at {self._oldest - 1}",
+            )
+        if skipped < count:
+            rows = self._spec.unpack_rows(handoff.older_kv[skipped * self._spec.row_bytes :])
+            self._head.commit(rows, handoff.older_first + skipped)
+        self._oldest = handoff.older_first
 
     def draft(self) -> HeadDraft:
         """The head's chain and runner-ups under the root."""

@@ -22,6 +22,7 @@ class Metrics:
         )
         self._bytes_up = Counter("hyco_body_bytes_up", "Bytes of request bodies", registry=self.registry)
         self._bytes_down = Counter("hyco_body_bytes_down", "Bytes of reply bodies", registry=self.registry)
+        self._padding = Counter("hyco_padding_bytes", "Bytes of reply bodies that are padding", registry=self.registry)
         self._committed = Histogram(
             "hyco_round_tokens", "Tokens in the reply to a round", buckets=COMMITTED_BUCKETS, registry=self.registry
         )
@@ -44,6 +45,9 @@ class Metrics:
         self._tokens.inc(tokens)
         self._committed.observe(tokens)
         self._server_ms.labels("verify").observe(server_ms)
+
+    def padded(self, padding_bytes: int) -> None:
+        self._padding.inc(padding_bytes)
 
     def refused(self, code: str) -> None:
         self._refusals.labels(code).inc()

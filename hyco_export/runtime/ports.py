@@ -3,7 +3,7 @@
 Legend: R rows of a pass, N nodes, H hidden, V vocabulary, C kept tokens. numpy only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -28,7 +28,7 @@ class HeadDevice(Protocol):
         ...
 
     def commit(self, rows: KvRows, first_position: int) -> None:
-        """Copy K/V rows of consecutive positions into the ring."""
+        """Copy K/V rows of consecutive positions into the ring, behind its newest row or before its oldest."""
         ...
 
     def draft(self, e: np.ndarray, h: np.ndarray, root_position: int) -> HeadDraft:
@@ -208,9 +208,29 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Bytes of one call: bodies alone, and with HTTP headers."""
+    """Bytes of one call: bodies alone (without padding), and all that HTTP sends."""
 
     payload_up_bytes: int
     payload_down_bytes: int
     wire_up_bytes: int
     wire_down_bytes: int
+
+
+Gone = Callable[[], bool]  # has the caller gone away: asked before each pass that is made for it
+
+
+def never_gone() -> bool:
+    """A caller that waits for its reply whatever happens."""
+    return False
+
+
+class EnginePort(Protocol):
+    """What `runtime.engine.Engine` offers to those who bring it calls; callable from any thread."""
+
+    def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply: ...
+
+    def verify(
+        self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
+    ) -> wire.VerifyReply: ...
+
+    def close(self, session_id: str) -> None: ...

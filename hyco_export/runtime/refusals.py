@@ -11,9 +11,11 @@ STATUS_OF = {
     "token_range": 400,
     "parent_order": 400,
     "duplicate_sibling": 400,
+    "unauthorized": 401,
     wire.UNKNOWN_SESSION: 404,
     "unknown_route": 404,
     "method": 405,
+    "slow": 408,
     "round_stale": 409,  # what the device believes and what the server knows differ
     "round_future": 409,
     "round_differs": 409,
@@ -28,9 +30,11 @@ STATUS_OF = {
     "unsupported": 422,
     "sessions_full": 429,
     "cache_full": 429,
+    "rate": 429,
     "cancelled": 499,  # the caller has gone: nobody hears it, it is counted
     "model_fault": 500,  # the server's own: this session is lost, the others are not
     "internal": 500,
+    "connections_full": 503,
     "shutting_down": 503,
 }
 

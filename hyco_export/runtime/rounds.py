@@ -3,7 +3,7 @@
 Joins sampling and acceptance, then cuts the path at the first stop id or at the token cap. Knows no sessions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -105,9 +105,14 @@ def settle(verdict: acceptance.Verdict, tokens: Sequence[int], stop_ids: frozens
     """The verdict cut at the first stop id, then at `room` tokens (>= 1)."""
     committed = [*(int(tokens[row]) for row in verdict.accepted), verdict.bonus]
     finished = finish_reason(committed, stop_ids, room)
-    stop = next((index for index, token in enumerate(committed) if token in stop_ids), len(committed))
-    kept = min(len(committed), stop + 1, room)
+    kept = cut_length(committed, stop_ids, room)
     return Outcome(verdict.accepted[:kept], verdict.drawn[:kept], tuple(committed[:kept]), finished)
+
+
+def cut_length(committed: Sequence[int], stop_ids: Collection[int], room: int) -> int:
+    """How many of these tokens are committed: up to the first stop id, at most `room`."""
+    stop = next((index for index, token in enumerate(committed) if token in stop_ids), len(committed))
+    return min(len(committed), stop + 1, room)
 
 
 def finish_reason(committed: Sequence[int], stop_ids: frozenset[int], room: int) -> Finished:

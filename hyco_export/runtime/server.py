@@ -1,43 +1,55 @@
 """The engine over HTTP: routes, limits before allocation, typed refusals, callers that go away.
 
-Knows HTTP and the wire format, no models. PROTOCOL.md tells what travels.
+Knows HTTP and the wire format, no models; `serving` makes a process of it. PROTOCOL.md tells what travels.
 """
 
 import asyncio
 import contextlib
 import logging
-import signal
-import socket
+import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import uvicorn
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hyco_export.errors import HycoError, ProtocolError, ServerError
+from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.runtime import metrics, wire
 from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.guard.desk import Desk
+from hyco_export.runtime.guard.faults import place_of
+from hyco_export.runtime.guard.rates import RateLimiter, Throttled
+from hyco_export.runtime.guard.tokens import ANYBODY, Tokens
+from hyco_export.runtime.padding import HEADER, HEADER_DIGITS, pad
 from hyco_export.runtime.refusals import as_refusal, body_of, status_of
 
-LOOPBACK = "127.0.0.1"
 ID_BYTES = 5  # of a token id or a row in MessagePack, at most
 ENVELOPE_BYTES = 1024  # of a body beside its ids
 CALLS_PER_SESSION = 2  # waiting at once: a call, and a retry of it
 SWEEP_S = 5.0  # between two looks for idle sessions
-DRAIN_S = 10  # for calls in flight when the server is told to stop
-KEEP_ALIVE_S = 75  # a device may draft for a while between two rounds; an emulated one for seconds
+LINGER_BYTES = 1 << 20  # of a body that is too large: read and dropped, so that its sender hears why
 MAX_ROUND_DIGITS = 9
 MAX_LENGTH_DIGITS = 18
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CLOSE = {"Connection": "close"}
 
 Answer = TypeVar("Answer")
+Handler = Callable[[Request, str], Awaitable[Response]]  # a call and its caller
 _log = logging.getLogger(__name__)
+
+
+class CallLimits(msgspec.Struct, frozen=True):
+    """What a caller may ask for. A caller is a token, or an address where no token is asked for."""
+
+    calls_per_s: float = 500.0  # in the long run; a session of fast rounds makes a hundred
+    burst: int = 1_000  # at once
+    sessions: int = 8  # of one token at once
+    body_s: float = 30.0  # to send a body
 
 
 class Service:
@@ -47,12 +59,19 @@ class Service:
     refusals.
     """
 
-    def __init__(self, engine: Engine, info: wire.ServerInfo) -> None:
+    def __init__(
+        self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits, pad_bytes: int
+    ) -> None:
         self._engine = engine
+        self._desk = Desk(engine, calls.sessions, engine.limits.idle_s)
+        self._tokens = tokens
+        self._rates = RateLimiter(calls.calls_per_s, calls.burst)
+        self._body_s = calls.body_s
+        self._pad_bytes = pad_bytes
         self._info = wire.encode(info)
         self._metrics = metrics.Metrics(lambda: engine.session_count)
-        calls = CALLS_PER_SESSION * engine.limits.sessions
-        self._waiters = ThreadPoolExecutor(max_workers=calls, thread_name_prefix="call")
+        waiting = CALLS_PER_SESSION * engine.limits.sessions
+        self._waiters = ThreadPoolExecutor(max_workers=waiting, thread_name_prefix="call")
         self._ready = False
         limits = engine.limits
         self._prime_bytes = ENVELOPE_BYTES + ID_BYTES * limits.prompt_limit
@@ -71,30 +90,66 @@ class Service:
             self._waiters.shutdown(wait=True, cancel_futures=True)
             self._engine.shut_down()
 
-    async def prime(self, request: Request) -> Response:
-        body = await _read(request, self._prime_bytes)
+    def guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """A handler that hears only callers who may call, and whose errors travel as refusals."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await handler(request, self._admit(request))
+            except HycoError as error:
+                return self._refusal(as_refusal(error))
+            except Exception as error:
+                _log.error("a call failed: %s", place_of(error))
+                return self._refusal(
+                    ProtocolError("internal", f"the server failed: {type(error).__name__}", "try again")
+                )
+
+        return endpoint
+
+    def _admit(self, request: Request) -> str:
+        """The caller.
+
+        Raises:
+            ProtocolError: code unauthorized.
+            Throttled: too many calls of this caller, or from an address that shows no token.
+        """
+        address = request.client.host if request.client else ""
+        try:
+            owner = self._tokens.owner_of(request.headers.get("authorization"))
+        except ProtocolError:
+            self._rates.take(f"address {address}")
+            raise
+        self._rates.take(f"address {address}" if owner == ANYBODY else owner)
+        return owner
+
+    async def prime(self, request: Request, owner: str) -> Response:
+        body = await _read(request, self._prime_bytes, self._body_s)
         message = wire.decode(body, wire.PrimeRequest)
         async with _watched(request) as gone:
-            reply = await self._work(self._engine.prime, message, gone)
+            reply = await self._work(self._desk.prime, owner, message, gone)
         self._metrics.primed(reply.server_ms)
-        return self._reply("prime", len(body), wire.encode(reply))
+        return self._message("prime", len(body), reply)
 
-    async def verify(self, request: Request) -> Response:
-        body = await _read(request, self._verify_bytes)
-        round_number = _round_number(request.path_params["round"])
+    async def verify(self, request: Request, owner: str) -> Response:
+        body = await _read(request, self._verify_bytes, self._body_s)
+        number = round_number(request.path_params["round"])
         message = wire.decode(body, wire.VerifyRequest)
+        session = request.path_params["session"]
         async with _watched(request) as gone:
-            reply = await self._work(self._engine.verify, request.path_params["session"], round_number, message, gone)
+            reply = await self._work(self._desk.verify, owner, session, number, message, gone)
         self._metrics.verified(len(reply.tokens), reply.server_ms)
-        return self._reply("verify", len(body), wire.encode(reply))
+        return self._message("verify", len(body), reply)
 
-    async def close(self, request: Request) -> Response:
-        await self._work(self._engine.close, request.path_params["session"])
+    async def close(self, request: Request, owner: str) -> Response:
+        await self._work(self._desk.close, owner, request.path_params["session"])
         self._metrics.answered("close", 0, 0)
         return Response(status_code=204)
 
-    async def info(self, _: Request) -> Response:
+    async def info(self, _: Request, __: str) -> Response:
         return self._reply("info", 0, self._info)
+
+    async def expose(self, _: Request, __: str) -> Response:
+        return Response(self._metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     async def health(self, _: Request) -> Response:
         return Response("alive\n", media_type="text/plain")
@@ -103,14 +158,6 @@ class Service:
         text, status = ("ready\n", 200) if self._ready else ("not ready\n", 503)
         return Response(text, status_code=status, media_type="text/plain")
 
-    async def expose(self, _: Request) -> Response:
-        return Response(self._metrics.text(), media_type=metrics.CONTENT_TYPE)
-
-    async def refuse(self, _: Request, error: Exception) -> Response:
-        """A refusal as its status and body."""
-        assert isinstance(error, HycoError)
-        return self._refusal(as_refusal(error))
-
     async def refuse_route(self, _: Request, error: Exception) -> Response:
         """What the router itself refuses."""
         assert isinstance(error, HTTPException)
@@ -118,13 +165,29 @@ class Service:
         code, message = known.get(error.status_code, ("malformed", "the request cannot be understood"))
         return self._refusal(ProtocolError(code, message, "see PROTOCOL.md for the calls"))
 
-    async def refuse_fault(self, _: Request, error: Exception) -> Response:
-        """A fault of the server itself; the traceback is logged by the server that runs this application."""
-        return self._refusal(ProtocolError("internal", f"the server failed: {type(error).__name__}", "try again"))
-
     def _refusal(self, refusal: ProtocolError) -> Response:
         self._metrics.refused(refusal.code)
-        return Response(wire.encode(body_of(refusal)), status_code=status_of(refusal), media_type=wire.MEDIA_TYPE)
+        headers = {}
+        if isinstance(refusal, Throttled):
+            headers = {"Retry-After": str(math.ceil(refusal.wait_s))}
+        elif isinstance(refusal, _UnreadBody):
+            headers = CLOSE
+        elif refusal.code == "unauthorized":
+            headers = {"WWW-Authenticate": "Bearer"}
+        return Response(
+            wire.encode(body_of(refusal)), status_code=status_of(refusal), headers=headers, media_type=wire.MEDIA_TYPE
+        )
+
+    def _message(self, call: str, bytes_up: int, reply: msgspec.Struct) -> Response:
+        """A reply whose size would tell how much was committed: padded where the server was told so."""
+        body = wire.encode(reply)
+        if not self._pad_bytes:
+            return self._reply(call, bytes_up, body)
+        response = self._reply(call, bytes_up, pad(body, self._pad_bytes))
+        padding_bytes = len(response.body) - len(body)
+        self._metrics.padded(padding_bytes)
+        response.headers[HEADER] = f"{padding_bytes:0{HEADER_DIGITS}}"
+        return response
 
     def _reply(self, call: str, bytes_up: int, body: bytes) -> Response:
         self._metrics.answered(call, bytes_up, len(body))
@@ -147,92 +210,34 @@ class Service:
                 _log.info("%d idle sessions expired", expired)
 
 
-def create_app(engine: Engine, info: wire.ServerInfo) -> Starlette:
-    """The ASGI application of an engine."""
-    service = Service(engine, info)
+def create_app(
+    engine: Engine,
+    info: wire.ServerInfo,
+    tokens: Tokens | None = None,
+    calls: CallLimits | None = None,
+    pad_bytes: int = 0,
+) -> Starlette:
+    """The ASGI application of an engine; without tokens everybody may call.
+
+    `pad_bytes` > 0 pads the replies of PRIME and VERIFY to multiples of it (`padding`).
+    """
+    service = Service(engine, info, tokens or Tokens(), calls or CallLimits(), pad_bytes)
     routes = [
-        Route("/v1/sessions", service.prime, methods=["POST"]),
-        Route("/v1/sessions/{session}/rounds/{round}", service.verify, methods=["POST"]),
-        Route("/v1/sessions/{session}", service.close, methods=["DELETE"]),
-        Route("/v1/info", service.info, methods=["GET"]),
+        Route("/v1/sessions", service.guarded(service.prime), methods=["POST"]),
+        Route("/v1/sessions/{session}/rounds/{round}", service.guarded(service.verify), methods=["POST"]),
+        Route("/v1/sessions/{session}", service.guarded(service.close), methods=["DELETE"]),
+        Route("/v1/info", service.guarded(service.info), methods=["GET"]),
+        Route("/metrics", service.guarded(service.expose), methods=["GET"]),
         Route("/healthz", service.health, methods=["GET"]),
         Route("/readyz", service.ready, methods=["GET"]),
-        Route("/metrics", service.expose, methods=["GET"]),
     ]
-    handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-        HycoError: service.refuse,
-        HTTPException: service.refuse_route,
-        Exception: service.refuse_fault,
-    }
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=service.lifespan)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: service.refuse_route}, lifespan=service.lifespan)
+    app.router.redirect_slashes = False  # a path is right or unknown
+    return app
 
 
-def serve(
-    app: Starlette,
-    host: str = LOOPBACK,
-    port: int = 0,
-    on_ready: Callable[[str, int], None] = lambda _host, _port: None,
-) -> None:
-    """Serve until SIGINT or SIGTERM; calls in flight are finished first. Port 0 picks a free one.
-
-    Args:
-        on_ready: called with host and port once connections are accepted.
-
-    Raises:
-        ServerError: the address cannot be bound.
-    """
-    listener = _bind(host, port)
-    bound_port = listener.getsockname()[1]
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_S,
-        lifespan="on",
-        ws="none",
-    )
-    with _stopping_is_normal():
-        _AnnouncingServer(config, lambda: on_ready(host, bound_port)).run(sockets=[listener])
-
-
-class _AnnouncingServer(uvicorn.Server):
-    """uvicorn's server that says when it accepts connections."""
-
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._announce = announce
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._announce()
-
-
-@contextlib.contextmanager
-def _stopping_is_normal() -> Iterator[None]:
-    """uvicorn raises the signal that stopped it once more when it is done; here a stop is how `serve` ends."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda _number, _frame: None) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=128)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ServerError(f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port") from error
-    # accepted connections inherit it; without it a reply's second packet waits 40 ms for a delayed acknowledgement
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
+class _UnreadBody(ProtocolError):
+    """A refusal whose request has not been read to its end: the connection cannot go on."""
 
 
 @contextlib.asynccontextmanager
@@ -252,28 +257,41 @@ async def _watched(request: Request) -> AsyncIterator[Callable[[], bool]]:
         watcher.cancel()
 
 
-async def _read(request: Request, limit_bytes: int) -> bytes:
+async def _read(request: Request, limit_bytes: int, limit_s: float) -> bytes:
     """The request's body, never more than the limit.
 
     Raises:
-        ProtocolError: codes body_size, malformed.
+        ProtocolError: codes body_size, slow, malformed.
     """
-    too_large = ProtocolError("body_size", f"the body is larger than the {limit_bytes} B this call takes")
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and (len(declared) > MAX_LENGTH_DIGITS or int(declared) > limit_bytes):
-        raise too_large
-    body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit_bytes:
-                raise too_large
+        async with asyncio.timeout(limit_s):
+            return await _read_body(request, limit_bytes)
+    except TimeoutError as error:
+        raise _UnreadBody("slow", f"the body took longer than {limit_s:g} s", "send it on a better link") from error
     except ClientDisconnect as error:
         raise ProtocolError("malformed", "the connection ended before the body did") from error
+
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes:
+    message = f"the body is larger than the {limit_bytes} B this call takes"
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and (len(declared) > MAX_LENGTH_DIGITS or int(declared) > limit_bytes + LINGER_BYTES):
+        raise _UnreadBody("body_size", message)
+    body = bytearray()
+    dropped_bytes = 0
+    async for chunk in request.stream():
+        if len(body) + len(chunk) <= limit_bytes and not dropped_bytes:
+            body += chunk
+            continue
+        dropped_bytes += len(chunk)
+        if dropped_bytes > LINGER_BYTES:
+            raise _UnreadBody("body_size", message)
+    if dropped_bytes:
+        raise ProtocolError("body_size", message)
     return bytes(body)
 
 
-def _round_number(text: str) -> int:
+def round_number(text: str) -> int:
     """The round in a path.
 
     Raises:

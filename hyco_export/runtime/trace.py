@@ -69,6 +69,7 @@ class RoundTrace(msgspec.Struct, frozen=True, tag="round", tag_field="record"):
     reused: int = 0  # nodes of the tree that were grown while the last reply was on its way
     ahead_ms: float = 0.0  # device: drafting while this round's reply was on its way, part of the wait
     evidence: wire.Evidence | None = None  # what the server judged by: p~ of every node, draws of every row; on request
+    older_bytes: int = 0  # K/V rows of the first window that came with this reply
 
 
 class GenerationTrace(msgspec.Struct, frozen=True, tag="generation", tag_field="record"):

@@ -5,22 +5,33 @@ is used because a round is short: a call was measured at a third of httpx's CPU 
 """
 
 import http.client
-import ssl
+import secrets
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
-from hyco_export.errors import HycoError, ProtocolError, ServerError
+from hyco_export.errors import HycoError, ProtocolError, ServerError, UnreachableError
 from hyco_export.runtime import wire
-from hyco_export.runtime.ports import Traffic
+from hyco_export.runtime.guard.desk import Desk
+from hyco_export.runtime.guard.tls import client_context, is_loopback
+from hyco_export.runtime.guard.tokens import ANYBODY
+from hyco_export.runtime.padding import HEADER
+from hyco_export.runtime.ports import EnginePort, Traffic
 from hyco_export.runtime.refusals import as_refusal, body_of
 
 SUCCESS_STATUSES = range(200, 300)
 ANSWER_LIMIT_BYTES = 1 << 26  # ten times the largest hand-off of the paper
-GATEWAY_STATUSES = (502, 503, 504)  # a proxy whose server is away, when the body is not one of ours
+GATEWAY_STATUSES = (500, 502, 503, 504)  # a proxy whose server is away or died, when the body is not one of ours
+ATTEMPT_BYTES = 9  # random ones: nobody else's try can be named
+AFFINITY_BYTES = 6  # random ones: enough to spread clients over servers
+BUSY_CODES = ("rate", "connections_full")  # refusals before anything was done: any call can be sent again
+BUSY_TRIES = 5
+LONGEST_WAIT_S = 30.0  # that a server may ask for between two tries
 Sent = TypeVar("Sent", bound=msgspec.Struct)
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
@@ -34,6 +45,18 @@ class Patience(msgspec.Struct, frozen=True):
     pauses_s: tuple[float, ...] = (0.0, 0.2, 1.0)  # before each further try of a round
 
 
+class Access(msgspec.Struct, frozen=True):
+    """How a client is let in, and how it knows the server.
+
+    `token` travels with every call. `authority` (PEM) signs the server's certificate; without it the system's
+    authorities do. `insecure` lets the token travel without TLS.
+    """
+
+    token: str = ""
+    authority: Path | None = None
+    insecure: bool = False
+
+
 class HttpTransport:
     """Calls to a verifier server over one kept-alive connection.
 
@@ -41,14 +64,32 @@ class HttpTransport:
         url: `http://HOST:PORT` or `https://HOST:PORT`, with a path prefix where a proxy wants one.
         patience: time limits and retries.
         pause: waits that many seconds between tries.
+        access: what the server wants to see, and how it is recognised.
 
     Raises:
-        ServerError: the URL is not one of these.
+        ServerError: the URL is not one of these, the authority's file cannot be used, or the token would travel in
+            the clear.
     """
 
-    def __init__(self, url: str, patience: Patience | None = None, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        url: str,
+        patience: Patience | None = None,
+        pause: Callable[[float], None] = time.sleep,
+        access: "Access | None" = None,
+    ) -> None:
         self._url = url
         self._parts = split_url(url)
+        access = access or Access()
+        self._headers = {"X-Session-Id": secrets.token_urlsafe(AFFINITY_BYTES)}  # one server of several: PROTOCOL.md, 1
+        if access.token:
+            self._headers["Authorization"] = f"Bearer {access.token}"
+        self._tls = client_context(access.authority) if self._parts.scheme == "https" else None
+        if access.token and not (self._tls or access.insecure or is_loopback(self._parts.hostname or "")):
+            raise ServerError(
+                f"the token would travel in the clear to {self._parts.hostname}",
+                "use an https URL, or say --insecure inside a network that you trust",
+            )
         self._patience = patience or Patience()
         self._reply_s = self._patience.reply_s
         self._pause = pause
@@ -65,8 +106,10 @@ class HttpTransport:
             self._reply_s = self._patience.reply_s
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
-        """POST /v1/sessions. Sent again only when the connection broke; the session then left behind expires."""
-        return wire.decode(self._call("POST", "/v1/sessions", wire.encode(request), once=True), wire.PrimeReply)
+        """POST /v1/sessions. Sent again only when a kept-alive connection had gone stale."""
+        return wire.decode(
+            self._call("POST", "/v1/sessions", wire.encode(as_attempt(request)), once=True), wire.PrimeReply
+        )
 
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
         """POST /v1/sessions/{id}/rounds/{n}, tried again through breaks, timeouts and restarts: n is idempotent."""
@@ -92,11 +135,16 @@ class HttpTransport:
         """
         self._sent_bytes = 0
         pauses = () if once else self._patience.pauses_s
-        tries = 0
+        tries = busy = 0
         while True:
             kept_alive = self._connection is not None
             try:
                 return self._exchange(method, path, body)
+            except _Busy as refusal:
+                busy += 1
+                if busy > BUSY_TRIES or refusal.wait_s > LONGEST_WAIT_S:
+                    raise refusal.error from None
+                self._pause(refusal.wait_s)
             except (OSError, http.client.HTTPException, _NoServerBehindProxy) as error:
                 self.close()
                 stale = kept_alive and not isinstance(error, TimeoutError)
@@ -115,7 +163,7 @@ class HttpTransport:
         connection.sent_bytes = 0
         if connection.sock is not None:  # None: the server closed it after its last answer, the request will say so
             connection.sock.settimeout(self._reply_s)
-        headers = {"Content-Type": wire.MEDIA_TYPE} if body else {}
+        headers = self._headers | ({"Content-Type": wire.MEDIA_TYPE} if body else {})
         try:
             connection.request(method, self._parts.path.rstrip("/") + path, body=body or None, headers=headers)
             response = connection.getresponse()
@@ -124,7 +172,9 @@ class HttpTransport:
             answer = response.read()
         finally:
             self._sent_bytes += connection.sent_bytes
-        self.traffic = Traffic(len(body), len(answer), self._sent_bytes, _head_bytes(response) + len(answer))
+        padding = response.headers.get(HEADER, "")
+        payload_down = len(answer) - (int(padding) if padding.isdecimal() else 0)
+        self.traffic = Traffic(len(body), payload_down, self._sent_bytes, _head_bytes(response) + len(answer))
         return self._checked(response, answer)
 
     def _checked(self, response: http.client.HTTPResponse, answer: bytes) -> bytes:
@@ -132,7 +182,10 @@ class HttpTransport:
         if response.status in SUCCESS_STATUSES and (ours or not answer):
             return answer
         if ours:
-            raise refused(answer)
+            error = refused(answer)
+            if error.code in BUSY_CODES:
+                raise _Busy(error, response.headers.get("Retry-After", ""))
+            raise error
         if response.status in GATEWAY_STATUSES:
             raise _NoServerBehindProxy(f"status {response.status} from a proxy")
         raise ServerError(
@@ -145,21 +198,27 @@ class HttpTransport:
         host, port = self._parts.hostname or "", self._parts.port
         patience = self._patience
         connection: _Connection
-        if self._parts.scheme == "https":
-            context = ssl.create_default_context()
-            connection = _TlsConnection(host, port, timeout=patience.connect_s, context=context)
+        if self._tls is not None:
+            connection = _TlsConnection(host, port, timeout=patience.connect_s, context=self._tls)
         else:
             connection = _PlainConnection(host, port, timeout=patience.connect_s)
         connection.auto_open = 0  # it would reconnect by itself, with the short limit for replies
         connection.connect()
         return connection
 
-    def _unreachable(self, error: Exception) -> ServerError:
+    def _unreachable(self, error: Exception) -> UnreachableError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return ServerError(
+        return UnreachableError(
             f"no answer from the verifier server at {self._url}: {reason}",
             "start it with `hyco-export serve`, or correct --server",
         )
+
+
+def as_attempt(request: wire.PrimeRequest) -> wire.PrimeRequest:
+    """The request with a name for its tries, if it has none: sent twice, it leaves one session, not two."""
+    if request.attempt:
+        return request
+    return msgspec.structs.replace(request, attempt=secrets.token_urlsafe(ATTEMPT_BYTES))
 
 
 def split_url(url: str) -> SplitResult:
@@ -186,6 +245,15 @@ def refused(body: bytes) -> ProtocolError:
     """The typed refusal that a body says."""
     refusal = wire.decode(body, wire.Refusal)
     return ProtocolError(refusal.code, refusal.message, refusal.hint)
+
+
+class _Busy(Exception):
+    """A server that has done nothing with the call and wants it later."""
+
+    def __init__(self, error: ProtocolError, retry_after: str) -> None:
+        super().__init__(error)
+        self.error = error
+        self.wait_s = float(retry_after) if retry_after.isdecimal() else 1.0
 
 
 class _NoServerBehindProxy(Exception):
@@ -221,21 +289,11 @@ def _head_bytes(response: http.client.HTTPResponse) -> int:
     return status_line + sum(len(f"{name}: {value}\r\n") for name, value in response.headers.items()) + len("\r\n")
 
 
-class EnginePort(Protocol):
-    """What `runtime.engine.Engine` offers to a transport."""
-
-    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply: ...
-
-    def verify(self, session_id: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply: ...
-
-    def close(self, session_id: str) -> None: ...
-
-
 class LocalTransport:
-    """Calls into an engine of this process, through the same bytes as over HTTP."""
+    """Calls into an engine of this process, through the same desk and the same bytes as over HTTP."""
 
     def __init__(self, engine: EnginePort, info: wire.ServerInfo) -> None:
-        self._engine = engine
+        self._desk = Desk(engine)
         self._info = info
         self.traffic = Traffic(0, 0, 0, 0)
 
@@ -243,16 +301,13 @@ class LocalTransport:
         return wire.decode(wire.encode(self._info), wire.ServerInfo)
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
-        return self._pass(self._engine.prime, request, wire.PrimeReply)
+        return self._pass(partial(self._desk.prime, ANYBODY), request, wire.PrimeReply)
 
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
-        def call(message: wire.VerifyRequest) -> wire.VerifyReply:
-            return self._engine.verify(session, round_number, message)
-
-        return self._pass(call, request, wire.VerifyReply)
+        return self._pass(partial(self._desk.verify, ANYBODY, session, round_number), request, wire.VerifyReply)
 
     def close_session(self, session: str) -> None:
-        self._engine.close(session)
+        self._desk.close(ANYBODY, session)
 
     def _pass(self, call: Callable[[Sent], Reply], request: Sent, kind: type[Reply]) -> Reply:
         """Request and answer as bytes; a refusal travels as its body."""

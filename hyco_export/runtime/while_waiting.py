@@ -15,7 +15,7 @@ class WhileWaiting:
     """One thread for the calls of one generation; no two calls at a time, as a transport wants it."""
 
     def __init__(self) -> None:
-        self._caller = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reply")
+        self._caller: ThreadPoolExecutor | None = None
 
     def call(
         self, call: Callable[[], Reply], passes: Iterator[None], now_ms: Callable[[], float]
@@ -26,6 +26,8 @@ class WhileWaiting:
             Whatever the call raises, or a pass. A pass that fails waits for the reply first: the line is not free
             before.
         """
+        if self._caller is None:
+            self._caller = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reply")
         reply: Future[Reply] = self._caller.submit(call)
         start_ms = end_ms = now_ms()
         try:
@@ -36,5 +38,7 @@ class WhileWaiting:
         return reply.result(), end_ms - start_ms
 
     def close(self) -> None:
-        """End the thread."""
-        self._caller.shutdown()
+        """End the thread; a later call starts another."""
+        if self._caller is not None:
+            self._caller.shutdown()
+            self._caller = None

@@ -63,15 +63,22 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     trace: bool = False  # replies say how each round was judged (`Evidence`)
     draft_scope: DraftScope = "full"
     unverified: bool = False
+    first_rows: int = 0  # newest K/V rows of the first reply, as many older ones a round after it; 0: the whole window
+    attempt: str = ""  # random; the same again replaces the session that an earlier try opened and nobody knows
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
-    """e(root) and h in 8 bits, and K/V rows (core.handoff layout) of positions first_position ..."""
+    """e(root) and h in 8 bits, and K/V rows (core.handoff layout) of positions first_position ...
+
+    `older_kv` are rows of positions older_first ... that the first reply left out (`runtime.first_window`).
+    """
 
     e: bytes
     h: bytes
     kv: bytes
     first_position: int
+    older_kv: bytes = b""
+    older_first: int = 0
 
 
 class PrimeReply(msgspec.Struct, frozen=True, array_like=True):

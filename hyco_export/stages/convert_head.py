@@ -4,6 +4,8 @@ Files:
     head.onnx                  the QDQ graph: integers in, kept rows out
     head.json                  `core.devicespec.HeadSpec`: sizes, hand-off grids, inputs and outputs
     head_samples.safetensors   feeds of some validation positions (`core.samples`), for the compiler's parity
+    encodings.json             every grid of the graph by tensor name
+    and those of `stages.head_golden`, by which a running server and device are judged
 
 Metrics tell how the graph on CPU drafts beside the same weights step by step in float, fed the same 8-bit inputs, and
 beside the original head. The float head looks up embeddings also where the graph has a table of products.
@@ -20,14 +22,16 @@ from hyco_export.core import recipe as recipes
 from hyco_export.core.devicespec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, write_spec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm, KvShape
+from hyco_export.core.json_file import write_json
 from hyco_export.core.keepset import KeepSet, read_keepset
-from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, HEAD, HEAD_SAMPLES_FILE, KEEPSET, QAT_HEAD
+from hyco_export.core.layout import CAPTURE, ENCODINGS_FILE, FINAL_NORM_FILE, HEAD, HEAD_SAMPLES_FILE, KEEPSET, QAT_HEAD
 from hyco_export.core.network import head as network_head
 from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.head_grids import handoff_encodings, head_encodings
 from hyco_export.core.samples import write_samples
 from hyco_export.core.sizes.amounts import ROOTS_PER_SEQUENCE, SAVED_EVERY
 from hyco_export.stages.capture import sequence_paths
+from hyco_export.stages.head_golden import write_golden_files
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
@@ -77,8 +81,13 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     write_spec(out_dir / HEAD_SPEC_FILE, spec)
     positions = _positions(config, head.network, graph, inputs, held_out)
     write_samples(out_dir / HEAD_SAMPLES_FILE, {HEAD_GRAPH: [position.feeds for position in positions[::SAVED_EVERY]]})
+    steps, window = settings.steps, settings.window
+    golden = write_golden_files(
+        inputs, keepset, grids, config.hidden_norm, config.dtype, steps, window, out_dir, progress
+    )
     return {
         **_compare(head, graph, out_dir / GRAPH_FILE, positions, keepset, progress),
+        "golden": golden,
         "clipped_share": {name: round(share, 6) for name, share in clipped_shares(held_out, grids).items()},
         "round_bytes": spec.handoff.round_bytes,
         "row_bytes": spec.handoff.row_bytes,
@@ -104,7 +113,7 @@ def _emit(
     path: Path,
     progress: Progress,
 ) -> "GraphSpec":
-    """Write the integer graph on ranges seen in the captures; its inputs and outputs."""
+    """Write the integer graph on ranges seen in the captures, and these; its inputs and outputs."""
     import onnx
 
     from hyco_export.graph.lint import require_clean
@@ -117,7 +126,9 @@ def _emit(
         progress.step("captures seen by calibration", done, len(paths))
 
     ranges = activation_ranges(head, paths, grids, mask_value, report)
-    ops = QdqOps(HEAD_GRAPH, head.weights, head_encodings(head.network, ranges, grids, mask_value))
+    encodings = head_encodings(head.network, ranges, grids, mask_value)
+    write_json(path.parent / ENCODINGS_FILE, encodings)
+    ops = QdqOps(HEAD_GRAPH, head.weights, encodings)
     network_head.build(ops, head.network)
     model = ops.model()
     require_clean(model, HEAD_GRAPH)
@@ -211,4 +222,4 @@ def _by_depth(drafts: "Drafts", positions: Sequence["ComparedPosition"], kept: n
 
 
 NEEDS = (CAPTURE, QAT_HEAD, KEEPSET)
-STAGE = Stage(HEAD, revision=2, needs=NEEDS, config=config, sources=sources, build=build)
+STAGE = Stage(HEAD, revision=3, needs=NEEDS, config=config, sources=sources, build=build)

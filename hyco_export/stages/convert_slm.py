@@ -32,7 +32,7 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.core.json_file import write_json
 from hyco_export.core.keepset import read_keepset
-from hyco_export.core.layout import CAPTURE, KEEPSET, SLM, SLM_OPENING_FILE, SLM_SAMPLES_FILE
+from hyco_export.core.layout import CAPTURE, ENCODINGS_FILE, KEEPSET, SLM, SLM_OPENING_FILE, SLM_SAMPLES_FILE
 from hyco_export.core.network.boundary import to_integers
 from hyco_export.core.network.slm import layer_results
 from hyco_export.core.network.slm_grids import slm_encodings
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from hyco_export.graph.external_data import ExternalData
 
 TREE_FILE, PREFILL_FILE = f"{SLM_TREE_GRAPH}.onnx", f"{SLM_PREFILL_GRAPH}.onnx"
-ENCODINGS_FILE = "encodings.json"
 SQNR_FILE = "sqnr.json"
 SAMPLE_SEED = 20261011  # of the forests among the samples
 GRAPH_DATA_FILE = "slm_graphs.data"

@@ -109,6 +109,32 @@ def test_existing_folders_and_taken_ports_are_refused_at_once(tmp_path: Path) ->
         assert f"cannot listen on 127.0.0.1:{port}" in refused("serve", "--port", str(port), "--run", str(tmp_path))
 
 
+def test_a_server_is_not_opened_to_others_by_accident(tmp_path: Path) -> None:
+    common = ("serve", "--port", "0", "--run", str(tmp_path))
+    assert "there is no TLS and no token" in refused(*common, "--host", "0.0.0.0")
+    assert "--tls-cert and --tls-key belong together" in refused(*common, "--tls-cert", str(tmp_path / "cert.pem"))
+    assert "cannot be used: No such file" in refused(*common, "--tls-cert", "none.pem", "--tls-key", "none.pem")
+    secret = tmp_path / "tokens"
+    secret.write_text("secret-but-short")
+    secret.chmod(0o644)
+    assert "can be read by every user" in refused(*common, "--token-file", str(secret))
+    help_text = run("serve", "--help").stdout + run("validate", "--help").stdout
+    assert "--token-file" in help_text and "--token " not in help_text  # a flag's value can be seen by every user
+
+
+def test_unknown_links_are_refused_with_the_known_ones(tmp_path: Path) -> None:
+    message = refused("validate", "--server", "http://127.0.0.1:9", "--run", str(tmp_path), "--link", "isdn")
+    assert "unknown link 'isdn'" in message and "known ones: lte, 5g-nsa, wifi" in message
+
+
+def test_a_client_shows_one_token(tmp_path: Path) -> None:
+    several = tmp_path / "tokens"
+    several.touch(mode=0o600)
+    several.write_text("first-0123456789abcdef\nsecond-0123456789abcdef\n")
+    message = refused("validate", "--server", "http://127.0.0.1:9", "--token-file", str(several))
+    assert "holds 2 tokens, a client shows one" in message and "0123456789abcdef" not in message
+
+
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run("capture", "--run", str(tmp_path / "file" / "run"))

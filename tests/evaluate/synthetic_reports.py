@@ -7,6 +7,7 @@ import numpy as np
 from synthetic_traces import generation, round_trace
 
 from hyco_export.core.keepset import KeepSet
+from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import Gate
 from hyco_export.evaluate.losslessness import Difference, Losslessness
@@ -72,7 +73,12 @@ def seeded_rounds(rng: random.Random, system: str):
     return rounds
 
 
-def synthetic_report(failing: bool = False) -> Report:
+SWAPPED_NORM = Finding(
+    "norm side", "the server", "h arrives from before the final norm (41 dB so explained)", "make the two one"
+)
+
+
+def synthetic_report(failing: bool = False, findings: tuple[Finding, ...] = ()) -> Report:
     rng = random.Random(7)
     keepset = KeepSet(np.arange(0, VOCAB, 2), VOCAB)
     traces = {
@@ -121,6 +127,7 @@ def synthetic_report(failing: bool = False) -> Report:
             GraphParity("slm_tree", "onnx-cpu", "qnn", 128, 0.999, (), 2e-6, 62.0, 0.0021),
         ),
         traffic=tuple(SystemTraffic(system, 212, 30000, 61) for system in traces),
+        diagnosis=Diagnosis(32, (0.81, 0.62), (0.81, 0.59), findings),
         gates=(
             Gate("greedy texts that differ, hyco-exact on onnx-cpu", len(differences), "at most", 0),
             Gate("head agreement, qnn against torch", 0.984, "at least", 0.97),

@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 from rich.console import Console
-from synthetic_reports import synthetic_report
+from synthetic_reports import SWAPPED_NORM, synthetic_report
 from synthetic_run import KEEPSET
 from synthetic_traces import generation, local_trace, round_trace
 
@@ -68,6 +68,25 @@ def test_a_failure_names_every_gate_on_the_wrong_side(failing_page):
     assert "2 of 4 gates do not hold" in failing_page
     assert "MAT of hyco: not measured, must be at least 1.8" in failing_page
     assert "first: p3, token 17" in failing_page
+
+
+def test_findings_fail_a_report_and_say_what_to_do(tmp_path):
+    report = synthetic_report(findings=(SWAPPED_NORM,))
+    page = render_html(report)
+    assert "<title>tiny: failed" in page and "The gates hold, but the diagnosis found faults." in page
+    for words in ("norm side", "h arrives from before the final norm", "from the other side", "make the two one"):
+        assert words in page
+    json_path, _ = write_report(report, tmp_path)
+    content = json.loads(json_path.read_text())
+    assert content["verdict"] == "fail"
+    (finding,) = content["diagnosis"]["findings"]
+    assert finding["fault"] == "norm side" and finding["next"] == "make the two one"
+    assert "other side of the verifier's final norm" in finding["means"]
+
+
+def test_a_page_without_findings_tells_the_golden_acceptance(page):
+    assert "<h2>Diagnosis</h2>" not in page
+    assert "At 32 golden positions the head's chain is taken\nin 0.81, 0.59 of them" in page
 
 
 def test_the_json_holds_verdict_gates_and_measures(tmp_path):

@@ -3,7 +3,7 @@
 import io
 
 from rich.console import Console
-from synthetic_reports import synthetic_report
+from synthetic_reports import SWAPPED_NORM, synthetic_report
 
 from hyco_export.evaluate.summary import summary
 
@@ -28,6 +28,13 @@ def test_a_failure_ends_with_every_broken_gate_its_value_and_limit():
         "FAIL: MAT of hyco: not measured, must be at least 1.8",
     ]
     assert len([line for line in lines if line.startswith("FAIL  ")]) == 2
+
+
+def test_findings_are_told_and_fail_the_run():
+    text = text_of(synthetic_report(findings=(SWAPPED_NORM,)))
+    assert text.rstrip().endswith("FAIL: norm side, the server")
+    assert "norm side, the server: h arrives from before the final norm" in text and "Next: make the two one" in text
+    assert "diagnosis: nothing wrong at 32 golden positions" in text_of(synthetic_report())
 
 
 def test_the_baseline_has_no_change_and_the_others_have():

@@ -39,7 +39,7 @@ def world(monkeypatch):
     def make_drafter(system, settings, device):
         return ("drafter", system.name, device) if system.needs_device else NullDrafter()
 
-    def generate(ids, request, drafter, transport, policy):
+    def generate(ids, request, drafter, transport, clock, policy):
         assert isinstance(policy, AskForAll)
         generated.append((ids, request, drafter, transport))
         return "trace"
@@ -76,6 +76,16 @@ def test_a_request_follows_recipe_artifacts_and_prompt(world):
     assert request.sampling == Sampling(0.0, 0, 1.0)
     assert request.acceptance == Acceptance("epsilon", RECIPE.validation.epsilon)
     assert request.head_digest == ARTIFACTS.head_key
+    assert request.first_rows == 0  # the paper's way
+
+
+def test_the_first_reply_may_be_short_where_a_head_drafts(world):
+    _, generated = world
+    recipe = msgspec.structs.replace(RECIPE, validation=msgspec.structs.replace(RECIPE.validation, first_reply_rows=64))
+    with DeviceRunner(ARTIFACTS, recipe, None, INFO) as runner:
+        for system in ("hyco", "cloud-mtp"):
+            runner.generate(system, "torch", PROMPT, Sampling(), 8)
+    assert [request.first_rows for _, request, *_ in generated] == [64, 0]
 
 
 def test_prompts_differ_in_their_seed_and_systems_do_not(world):

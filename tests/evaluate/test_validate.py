@@ -13,17 +13,21 @@ from synthetic_reports import hybrid_tree, synthetic_report
 from synthetic_run import ARTIFACTS, INFO, KEEPSET, RECIPE
 from synthetic_traces import generation, local_trace, round_trace
 
-from hyco_export.errors import ArtifactError, RecipeError, ServerError
+from hyco_export.errors import ArtifactError, ProtocolError, RecipeError, ServerError
 from hyco_export.evaluate import meeting
 from hyco_export.evaluate import validate as module
+from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding
 from hyco_export.evaluate.meeting import Subject, read_prompts
 from hyco_export.evaluate.metrics import measure
+from hyco_export.evaluate.run_artifacts import Checkpoints
 from hyco_export.evaluate.trials import GREEDY
 from hyco_export.evaluate.validate import check_backends, notes, system_notes, validate
 from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.wire import Sampling
 
 OVERHEAD_BYTES = 33
+CHECKPOINTS = Checkpoints(Path("verifier"), Path("head"), Path("slm"))
+FOUND = Diagnosis(32, (0.8,), (0.1,), (Finding("norm side", "the server", "h arrives from before it", "correct it"),))
 TEXTS = ["What does a list keep?", "Say it again, please.", "Brackets nest.", "Once more."]
 
 
@@ -86,11 +90,12 @@ def scripted_world(monkeypatch, tokenizer, prompt_file, tmp_path):
 
     monkeypatch.setattr(meeting, "HttpTransport", Transport)
     monkeypatch.setattr(meeting, "open_artifacts", lambda root, target: ARTIFACTS)
+    monkeypatch.setattr(module, "diagnose", lambda *_: Diagnosis(32, (0.8,), (0.8,), ()))
     monkeypatch.setattr(module, "compare_backends", lambda *_: synthetic_report().parity)
     monkeypatch.setattr(module, "DeviceRunner", make_runner)
     monkeypatch.setattr("hyco_export.nn.checkpoint.tokenizer_digest", lambda folder: INFO.tokenizer_digest)
     monkeypatch.setattr("hyco_export.nn.verifier.load_tokenizer", lambda folder: tokenizer)
-    return Subject(Path("run"), RECIPE, tmp_path, prompt_file), runners
+    return Subject(Path("run"), RECIPE, CHECKPOINTS, prompt_file), runners
 
 
 def test_a_validation_measures_every_system_and_gates_it(scripted_world):
@@ -106,6 +111,27 @@ def test_a_validation_measures_every_system_and_gates_it(scripted_world):
     assert report.tree is not None and report.tree.system == "hyco"
     sampled = {call[3] for call in runners[0].calls if call[0] == "hyco"}
     assert sampled == {Sampling(1.0, 64, 0.95)}
+
+
+def test_a_finding_fails_a_run_whose_gates_hold(scripted_world, monkeypatch):
+    subject, _ = scripted_world
+    monkeypatch.setattr(module, "diagnose", lambda *_: FOUND)
+    report = validate(subject, "http://here:1", lambda *_: None)
+    assert report.verdict == "fail" and all(gate.passed for gate in report.gates)
+    assert report.diagnosis == FOUND
+
+
+def test_what_a_fault_breaks_later_is_said_with_its_name(scripted_world, monkeypatch):
+    def refuse(*_):
+        raise ProtocolError("handoff_gap", "K/V rows of positions 3 to 5")
+
+    subject, _ = scripted_world
+    monkeypatch.setattr(module, "diagnose", lambda *_: FOUND)
+    monkeypatch.setattr(module, "run_interleaved", refuse)
+    with pytest.raises(
+        ProtocolError, match=r"rows of positions 3 to 5; the diagnosis before it: norm side, the server"
+    ):
+        validate(subject, "http://here:1", lambda *_: None)
 
 
 def test_the_baselines_replies_carry_no_hand_off_and_the_others_do(scripted_world):
@@ -124,7 +150,7 @@ def test_a_server_of_another_run_stops_it_before_the_first_prompt(scripted_world
 
 
 def test_a_dead_url_is_said_within_seconds_and_before_any_file_is_read(tmp_path):
-    subject = Subject(tmp_path / "nothing", RECIPE, tmp_path, tmp_path / "none.jsonl")
+    subject = Subject(tmp_path / "nothing", RECIPE, CHECKPOINTS, tmp_path / "none.jsonl")
     began = time.monotonic()
     with pytest.raises(ServerError) as caught:
         validate(subject, "http://127.0.0.1:9", lambda *_: None)
@@ -139,7 +165,7 @@ def test_an_incomplete_run_folder_is_named(scripted_world, monkeypatch, tmp_path
 
     subject, _ = scripted_world
     monkeypatch.setattr(meeting, "open_artifacts", open_artifacts)
-    subject = Subject(tmp_path, RECIPE, tmp_path, subject.prompts)
+    subject = Subject(tmp_path, RECIPE, CHECKPOINTS, subject.prompts)
     with pytest.raises(ArtifactError, match="build-keepset holds no artifact"):
         validate(subject, "http://here:1", lambda *_: None)
 

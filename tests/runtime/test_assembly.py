@@ -167,7 +167,7 @@ def test_texts_are_the_same_alone_and_among_others_in_every_pass(
     recipe: Recipe, run: Path, temperature: float, batch: int
 ) -> None:
     # prompts longer than a pass over prompts, trees from the device and chains of the server, all at once
-    options = ServeOptions(Batching(batch, wait_ms=20.0, prefill_rows=16))
+    options = ServeOptions(batching=Batching(batch, wait_ms=20.0, prefill_rows=16))
     engine, _ = open_server_engine(recipe, run, options=options)
     wanted = []
     for seed in range(10):

@@ -598,7 +598,7 @@ def test_calls_that_wait_share_a_pass_of_limited_size() -> None:
 
 
 def test_a_pass_waits_a_bounded_time_for_company_that_may_come() -> None:
-    crowd = Crowd(2, Batching(sessions=3, wait_ms=20_000.0))
+    crowd = Crowd(2, Batching(sessions=3, wait_ms=1_500.0))
     started = [crowd.round(place) for place in range(2)]  # all sessions there are: nobody else is waited for
     assert [call.result().round for call in started] == [1, 1]
     assert [len(parts) for parts in crowd.passes.seen] == [2]

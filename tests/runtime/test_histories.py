@@ -22,10 +22,20 @@ from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.batching import Batching
-from hyco_export.runtime.drafters import Drafter, HybridDrafter, NullDrafter, OracleDrafter, TreeRule
+from hyco_export.runtime.drafters import (
+    ChainRule,
+    Drafter,
+    HybridDrafter,
+    NullDrafter,
+    OracleDrafter,
+    ProactiveSpecEdgeDrafter,
+    SlmChainDrafter,
+    TreeRule,
+)
 from hyco_export.runtime.driver import Generation, Request
 from hyco_export.runtime.engine import Engine
-from hyco_export.runtime.feeds import HeadFeed, SlmFeed
+from hyco_export.runtime.feeds import HeadFeed, ReplyChain, SlmFeed
+from hyco_export.runtime.offload import KeepConfident
 from hyco_export.runtime.one_by_one import OneByOne
 from hyco_export.runtime.ports import Check, Prefill
 from hyco_export.runtime.transport import LocalTransport
@@ -37,8 +47,15 @@ LIMITS = Limits(sessions=64, prompt_limit=64, idle_s=10.0)
 KEEP = np.arange(VOCAB_SIZE)
 CAP = 20
 MOST_CLIENTS = 4  # few, so that much happens to each
-KINDS = ("plain", "oracle", "hybrid", "server")
-RULES = {"exact": wire.Acceptance(), "epsilon": wire.Acceptance("epsilon", 0.1)}
+KINDS = ("plain", "oracle", "hybrid", "server", "reply", "proactive", "keeping")
+RULES = {
+    "exact": wire.Acceptance(),
+    "epsilon": wire.Acceptance("epsilon", 0.1),
+    "epsilon-at-rejections": wire.Acceptance("epsilon-at-rejections", 0.1, True),
+    "typical": wire.Acceptance("typical"),
+}
+RULE = TreeRule(math.log(0.66), 8, 8)
+SIDES = {"server": "server", "reply": "reply"}
 
 
 BATCHING = Batching(sessions=3, wait_ms=1.0, prefill_rows=5)  # prompts of several pieces, passes that wait for company
@@ -87,12 +104,15 @@ class Client:
         self.transport = LossyTransport(engine, INFO)
         self.prompt = prompt
         self.greedy = temperature == 0.0
-        side = "server" if kind == "server" else "device"
+        self.keeps = kind == "keeping"
         request = Request(
-            kind, "p", wire.Sampling(temperature, 0, 1.0), RULES[rule_name], seed, CAP, side,
-            4 if side == "server" else 0, "head" if kind == "hybrid" else "",
+            kind, "p", wire.Sampling(temperature, 0, 1.0), RULES[rule_name], seed, CAP, SIDES.get(kind, "device"),
+            4 if kind in SIDES else 0, "head" if kind == "hybrid" else "", stop_ids=(STOP_ID,),
         )  # fmt: skip
-        self.generation = Generation(prompt, request, make_drafter(kind), self.transport)
+        policy = (
+            KeepConfident(0.3, 5) if kind == "keeping" else None
+        )  # its SLM is the verifier: greedy text stays plain
+        self.generation = Generation(prompt, request, make_drafter(kind), self.transport, policy=policy)
         self.known = self.generation.ids
 
 
@@ -101,7 +121,14 @@ def make_drafter(kind: str) -> Drafter:
         return OracleDrafter(MODEL.greedy, 3)
     if kind == "hybrid":
         head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, KEEP)
-        return HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP, TreeRule(math.log(0.66), 8, 8), {STOP_ID})
+        return HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP, RULE, {STOP_ID})
+    slm_feed = SlmFeed(ScriptedSlm(MODEL, KEEP))
+    if kind == "reply":
+        return HybridDrafter(ReplyChain(), slm_feed, KEEP, RULE, {STOP_ID})
+    if kind == "proactive":
+        return ProactiveSpecEdgeDrafter(slm_feed, KEEP, RULE, {STOP_ID}, 2)
+    if kind == "keeping":
+        return SlmChainDrafter(slm_feed, KEEP, ChainRule(0.3, 4), {STOP_ID})
     return NullDrafter()
 
 
@@ -187,7 +214,10 @@ class Histories(RuleBasedStateMachine):
         client.transport.lose_reply = True
         with suppress(ServerError):
             client.generation.step()
-        assert client.transport.lose_reply or client.generation.ids == ids
+        if client.keeps:  # what the device committed by itself before the call stays
+            assert client.generation.ids[: len(ids)] == ids
+        else:
+            assert client.transport.lose_reply or client.generation.ids == ids
         client.transport.lose_reply = False
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))

@@ -12,6 +12,7 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import HandoffSpec, KvRows, KvShape
 from hyco_export.runtime import server, wire
 from hyco_export.runtime.admission import Limits
+from hyco_export.runtime.guard.slow_peers import SLOWEST_READER_BYTES_PER_S, PeerLimits
 from hyco_export.runtime.refusals import STATUS_OF
 
 PROTOCOL = Path(wire.__file__).with_name("PROTOCOL.md")
@@ -144,7 +145,7 @@ def test_the_row_layout_example_is_right() -> None:
 
 
 def test_the_limits_are_the_servers() -> None:
-    limits = Limits()
+    limits, calls, peers = Limits(), server.CallLimits(), PeerLimits()
     for phrase in (
         f"{server.ENVELOPE_BYTES} + {server.ID_BYTES} x prompt limit",
         f"{server.ENVELOPE_BYTES} + {2 * server.ID_BYTES} x node limit",
@@ -152,6 +153,10 @@ def test_the_limits_are_the_servers() -> None:
         f"{limits.prompt_limit:,} ids",
         f"{limits.sessions} sessions",
         f"{limits.idle_s:.0f} s",
+        f"{calls.sessions} of one token",
+        f"{calls.calls_per_s:.0f} calls a second, {calls.burst} at once",
+        f"the head of a request {peers.head_s:.0f} s and {peers.head_bytes} B",
+        f"less than {SLOWEST_READER_BYTES_PER_S} B a second over {peers.stall_s:.0f} s",
     ):
         assert phrase in TEXT, phrase
 

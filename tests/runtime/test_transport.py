@@ -1,14 +1,13 @@
 """The client of the wire: bytes counted exactly, rounds retried, everything else told apart and named."""
 
 import math
-import threading
 import time
 from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 import pytest
-import uvicorn
+from live_server import running
 from raw_server import DROP, HANG, LATE, LATE_S, RawServer, http_answer
 from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
 from test_systems import SETTINGS
@@ -235,15 +234,8 @@ def request() -> Request:
 def served() -> Iterator[tuple[str, Engine]]:
     """URL and engine of a real server in this process."""
     engine = toy_engine()
-    config = uvicorn.Config(create_app(engine, INFO), port=0, log_level="error", lifespan="on")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", engine
-    server.should_exit = True
-    thread.join()
+    with running(create_app(engine, INFO)) as url:
+        yield url, engine
 
 
 def test_http_and_local_transport_generate_the_same(served: tuple[str, Engine]) -> None:

@@ -46,7 +46,7 @@ compile:  # random logits are near-ties: rounding alone decides between them
 validation:
   prompts: {prompts}
   emulator_prompts: 1
-  gates: {{min_head_agreement: 0.0, min_slm_agreement: 0.0}}
+  gates: {{min_head_agreement: 0.0, min_slm_agreement: 0.0, min_head_tokens: 0.0}}
 """
 
 

@@ -58,6 +58,18 @@ def with_projected_table(head: FloatHead) -> tuple[FloatHead, float]:
     return FloatHead(network, projected.weights), projected.sqnr_db
 
 
+def open_float_head(run: Path, hidden_norm: HiddenNorm | None = None) -> FloatHead:
+    """The float head of a run folder; h from the side that its `convert-head` artifact says, or from `hidden_norm`.
+
+    Raises:
+        ArtifactError: an artifact is missing or damaged.
+    """
+    spec = read_spec(run / HEAD / HEAD_SPEC_FILE, HeadSpec)
+    folders = {stage: run / stage for stage in (CAPTURE, QAT_HEAD, KEEPSET)}
+    side = hidden_norm or spec.handoff.hidden_norm
+    return float_head(folders, spec.steps, spec.runner_up_steps, spec.handoff.window, side)
+
+
 def open_torch_head(run: Path) -> TorchHeadSession:
     """The float head of a run folder behind the integer contract of its `convert-head` artifact.
 
@@ -67,7 +79,4 @@ def open_torch_head(run: Path) -> TorchHeadSession:
         ArtifactError: an artifact is missing or damaged.
     """
     spec = read_spec(run / HEAD / HEAD_SPEC_FILE, HeadSpec)
-    folders = {stage: run / stage for stage in (CAPTURE, QAT_HEAD, KEEPSET)}
-    handoff = spec.handoff
-    head = float_head(folders, spec.steps, spec.runner_up_steps, handoff.window, handoff.hidden_norm)
-    return TorchHeadSession(head, spec.graph)
+    return TorchHeadSession(open_float_head(run), spec.graph)

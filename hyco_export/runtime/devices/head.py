@@ -44,12 +44,14 @@ class GraphHead:
         self._first, self._length = None, 0
 
     def commit(self, rows: KvRows, first_position: int) -> None:
-        """Copy K/V rows [n, N, d] of positions first_position ... into the ring."""
+        """Copy K/V rows [n, N, d] of positions first_position ... into the ring.
+
+        They follow its newest row, or precede its oldest where no newer position has the slot.
+        """
         for layer_type, ring in self._rings.items():
             ring.write(first_position, rows.k[layer_type].transpose(1, 0, 2), rows.v[layer_type].transpose(1, 0, 2))
-        if self._first is None:
-            self._first = first_position
-        self._length = first_position + rows.count
+        self._first = first_position if self._first is None else min(self._first, first_position)
+        self._length = max(self._length, first_position + rows.count)
 
     def draft(self, e: np.ndarray, h: np.ndarray, root_position: int) -> HeadDraft:
         """Chain and runner-ups in verifier ids, from e(root) and h uint8 [H]; the ring ends right before the root."""

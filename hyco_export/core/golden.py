@@ -1,0 +1,100 @@
+"""Golden positions: what a right verifier hands off at some places of known texts, and what the head drafts from it.
+
+Written beside a converted head, so that another machine can tell a wrong server or device by comparing. A session is
+driven as a device drives it: PRIME with the text before its first root, then rounds that send the text's own next K
+tokens, all of which a greedy server accepts; its roots are therefore K + 1 positions apart. Knows values and one JSON
+file; the hand-offs themselves lie beside it (`golden_text_file`, in the layout of `nn.capture`).
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from hyco_export.core.conversations import Message
+from hyco_export.core.json_file import write_json
+from hyco_export.errors import ArtifactError
+
+GOLDEN_FILE = "golden.json"
+SHOWN_LOGITS = 16  # of a step, the highest over the kept tokens: thousands of numbers in all, which noise cannot hide
+
+
+class GoldenRoot(msgspec.Struct, frozen=True):
+    """One place to draft at, and what transformers' head drafts there with the artifact's weights and window.
+
+    `top[k]` are the kept ids with the highest logits of step k + 1, best first, so that `chain[k] == top[k][0]`;
+    `logits[k]` are theirs. `server_accepted` are the tokens of the original head's chain, over the full vocabulary and
+    the whole prefix, that the text confirms.
+    """
+
+    position: int
+    top: tuple[tuple[int, ...], ...]
+    logits: tuple[tuple[float, ...], ...]
+    server_accepted: int
+
+    @property
+    def chain(self) -> tuple[int, ...]:
+        return tuple(step[0] for step in self.top)
+
+
+class GoldenSession(msgspec.Struct, frozen=True):
+    """One session over the text of number `text`."""
+
+    text: int
+    roots: tuple[GoldenRoot, ...]
+
+
+class GoldenText(msgspec.Struct, frozen=True):
+    """A conversation as the verifier read it: the ids of its prompt."""
+
+    messages: tuple[Message, ...]
+    prompt_ids: tuple[int, ...]
+
+
+class Golden(msgspec.Struct, frozen=True):
+    """`window`: positions a sliding layer of the verifier sees, its own included. `chain_acceptance[k]`: share of the
+    roots whose first k + 1 drafted tokens the text confirms."""
+
+    steps: int
+    window: int
+    chain_acceptance: tuple[float, ...]
+    server_accepted_mean: float
+    texts: tuple[GoldenText, ...]
+    sessions: tuple[GoldenSession, ...]
+
+    @property
+    def root_count(self) -> int:
+        return sum(len(session.roots) for session in self.sessions)
+
+
+def golden_text_file(number: int) -> str:
+    """Name of the file with the hand-off at every position of a text."""
+    return f"golden-{number}.safetensors"
+
+
+def accepted_length(chain: tuple[int, ...], following: tuple[int, ...]) -> int:
+    """Leading tokens of a chain that the text confirms."""
+    equal = [ours == theirs for ours, theirs in zip(chain, following, strict=False)]
+    return next((depth for depth, same in enumerate(equal) if not same), len(equal))
+
+
+def acceptance_by_depth(lengths: list[int], steps: int) -> tuple[float, ...]:
+    """Share of chains accepted up to each depth 1 .. K, from their accepted lengths."""
+    return tuple(sum(length > depth for length in lengths) / max(1, len(lengths)) for depth in range(steps))
+
+
+def write_golden(folder: Path, golden: Golden) -> None:
+    """Store it as JSON for people and programs."""
+    write_json(folder / GOLDEN_FILE, golden)
+
+
+def read_golden(folder: Path) -> Golden:
+    """The golden positions of a `convert-head` artifact.
+
+    Raises:
+        ArtifactError: missing, damaged or written by another version.
+    """
+    path = folder / GOLDEN_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Golden)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export convert-head") from error

@@ -1,0 +1,75 @@
+"""One finding of a diagnosis: which fault, where, what was seen, and the next step. Values only.
+
+Drafting for the wrong inputs raises no error and gives right text: only acceptance falls. So every fault that was seen
+to do that has a name here.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+Fault = Literal[
+    "norm side",
+    "scale",
+    "keep set",
+    "tokenizer",
+    "head",
+    "verifier",
+    "K/V rows",
+    "sliding window",
+    "positions",
+    "weights",
+    "hand-off",
+    "acceptance",
+]
+
+MEANINGS: dict[Fault, str] = {
+    "norm side": "h comes from the other side of the verifier's final norm than the head artifact says",
+    "scale": "a tensor is written with one scale and read with another",
+    "keep set": "kept rows stand for other tokens than the keep set says",
+    "tokenizer": "texts become other ids than those the artifacts were built with",
+    "head": "the head belongs to another verifier, or its weights to another head",
+    "verifier": "the server's weights are not those of the verifier that the artifacts were built from",
+    "K/V rows": "K/V rows stand at other positions than they belong to",
+    "sliding window": "sliding layers see another number of positions than the checkpoint says",
+    "positions": "rotary positions are not those of the tokens",
+    "weights": "weights of a graph are not those they were made from",
+    "hand-off": "a hand-off is not what the protocol says",
+    "acceptance": "drafts are taken less often than when the artifact was built",
+}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`where`: the part that is wrong. `seen`: figures. `next`: what to do."""
+
+    fault: Fault
+    where: str
+    seen: str
+    next: str
+
+    @property
+    def means(self) -> str:
+        return MEANINGS[self.fault]
+
+    def __str__(self) -> str:
+        return f"{self.fault}, {self.where}: {self.seen}; {self.means}. Next: {self.next}"
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """Everything the golden positions told. `acceptance` of the device's chain by depth, at `positions` roots;
+    `expected_acceptance` as stored in the head artifact."""
+
+    positions: int
+    expected_acceptance: tuple[float, ...]
+    acceptance: tuple[float, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The first finding of each fault at each place, in order of appearance."""
+    found: dict[tuple[Fault, str], Finding] = {}
+    for finding in findings:
+        found.setdefault((finding.fault, finding.where), finding)
+    return tuple(found.values())

@@ -1,0 +1,116 @@
+"""Hand-off values of one tensor beside what they should be, and how well a hypothesis explains them. Pure numpy.
+
+Legend: n rows, D values of a row, T positions of a golden text.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyco_export.core.encodings import Encoding
+from hyco_export.core.handoff import LAYER_TYPES
+from hyco_export.evaluate.diagnosis.walk import Call, Seen
+from hyco_export.graph.parity import EXACT_DB
+
+KV_TENSORS = tuple(f"{kind}.{layer_type}" for layer_type in LAYER_TYPES for kind in ("k", "v"))
+TENSORS = ("e", "h", *KV_TENSORS)
+
+GoldenText = Mapping[str, np.ndarray]
+"""By tensor name, float32 [T, D]: the values at every position of one text."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one tensor from one hand-off: `live` real [n, D] and their integers, at `positions` [n] of a text."""
+
+    grid: Encoding
+    call: Call
+    live: np.ndarray
+    integers: np.ndarray
+    positions: np.ndarray
+    golden: np.ndarray  # [T, D], the whole text
+
+    def reference(self, shift: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Golden rows [n, D] of positions + shift, and which of them exist, bool [n]."""
+        wanted = self.positions + shift
+        exists = (wanted >= 0) & (wanted < len(self.golden))
+        return self.golden[np.clip(wanted, 0, len(self.golden) - 1)], exists
+
+    def on_grid(self, values: np.ndarray) -> np.ndarray:
+        """Real values as they would arrive."""
+        return self.grid.dequantize(self.grid.quantize(values))
+
+    @property
+    def inside(self) -> np.ndarray:
+        """bool [n, D]: values that the grid's ends did not clip."""
+        info = np.iinfo(self.grid.dtype)
+        return (self.integers > info.min) & (self.integers < info.max)
+
+
+def parts_of(name: str, seen: Sequence[Seen], golden: Sequence[GoldenText], grid: Encoding) -> list[Part]:
+    """All rows of a tensor that can be compared; e only where the root is the text's own token."""
+    found = []
+    for one in seen:
+        if name == "e" and not one.root_is_texts:
+            continue
+        integers, positions = _rows(name, one)
+        inside = (positions >= 0) & (positions < len(golden[one.text][name]))
+        rows = integers[inside]
+        found.append(Part(grid, one.call, grid.dequantize(rows), rows, positions[inside], golden[one.text][name]))
+    return found
+
+
+def _rows(name: str, one: Seen) -> tuple[np.ndarray, np.ndarray]:
+    """Integers [n, D] and their positions [n]."""
+    if name in ("e", "h"):
+        payload = one.handoff.e if name == "e" else one.handoff.h
+        return np.frombuffer(payload, np.uint8)[None], np.array([one.root if name == "e" else one.root - 1])
+    kind, layer_type = name.split(".")
+    rows = (one.rows.k if kind == "k" else one.rows.v)[layer_type]
+    return rows.reshape(one.rows.count, -1), one.handoff.first_position + np.arange(one.rows.count)
+
+
+Predict = Callable[[Part], tuple[np.ndarray, np.ndarray]]
+"""A hypothesis: the real values [n, D] that a part should hold, and which rows it can tell, bool [n]."""
+
+
+def explained_db(parts: Iterable[Part], predict: Predict) -> float:
+    """Signal to noise ratio of a hypothesis, its values on the tensor's grid; -EXACT_DB where it tells no row."""
+    signal = noise = 0.0
+    for part in parts:
+        values, told = predict(part)
+        wanted = part.on_grid(values[told]).astype(np.float64)
+        signal += float(np.sum(wanted**2))
+        noise += float(np.sum((part.live[told] - wanted) ** 2))
+    if signal == 0.0:
+        return -EXACT_DB
+    return EXACT_DB if noise == 0.0 else 10.0 * float(np.log10(signal / noise))
+
+
+@dataclass(frozen=True)
+class Line:
+    """live = slope * golden + offset over values that are not clipped; `db` tells how well that explains them."""
+
+    slope: float
+    offset: float
+    db: float
+
+
+def fitted_line(parts: Sequence[Part]) -> Line:
+    """Least squares over all values strictly inside the grid whose golden value is above its rounding."""
+    live, golden = [], []
+    for part in parts:
+        wanted, exists = part.reference()
+        usable = exists[:, None] & part.inside & (np.abs(wanted) > part.grid.scale)
+        live.append(part.live[usable])
+        golden.append(wanted[usable])
+    x, y = (np.concatenate(each).astype(np.float64) if each else np.zeros(0) for each in (golden, live))
+    if len(x) < 2 or not np.ptp(x):
+        return Line(0.0, 0.0, -EXACT_DB)
+    slope, offset = np.polyfit(x, y, 1)
+    fitted = slope * x + offset
+    noise = float(np.sum((y - fitted) ** 2))
+    signal = float(np.sum((fitted - fitted.mean()) ** 2))
+    db = EXACT_DB if noise == 0.0 else 10.0 * float(np.log10(max(signal, np.finfo(float).tiny) / noise))
+    return Line(float(slope), float(offset), db)

@@ -1,0 +1,56 @@
+"""What the calls themselves say of the link: round trip and goodput, from traces alone.
+
+A call's wait is the round trip, the server's time and its bytes over the bandwidth. Small rounds tell the round trip,
+the large first replies the bandwidth. Server time is CPU time on a CPU server, so waits behind others count as link.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from hyco_export.runtime.trace import GenerationTrace, PrimeTrace, RoundTrace
+
+CLEARLY = 4.0  # standard errors of the slope: below that it may be noise
+BITS_PER_BYTE = 8
+MS_PER_S = 1e3
+BITS_PER_MBIT = 1e6
+
+
+class LinkEstimate(msgspec.Struct, frozen=True):
+    """`rtt_ms` of an empty call; `down_mbit_s` of reply bytes, nan where the replies are too alike to tell."""
+
+    rtt_ms: float
+    down_mbit_s: float
+    calls: int
+
+
+def estimate_link(traces: Iterable[Sequence[GenerationTrace]]) -> LinkEstimate:
+    """Least squares of wait - server time over the replies' bytes, PRIME and VERIFY calls together.
+
+    Raises:
+        ValueError: no call at all.
+    """
+    calls: list[PrimeTrace | RoundTrace] = []
+    for trace in (trace for group in traces for trace in group):
+        calls += trace.primes
+        calls += trace.rounds
+    if not calls:
+        raise ValueError("no call to estimate a link from")
+    size = np.array([call.traffic.wire_down_bytes for call in calls], dtype=np.float64)  # [n]
+    link_ms = np.array([call.wait_ms - call.server_ms for call in calls])  # [n]
+    spread = size - size.mean()
+    ms_per_byte = float(spread @ link_ms / (spread @ spread)) if spread.any() else 0.0
+    rest = link_ms - link_ms.mean() - ms_per_byte * spread
+    error = math.sqrt(float(rest @ rest) / max(1, len(calls) - 2) / float(spread @ spread)) if spread.any() else 0.0
+    if ms_per_byte <= CLEARLY * error or ms_per_byte == 0.0:  # noise: the replies are too small or too alike to show it
+        return LinkEstimate(float(np.median(link_ms)), float("nan"), len(calls))
+    bandwidth = BITS_PER_BYTE * MS_PER_S / ms_per_byte / BITS_PER_MBIT
+    return LinkEstimate(float(np.median(link_ms - ms_per_byte * size)), bandwidth, len(calls))
+
+
+def link_note(estimate: LinkEstimate) -> str:
+    """One line for a report."""
+    speed = "too fast to tell" if np.isnan(estimate.down_mbit_s) else f"{estimate.down_mbit_s:.3g} Mbit/s down"
+    return f"The link as {estimate.calls} calls saw it: {estimate.rtt_ms:.3g} ms round trip, {speed}."

@@ -1,0 +1,72 @@
+"""A transport that does not give up: calls without an answer are repeated until the link is back or patience ends.
+
+Every call of the protocol may be repeated: rounds are numbered and answered once, closing twice is closing once, and a
+PRIME sent again names the try before it, whose session is closed, and draws the same token.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from hyco_export.errors import ProtocolError, UnreachableError
+from hyco_export.runtime import wire
+from hyco_export.runtime.ports import Traffic, Transport
+from hyco_export.runtime.transport import as_attempt
+
+Reply = TypeVar("Reply")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # doubled from one to the other
+SOON_CODES = ("shutting_down", "sessions_full", "connections_full", "rate")  # refusals that time cures
+
+
+class PersistentTransport:
+    """Repeats the calls of `inner`.
+
+    Args:
+        inner: does the call, with short retries of its own.
+        patience_s: how long a call may go without an answer.
+        clock: seconds.
+        pause: waits that many seconds between tries.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._inner = inner
+        self._patience_s = patience_s
+        self._clock = clock
+        self._pause = pause
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._inner.traffic
+
+    def info(self) -> wire.ServerInfo:
+        return self._repeat(self._inner.info)
+
+    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
+        named = as_attempt(request)
+        return self._repeat(lambda: self._inner.prime(named))
+
+    def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+        return self._repeat(lambda: self._inner.verify(session, round_number, request))
+
+    def close_session(self, session: str) -> None:
+        self._inner.close_session(session)  # nobody waits for it: the server frees it by expiry
+
+    def _repeat(self, call: Callable[[], Reply]) -> Reply:
+        """Raises what the last try raised."""
+        end_s = self._clock() + self._patience_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return call()
+            except (UnreachableError, ProtocolError) as error:
+                hopeless = isinstance(error, ProtocolError) and error.code not in SOON_CODES
+                if hopeless or self._clock() + pause_s > end_s:
+                    raise
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

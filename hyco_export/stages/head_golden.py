@@ -1,0 +1,133 @@
+"""The part of `convert-head` that stores golden positions (`core.golden`): what `validate` tells faults by.
+
+Files:
+    golden.json                 positions, prompts, drafts of transformers' head, expected acceptance
+    golden-<n>.safetensors      `nn.capture.Capture` of one validation text each, as far as it is needed
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hyco_export.core.encodings import Encoding
+from hyco_export.core.golden import (
+    Golden,
+    GoldenSession,
+    GoldenText,
+    acceptance_by_depth,
+    accepted_length,
+    golden_text_file,
+    write_golden,
+)
+from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.keepset import KeepSet
+from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, KEEPSET, QAT_HEAD
+from hyco_export.core.recipe import Dtype
+from hyco_export.stages.capture import read_answers, sequence_paths
+from hyco_export.stages.stage import Metrics, Progress
+
+if TYPE_CHECKING:
+    from hyco_export.core.golden import GoldenRoot
+    from hyco_export.nn.capture import Capture
+    from hyco_export.nn.head.golden import Walk
+
+
+def write_golden_files(
+    inputs: Mapping[str, Path],
+    keepset: KeepSet,
+    grids: Mapping[str, Encoding],
+    hidden_norm: HiddenNorm,
+    dtype: Dtype,
+    steps: int,
+    window: int,
+    out_dir: Path,
+    progress: Progress,
+) -> Metrics:
+    """Choose positions on the validation captures, draft there with transformers' head; the expected acceptance."""
+    from hyco_export.nn.capture import load_capture, save_capture
+    from hyco_export.nn.head.golden import choose_walks
+    from hyco_export.nn.verifier import load_config
+
+    paths = sequence_paths(inputs[CAPTURE], "validation")
+    answers = read_answers(inputs[CAPTURE], "validation")
+    captures = [load_capture(path) for path in paths]
+    sliding = load_config(inputs["verifier"]).get_text_config().sliding_window
+    walks = choose_walks([(capture.answer_start, len(capture)) for capture in captures], sliding, steps)
+    texts = sorted({walk.text for walk in walks})
+    truth = _Truth(inputs, keepset, grids, hidden_norm, dtype, steps, window)
+    sessions = []
+    for done, walk in enumerate(walks, 1):
+        roots = truth.roots(walk, captures[walk.text])
+        sessions.append(GoldenSession(texts.index(walk.text), roots))
+        progress.step("golden sessions drafted by transformers' head", done, len(walks))
+    for number, text in enumerate(texts):
+        needed = max(walk.roots(steps)[-1] for walk in walks if walk.text == text) + steps + 2
+        save_capture(out_dir / golden_text_file(number), captures[text].cut(needed))
+    lengths = [
+        accepted_length(root.chain, tuple(captures[walk.text].ids[root.position + 1 :].tolist()))
+        for walk, session in zip(walks, sessions, strict=True)
+        for root in session.roots
+    ]
+    server = [root.server_accepted for session in sessions for root in session.roots]
+    golden = Golden(
+        steps=steps,
+        window=sliding,
+        chain_acceptance=acceptance_by_depth(lengths, steps),
+        server_accepted_mean=float(np.mean(server)) if server else 0.0,
+        texts=tuple(GoldenText(answers[text].messages, tuple(answers[text].prompt_ids)) for text in texts),
+        sessions=tuple(sessions),
+    )
+    write_golden(out_dir, golden)
+    return {
+        "roots": golden.root_count,
+        "chain_acceptance": [round(share, 4) for share in golden.chain_acceptance],
+        "server_accepted_mean": round(golden.server_accepted_mean, 3),
+    }
+
+
+class _Truth:
+    """transformers' head twice: with the artifact's weights, and as it was published."""
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Path],
+        keepset: KeepSet,
+        grids: Mapping[str, Encoding],
+        hidden_norm: HiddenNorm,
+        dtype: Dtype,
+        steps: int,
+        window: int,
+    ) -> None:
+        from hyco_export.core.network.head_file import read_head
+        from hyco_export.core.network.kept_table import read_kept_table
+        from hyco_export.nn.embedding_table import find_embedding, scaled_row
+        from hyco_export.nn.final_norm import load_norm
+        from hyco_export.nn.head.golden import load_stored, table_lookup
+        from hyco_export.nn.verifier import load_head
+
+        self._keepset, self._grids, self._steps, self._window = keepset, grids, steps, window
+        self._head = load_head(inputs["head"], "float32")
+        load_stored(self._head, read_head(inputs[QAT_HEAD]).matrices)
+        self._published = load_head(inputs["head"], dtype)
+        self._lookup = table_lookup(read_kept_table(inputs[KEEPSET]), keepset.ids)
+        source = find_embedding(inputs["verifier"])
+        self._embed = lambda token: scaled_row(source, token, dtype)
+        self._norm = load_norm(inputs[CAPTURE] / FINAL_NORM_FILE) if hidden_norm == "pre" else None
+
+    def roots(self, walk: "Walk", capture: "Capture") -> tuple["GoldenRoot", ...]:
+        """Drafts of both at every root of a walk."""
+        import torch
+
+        from hyco_export.nn.head.golden import chain_logits, golden_root, on_grids
+
+        kept = torch.from_numpy(self._keepset.ids.astype(np.int64))
+        arrived, ids = on_grids(capture, self._grids), capture.ids.tolist()
+        found = []
+        for root in walk.roots(self._steps):
+            logits = chain_logits(self._head, arrived, root, self._window, self._steps, self._norm, self._lookup, kept)
+            published = chain_logits(self._published, capture, root, root, self._steps, self._norm, self._embed, None)
+            server_chain = [int(step.argmax()) for step in published]
+            found.append(golden_root(root, self._keepset.ids, logits, server_chain, ids))
+        return tuple(found)

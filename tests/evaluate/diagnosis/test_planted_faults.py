@@ -1,0 +1,489 @@
+"""Every planted fault is named, and no other: in files, in the server, in the device's host code; and none in a right
+run. (A fault in a file may show in several places; its name must be one.)"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import builders
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from small_run import SmallRun, edit_graph, edit_json, edit_tensors, plant, verifier_of
+
+from hyco_export.core.devicespec import HEAD_SPEC_FILE, SLM_SPEC_FILE
+from hyco_export.core.keepset import KeepSet
+from hyco_export.core.network.head_file import HEAD_FILE
+from hyco_export.core.tables import TABLES_FILE, HostTables
+from hyco_export.errors import ArtifactError
+from hyco_export.evaluate.diagnose import (
+    Checkpoints,
+    GoldenRun,
+    diagnose_server,
+    file_findings,
+    open_golden,
+    open_truth,
+    published_head_findings,
+    server_findings,
+)
+from hyco_export.evaluate.diagnosis.drafts import golden_feeds, network_findings
+from hyco_export.evaluate.diagnosis.finding import Finding
+from hyco_export.evaluate.diagnosis.head_host import head_host_findings
+from hyco_export.evaluate.diagnosis.server_head import server_head_findings
+from hyco_export.evaluate.diagnosis.slm_host import slm_host_findings
+from hyco_export.evaluate.diagnosis.walk import walk
+from hyco_export.evaluate.run_artifacts import RunArtifacts, open_artifacts
+from hyco_export.graph.initializers import read_weight, weight_tensor
+from hyco_export.nn.tiny.tokenizer import train_tokenizer
+from hyco_export.runtime.devices import head as device_head
+from hyco_export.runtime.devices import rings as device_rings
+from hyco_export.runtime.devices import slm as device_slm
+from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.ports import Check, Prefill
+from hyco_export.runtime.slot_cache import SlotCache
+from hyco_export.runtime.transport import LocalTransport
+from hyco_export.runtime.verifier import TorchVerifierSession, Verifier
+from hyco_export.runtime.wire import Handoff, ServerInfo
+
+Served = tuple[Engine, ServerInfo]
+HEAD_JSON, SLM_JSON = f"convert-head/{HEAD_SPEC_FILE}", f"convert-slm/{SLM_SPEC_FILE}"
+HEAD_ONNX, SLM_ONNX = "convert-head/head.onnx", "convert-slm/slm_tree.onnx"
+TRAINED, KEPT = f"qat-head/{HEAD_FILE}", "build-keepset/keepset.safetensors"
+
+
+def golden_of(run: SmallRun) -> tuple[RunArtifacts, GoldenRun]:
+    return open_artifacts(run.root, run.recipe.target), open_golden(run.root)
+
+
+def in_files(run: SmallRun, checkpoints: Checkpoints | None = None, tokenizer: object = None) -> list[Finding]:
+    artifacts, golden = golden_of(run)
+    truth, places = open_truth(run.root, artifacts.head, golden), checkpoints or run.checkpoints
+    chosen = tokenizer or run.tokenizer
+    return list(file_findings(artifacts, run.recipe, places, chosen, golden, truth))  # type: ignore[arg-type]
+
+
+def in_server(run: SmallRun, served: Served) -> list[Finding]:
+    artifacts, golden = golden_of(run)
+    transport = LocalTransport(*served)
+    walked = walk(golden.golden, golden.ids, transport, artifacts.head.handoff, served[1].head_digest)
+    return list(server_findings(walked, open_truth(run.root, artifacts.head, golden), golden))
+
+
+def in_host(run: SmallRun) -> list[Finding]:
+    artifacts, _ = golden_of(run)
+    tables = HostTables(run.root / "convert-slm" / TABLES_FILE)
+    return [*head_host_findings(artifacts.head, artifacts.keepset.ids), *slm_host_findings(artifacts.slm, tables)]
+
+
+def require(findings: list[Finding], fault: str, where: str, seen: str = "") -> None:
+    """All findings have the one name; one of them is at the place, with the figures."""
+    assert {finding.fault for finding in findings} == {fault}, findings
+    assert any(where in finding.where and seen in finding.seen for finding in findings), findings
+
+
+# ---- nothing planted
+
+
+def test_a_right_run_has_no_findings_on_any_back_end(small_run: SmallRun, served: Served) -> None:
+    found = small_run.diagnose(*served)
+    assert found.findings == ()
+    assert found.positions >= 12
+    assert len(found.acceptance) == len(found.expected_acceptance) == small_run.recipe.head.steps
+    assert found.acceptance == found.expected_acceptance
+
+
+def test_a_verifier_in_half_precision_is_the_same_verifier(small_run: SmallRun) -> None:
+    half = msgspec.structs.replace(small_run.recipe.models.verifier, dtype="bfloat16")
+    models = msgspec.structs.replace(small_run.recipe.models, verifier=half)
+    served = replace(small_run, recipe=msgspec.structs.replace(small_run.recipe, models=models)).serve()
+    assert in_server(small_run, served) == []
+
+
+def test_a_server_that_breaks_is_named_and_the_rest_is_still_looked_at(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Verifier.forward
+
+    def broken(self: Verifier, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
+        if any(isinstance(part, Check) for part in parts):
+            raise RuntimeError("out of memory")
+        return forward(self, parts)
+
+    monkeypatch.setattr(Verifier, "forward", broken)
+    require(in_server(small_run, served), "hand-off", "the server", "a call was refused (model_fault)")
+
+
+def test_a_server_can_ask_itself(small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, info = served
+    right = diagnose_server(small_run.root, LocalTransport(engine, info), info)
+    assert right.findings == () and right.positions >= 12
+    monkeypatch.setattr(Verifier, "_pass", hand_off_before_the_norm)
+    require(
+        list(diagnose_server(small_run.root, LocalTransport(engine, info), info).findings), "norm side", "the server"
+    )
+    assert engine.session_count == 0
+
+
+# ---- 1: the side of the norm
+
+
+def hand_off_before_the_norm(self: Verifier, *arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return self._fused(*arguments)  # type: ignore[arg-type]  # the states after the norm, and those before it
+
+
+def test_a_server_that_sends_h_from_before_the_norm(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Verifier, "_pass", hand_off_before_the_norm)
+    require(in_server(small_run, served), "norm side", "the server", "from before the final norm")
+
+
+def test_a_head_artifact_that_says_the_other_side(small_run: SmallRun, tmp_path: Path) -> None:
+    def edit(root: Path) -> None:
+        edit_json(root / HEAD_JSON, lambda spec: spec["handoff"].update(hidden_norm="pre"))
+
+    wrong = plant(small_run, tmp_path, edit)
+    require(in_files(wrong), "norm side", "head.json", "takes h from post, head.json says pre")
+    require(in_server(wrong, wrong.serve()), "norm side", "the server", "from before")
+
+
+# ---- 2: one wrong scale
+
+
+@pytest.mark.parametrize(("tensor", "factor"), [("e", 0.5), ("h", 3.0), ("k.sliding", 2.0), ("v.full", 0.9)])
+def test_a_server_that_encodes_with_another_scale(
+    small_run: SmallRun, served: Served, tensor: str, factor: float
+) -> None:
+    encoder = verifier_of(served[0]).encoder
+    assert encoder is not None
+    grid = encoder.spec.encodings[tensor]
+    changed = msgspec.structs.replace(grid, scale=grid.scale * factor)
+    encoder.spec = msgspec.structs.replace(encoder.spec, encodings={**encoder.spec.encodings, tensor: changed})
+    require(in_server(small_run, served), "scale", "the server", f"{tensor} arrives {1 / factor:.2g}"[:-1])
+
+
+def test_a_server_whose_zero_point_is_off(small_run: SmallRun, served: Served) -> None:
+    encoder = verifier_of(served[0]).encoder
+    assert encoder is not None
+    grid = encoder.spec.encodings["v.sliding"]
+    changed = msgspec.structs.replace(grid, zero_point=grid.zero_point + 3)
+    encoder.spec = msgspec.structs.replace(encoder.spec, encodings={**encoder.spec.encodings, "v.sliding": changed})
+    require(
+        in_server(small_run, served), "scale", "the server", "v.sliding arrives 1 times as large as it should, +3.0"
+    )
+
+
+def double_scale(tensor: onnx.TensorProto) -> None:
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 2, tensor.name))
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "place", "seen"),
+    [
+        (HEAD_JSON, lambda s: s["handoff"]["encodings"]["k.full"].update(scale=0.5), "head.json, k.full", "scale 0.5"),
+        (HEAD_JSON, lambda s: s["graph"]["inputs"][0]["encoding"].update(scale=0.5), "head.json, e", "scale 0.5"),
+        (SLM_JSON, lambda s: s["tree"]["inputs"][0]["encoding"].update(scale=0.5), "slm.json", "scale 0.5"),
+    ],
+)
+def test_a_scale_in_a_spec(small_run: SmallRun, tmp_path: Path, file: str, edit, place: str, seen: str) -> None:
+    require(in_files(plant(small_run, tmp_path, lambda root: edit_json(root / file, edit))), "scale", place, seen)
+
+
+@pytest.mark.parametrize(
+    ("file", "constant"),
+    [
+        (HEAD_ONNX, "layers.1.mlp.up_proj/scale"),
+        (HEAD_ONNX, "step2.layers.1.mlp.in/scale"),
+        (SLM_ONNX, "layers.1.mlp.up_proj/scale"),
+        (SLM_ONNX, "layers.1.mlp.in/scale"),
+    ],
+)
+def test_a_scale_in_a_graph(small_run: SmallRun, tmp_path: Path, file: str, constant: str) -> None:
+    wrong = plant(small_run, tmp_path, lambda root: edit_graph(root / file, lambda all_: double_scale(all_[constant])))
+    require(in_files(wrong), "scale", constant.removesuffix("/scale"), "instead of")
+
+
+def test_a_scale_of_the_trained_head_is_named_at_its_origin(small_run: SmallRun, tmp_path: Path) -> None:
+    def edit(tensors: dict[str, np.ndarray]) -> None:
+        tensors["layers.2.self_attn.q_proj.scales"][3] *= 2
+
+    found = in_files(plant(small_run, tmp_path, lambda root: edit_tensors(root / TRAINED, edit)))
+    require(found, "scale", "qat-head", "layers.2.self_attn.q_proj: 1 of")
+    assert len(found) == 1
+
+
+def test_a_scale_of_the_embedding_table(small_run: SmallRun, tmp_path: Path) -> None:
+    def edit(tensors: dict[str, np.ndarray]) -> None:
+        tensors["table_scale"][5] *= 2
+
+    found = in_files(plant(small_run, tmp_path, lambda root: edit_tensors(root / KEPT, edit)))
+    require(found, "scale", "table_scale", "1 of 300 scales differ")
+
+
+# ---- 3: a permuted keep set
+
+
+def permuted_rows(name: str, seed: int = 0):
+    def edit(constants: dict[str, onnx.TensorProto]) -> None:
+        rows = read_weight(constants[name])
+        order = np.random.default_rng(seed).permutation(len(rows))
+        constants[name].CopyFrom(weight_tensor(name, rows[order], 4))
+        scales = constants[f"{name}/scale"]
+        scales.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scales)[order], scales.name))
+
+    return edit
+
+
+@pytest.mark.parametrize("file", [HEAD_ONNX, SLM_ONNX])
+def test_output_rows_of_a_graph_in_another_order(small_run: SmallRun, tmp_path: Path, file: str) -> None:
+    wrong = plant(small_run, tmp_path, lambda root: edit_graph(root / file, permuted_rows("lm_head")))
+    require(in_files(wrong), "keep set", f"{file}, lm_head", "rows stand for other tokens")
+
+
+def test_two_rows_of_the_graphs_table_swapped(small_run: SmallRun, tmp_path: Path) -> None:
+    def edit(constants: dict[str, onnx.TensorProto]) -> None:
+        table = constants["kept_embeddings"]
+        rows = numpy_helper.to_array(table).copy()
+        rows[[2, 40]] = rows[[40, 2]]
+        table.CopyFrom(numpy_helper.from_array(rows, table.name))
+
+    wrong = plant(small_run, tmp_path, lambda root: edit_graph(root / HEAD_ONNX, edit))
+    require(in_files(wrong), "keep set", "kept_embeddings", "2 of 300 rows")
+
+
+def test_ids_that_the_rows_do_not_belong_to(small_run: SmallRun, tmp_path: Path) -> None:
+    vocab_size = len(small_run.tokenizer)
+
+    def edit(root: Path) -> None:
+        def move(tensors: dict[str, np.ndarray]) -> None:
+            absent = np.setdiff1d(np.arange(vocab_size), tensors["ids"])
+            assert len(absent)
+            tensors["ids"] = np.sort(np.append(tensors["ids"][1:], absent[:1])).astype(np.int32)
+            digest = KeepSet(tensors["ids"], vocab_size).digest
+            for file in (HEAD_JSON, SLM_JSON):
+                edit_json(root / file, lambda spec: spec.update(keepset_digest=digest))
+
+        edit_tensors(root / KEPT, move)
+
+    require(
+        in_files(plant(small_run, tmp_path, edit)), "keep set", "keepset.safetensors", "rows stand for other tokens"
+    )
+
+
+def test_ids_out_of_order_are_refused_at_once(small_run: SmallRun, tmp_path: Path) -> None:
+    def edit(tensors: dict[str, np.ndarray]) -> None:
+        tensors["ids"] = tensors["ids"][::-1].copy()
+
+    wrong = plant(small_run, tmp_path, lambda root: edit_tensors(root / KEPT, edit))
+    with pytest.raises(ArtifactError, match="keep set of 300 ids is permuted"):
+        in_files(wrong)
+
+
+def test_a_device_that_maps_rows_to_other_ids(small_run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = device_head.GraphHead.draft
+
+    def rolled(self: device_head.GraphHead, *arguments: object):
+        drafted = draft(self, *arguments)  # type: ignore[arg-type]
+        return msgspec.structs.replace(drafted, chain=tuple(token + 1 for token in drafted.chain))
+
+    monkeypatch.setattr(device_head.GraphHead, "draft", rolled)
+    require(in_host(small_run), "keep set", "the device's host code", "become ids")
+
+
+# ---- 4: another tokenizer
+
+
+def test_another_tokenizer_on_the_device(small_run: SmallRun) -> None:
+    other = train_tokenizer(["cats and dogs are other words. "] * 50)
+    require(in_files(small_run, tokenizer=other), "tokenizer", "the device's tokenizer", "become other ids")
+
+
+def test_an_slm_with_other_ids_for_the_same_words(small_run: SmallRun, tmp_path: Path) -> None:
+    shutil.copytree(small_run.checkpoints.slm, tmp_path / "slm")
+    path = tmp_path / "slm" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[280:282]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(content))
+    checkpoints = replace(small_run.checkpoints, slm=tmp_path / "slm")
+    require(in_files(small_run, checkpoints), "tokenizer", "verifier and SLM", "2 of")
+
+
+# ---- 5: the head of another verifier, another verifier
+
+
+def test_a_head_of_another_verifier_that_was_converted_faithfully(small_run: SmallRun) -> None:
+    """A random head drafts nothing that a random verifier takes; nothing else is wrong with it."""
+    _, golden = golden_of(small_run)
+    gates = msgspec.structs.replace(small_run.recipe.validation.gates, min_head_tokens=0.1)
+    validation = msgspec.structs.replace(small_run.recipe.validation, gates=gates)
+    strict = msgspec.structs.replace(small_run.recipe, validation=validation)
+    found = list(published_head_findings(golden.golden, strict))
+    require(found, "head", "$.models.head", "min_head_tokens is 0.1")
+    assert list(published_head_findings(golden.golden, small_run.recipe)) == []  # the gate is 0 there
+
+
+def test_weights_of_another_head_in_the_artifact(small_run: SmallRun, tmp_path: Path) -> None:
+    def edit(tensors: dict[str, np.ndarray]) -> None:
+        generator = np.random.default_rng(0)
+        for name, values in tensors.items():
+            if name.endswith(".integers"):
+                tensors[name] = generator.integers(-7, 8, values.shape).astype(np.int8)
+
+    found = in_files(plant(small_run, tmp_path, lambda root: edit_tensors(root / TRAINED, edit)))
+    require(found, "head", "qat-head", "are not those of $.models.head")
+    assert len(found) == 1
+
+
+def test_a_graph_of_another_head(small_run: SmallRun, tmp_path: Path) -> None:
+    def edit(constants: dict[str, onnx.TensorProto]) -> None:
+        generator = np.random.default_rng(0)
+        for name, tensor in list(constants.items()):
+            if tensor.data_type == onnx.TensorProto.INT4 and len(tensor.dims) == 2:
+                other = generator.integers(-7, 8, tuple(tensor.dims)).astype(np.int8)
+                tensor.CopyFrom(weight_tensor(name, other, 4))
+
+    found = in_files(plant(small_run, tmp_path, lambda root: edit_graph(root / HEAD_ONNX, edit)))
+    require(found, "head", "head.onnx", "are not those of qat-head")
+
+
+def test_a_server_with_another_verifier(small_run: SmallRun, served: Served) -> None:
+    verifier = verifier_of(served[0])
+    other = builders.small_verifier(len(small_run.tokenizer), seed=5)
+    verifier._model, verifier._backbone = other, other.get_decoder()
+    require(in_server(small_run, served), "verifier", "the server", "nothing in common")
+
+
+def test_a_servers_own_head_that_drafts_worse(small_run: SmallRun, served: Served) -> None:
+    _, golden = golden_of(small_run)
+    promised = [
+        msgspec.structs.replace(
+            session, roots=tuple(msgspec.structs.replace(r, server_accepted=2) for r in session.roots)
+        )
+        for session in golden.golden.sessions
+    ]
+    better = msgspec.structs.replace(golden.golden, sessions=tuple(promised))
+    require(server_head_findings(better, golden.ids, LocalTransport(*served)), "head", "the server's own head")
+
+
+# ---- 6: K/V rows shifted by one
+
+
+@pytest.mark.parametrize(("kind", "shift", "words"), [("both", -1, "1 position earlier"), ("k", 1, "1 position later")])
+def test_a_server_that_sends_rows_of_other_positions(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, kind: str, shift: int, words: str
+) -> None:
+    committed = SlotCache.committed
+
+    def shifted(self: SlotCache, layer: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = committed(self, layer)
+        first = 0 if count is None else max(0, self.length - count)
+        places = (torch.arange(first, self.length) + shift).clamp(0, self.length - 1)
+        return keys[:, places], values[:, places if kind == "both" else slice(first, self.length)]
+
+    monkeypatch.setattr(SlotCache, "committed", shifted)
+    require(in_server(small_run, served), "K/V rows", "the server", words)
+
+
+def test_rows_that_only_verify_rounds_shift(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = SlotCache.keep
+
+    def shifted(self: SlotCache, rows) -> None:
+        keep(self, rows if list(rows) == list(range(len(rows))) and len(rows) != 4 else [rows[0], *rows[:-1]])
+
+    monkeypatch.setattr(SlotCache, "keep", shifted)
+    found = in_server(small_run, served)
+    assert found and found[0].where.startswith("the server's verify rounds"), found
+
+
+def test_a_hand_off_that_says_another_first_position(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handoff = TorchVerifierSession.handoff
+
+    def moved(self: TorchVerifierSession, root: int, count: int) -> Handoff:
+        sent = handoff(self, root, count)
+        return msgspec.structs.replace(sent, first_position=sent.first_position + 1)
+
+    monkeypatch.setattr(TorchVerifierSession, "handoff", moved)
+    require(in_server(small_run, served), "K/V rows", "the server", "1 position earlier")
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_ring_that_writes_one_slot_off(small_run: SmallRun, monkeypatch: pytest.MonkeyPatch, shift: int) -> None:
+    slots = device_rings.slots
+    monkeypatch.setattr(device_rings, "slots", lambda first, count, size: (slots(first, count, size) + shift) % size)
+    require(in_host(small_run), "K/V rows", "the device's host code", "rows that nobody sent")
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_keys_rotated_for_another_position(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, shift: int
+) -> None:
+    stack = verifier_of(served[0])._stack
+    assert stack is not None
+    rotations = stack.rotations
+    monkeypatch.setattr(stack, "rotations", lambda positions: rotations(positions + shift))
+    require(in_server(small_run, served), "positions", "the server", "later" if shift > 0 else "earlier")
+
+
+# ---- 7: a sliding window off by one
+
+
+@pytest.mark.parametrize(("change", "words"), [(-1, "see 5 positions"), (1, "see more than 6")])
+def test_a_server_whose_window_is_off_by_one(small_run: SmallRun, served: Served, change: int, words: str) -> None:
+    verifier = verifier_of(served[0])
+    window = builders.SLIDING_WINDOW + change
+    verifier._windows = {"full_attention": None, "sliding_attention": window}
+    groups = tuple(
+        group if group.kept is None else replace(group, window=window, kept=max(group.kept, window - 1))
+        for group in verifier.layout.groups
+    )
+    verifier.layout = replace(verifier.layout, groups=groups)
+    require(in_server(small_run, served), "sliding window", "the server", words)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("file", [HEAD_JSON, SLM_JSON])
+def test_a_span_in_a_spec_that_is_off_by_one(small_run: SmallRun, tmp_path: Path, file: str, change: int) -> None:
+    def edit(spec: dict) -> None:
+        spec["spans"]["sliding"] += change
+
+    found = in_files(plant(small_run, tmp_path, lambda root: edit_json(root / file, edit)))
+    require(found, "sliding window", Path(file).name, "sliding_window makes it")
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("module", [device_head, device_slm])
+def test_a_host_whose_masks_are_off_by_one(
+    small_run: SmallRun, monkeypatch: pytest.MonkeyPatch, module, change: int
+) -> None:
+    visible = module.visible
+    monkeypatch.setattr(module, "visible", lambda q, k, span: visible(q, k, None if span is None else span + change))
+    name = "head" if module is device_head else "SLM"
+    require(in_host(small_run), "sliding window", f"the device's host code of the {name}", "it must see")
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_span_that_all_files_agree_on_is_told_by_transformers_own_head(small_run: SmallRun, change: int) -> None:
+    """Where the code that reads the checkpoint's window is wrong, every file agrees; transformers' drafts do not."""
+    artifacts, golden = golden_of(small_run)
+    grids = open_truth(small_run.root, artifacts.head, golden).grids
+    right = artifacts.head.spans["sliding"]
+    assert right is not None
+    wrong = with_span(artifacts, right + change)
+    found = network_findings(lambda run: golden_feeds(golden.golden, golden.texts, golden.ids, grids, run), wrong)
+    require(found, "sliding window", "the device's head", f"with a span of {right} instead of {right + change}")
+
+
+def with_span(artifacts: RunArtifacts, span: int) -> RunArtifacts:
+    spans = {"sliding": span, "full": None}
+    return replace(artifacts, head=msgspec.structs.replace(artifacts.head, spans=spans))

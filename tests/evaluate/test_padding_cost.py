@@ -1,0 +1,29 @@
+"""The cost of padding is the arithmetic of sizes."""
+
+import pytest
+
+from hyco_export.evaluate.padding_cost import padding_cost, padding_note
+from hyco_export.runtime.ports import Traffic
+from hyco_export.runtime.trace import RoundTrace
+from hyco_export.runtime.tree import EMPTY_TREE
+
+
+def replies(*sizes: int) -> list[RoundTrace]:
+    return [
+        RoundTrace(1, 0.0, 5, EMPTY_TREE, (), (), (3,), "", 0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, Traffic(0, size, 0, size))
+        for size in sizes
+    ]
+
+
+def test_bytes_and_sizes_are_counted() -> None:
+    cost = padding_cost(replies(95, 96, 195, 10), 100)  # 5 B are the padding's own
+    assert (cost.sizes, cost.plain_sizes) == (2, 4)
+    assert cost.factor == pytest.approx((100 + 200 + 200 + 100) / (95 + 96 + 195 + 10))
+
+
+def test_the_note_names_every_step() -> None:
+    note = padding_note("hyco", replies(6_000, 12_000))
+    assert "Replies of hyco have 2 different sizes" in note
+    assert "4,096 B: 1.14 x, 2, 16,384 B: 1.82 x, 1, 65,536 B: 7.28 x, 1." in note
+    with pytest.raises(ValueError, match="no round"):
+        padding_cost([], 100)

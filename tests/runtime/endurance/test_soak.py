@@ -1,0 +1,39 @@
+"""The soak, small: clients with tokens of their own over broken connections, on a toy engine behind a real server."""
+
+import psutil
+from live_server import running
+from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
+from soak import plain_texts, soak
+
+from hyco_export.runtime import wire
+from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.guard.tokens import Tokens
+from hyco_export.runtime.server import CallLimits, create_app
+from hyco_export.runtime.transport import Access
+
+CLIENTS, GENERATIONS, CAP = 8, 5, 24
+MODEL = ToyLanguageModel(seed=3, stop_bias=-1.0)
+FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "", WINDOW, 0)
+INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "", "", 32, 64, 0, ["exact"], "thread-cpu")
+PROMPTS = [(5, 9, 2, 7), (3, 3), (8, 2, 9, 9, 4), (6,)]
+
+
+def test_many_clients_on_bad_connections_get_plain_greedy_texts() -> None:
+    engine = Engine(lambda: ScriptedSession(MODEL), FACTS, Limits(sessions=256, prompt_limit=64))
+    tokens = [f"token-of-client-{number:04}" for number in range(CLIENTS)]
+    app = create_app(engine, INFO, Tokens(tokens), CallLimits(sessions=32))
+    with running(app) as url:
+        texts = plain_texts(url, Access(tokens[0]), PROMPTS, CAP)
+        assert {prompt: list(text) for prompt, text in texts.items()} == {
+            prompt: MODEL.answer(prompt, CAP) for prompt in PROMPTS
+        }
+        outcome = soak(
+            url, texts, VOCAB_SIZE, [Access(token) for token in tokens], lambda done, _: done < GENERATIONS,
+            resets=0.1, losses=0.05, process=psutil.Process(),
+        )  # fmt: skip
+    assert not outcome.errors and not outcome.mismatches
+    assert outcome.generations == CLIENTS * GENERATIONS
+    assert set(outcome.misfortunes) == {"sessions lost", "resets after the request", "replies lost"}
+    assert outcome.primes > outcome.generations  # lost sessions were primed again
+    assert len(outcome.round_ms) > 2 * outcome.generations

@@ -1,0 +1,152 @@
+"""Peers that are slow, large or many: each is cut off by its own limit, and the server goes on."""
+
+import socket
+import time
+from contextlib import closing, suppress
+
+import msgspec
+from live_server import running
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from toy_service import INFO, toy_engine
+
+from hyco_export.runtime import wire
+from hyco_export.runtime.guard.slow_peers import PeerLimits
+from hyco_export.runtime.server import CallLimits, create_app
+from hyco_export.runtime.transport import HttpTransport, Patience
+
+SHORT_S = 0.3
+PEERS = PeerLimits(connections=3, head_bytes=1_000, head_s=SHORT_S, stall_s=SHORT_S)
+
+
+def connected(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def received(peer: socket.socket, until: bytes | None = None) -> bytes:
+    """All until it ends with these bytes or the server closes."""
+    answer = bytearray()
+    with suppress(ConnectionError):
+        while part := peer.recv(65_536):
+            answer += part
+            if until is not None and answer.endswith(until):
+                break
+    return bytes(answer)
+
+
+def app(body_s: float = SHORT_S) -> Starlette:
+    return create_app(toy_engine(), INFO, calls=CallLimits(body_s=body_s))
+
+
+def refusal_in(answer: bytes) -> wire.Refusal:
+    return wire.decode(answer.split(b"\r\n\r\n", 1)[1], wire.Refusal)
+
+
+def test_a_head_that_never_ends_is_cut_off() -> None:
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as silent, closing(connected(url)) as slow:
+        slow.sendall(b"GET /v1/info HT")
+        assert received(slow) == received(silent) == b""
+        assert HttpTransport(url).info() == INFO
+
+
+def test_a_second_head_on_a_kept_connection_is_cut_off_too() -> None:
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert received(peer, b"alive\n").startswith(b"HTTP/1.1 200")
+        time.sleep(2 * SHORT_S)  # between two calls nobody hurries
+        peer.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert received(peer) == b""
+
+
+def test_a_body_that_never_ends_is_refused() -> None:
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n\x9a")
+        answer = received(peer)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert refusal_in(answer).message == "the body took longer than 0.3 s"
+
+
+def test_large_heads_are_refused_before_they_are_whole() -> None:
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"GET /v1/info HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 3 * PEERS.head_bytes)
+        assert received(peer).startswith(b"HTTP/1.1 400")
+        assert HttpTransport(url).info() == INFO
+
+
+def test_an_endless_body_is_left_unread() -> None:
+    with running(app(body_s=30.0), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+        sent = 0
+        chunk = b"10000\r\n" + b"\0" * 65_536 + b"\r\n"
+        with suppress(OSError):
+            while sent < 1 << 28:
+                peer.sendall(chunk)
+                sent += len(chunk)
+        assert sent < 1 << 24  # the limit, what lingers, and what the sockets hold
+        assert HttpTransport(url).info() == INFO
+
+
+def test_a_body_a_little_too_large_hears_why() -> None:
+    with running(app(body_s=30.0), peers=PEERS) as url, closing(connected(url)) as peer:
+        body = b"\0" * 500_000
+        peer.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Length: 500000\r\n\r\n" + body)
+        assert received(peer, b"call takes\xa0").startswith(b"HTTP/1.1 413")  # up to the refusal's empty hint
+        peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        assert b"alive" in received(peer)
+
+
+def test_one_connection_too_many_is_told_so_and_the_others_stay() -> None:
+    with running(app(), peers=msgspec.structs.replace(PEERS, head_s=30.0)) as url:
+        first = [connected(url) for _ in range(PEERS.connections)]
+        first[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert first[0].recv(65_536).startswith(b"HTTP/1.1 200")
+        with closing(connected(url)) as one_more:
+            answer = received(one_more)
+        assert answer.startswith(b"HTTP/1.1 503") and refusal_in(answer).code == "connections_full"
+        for peer in first:
+            peer.close()
+        patience = Patience(pauses_s=())
+        assert HttpTransport(url, patience, pause=lambda _: time.sleep(0.05)).info() == INFO  # it tries again
+
+
+def test_a_reader_that_does_not_read_is_cut_off() -> None:
+    size = 1 << 26  # more than the sockets hold
+
+    async def large(_: object) -> Response:
+        return Response(b"\0" * size)
+
+    with running(Starlette(routes=[Route("/", large)]), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        time.sleep(5 * SHORT_S)  # reads nothing for longer than is given
+        assert len(received(peer)) < size
+
+
+def test_a_slow_reader_that_reads_gets_everything() -> None:
+    size = 1 << 24
+
+    async def large(_: object) -> Response:
+        return Response(b"\0" * size)
+
+    with running(Starlette(routes=[Route("/", large)]), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        got = 0
+        while part := peer.recv(1 << 20):
+            got += len(part)
+            time.sleep(SHORT_S / 10)
+        assert got > size
+
+
+def test_a_caller_over_its_rate_waits_and_goes_on() -> None:
+    service = create_app(toy_engine(), INFO, calls=CallLimits(calls_per_s=50.0, burst=2))
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(0.05)
+
+    with running(service) as url:
+        transport = HttpTransport(url, pause=pause)
+        assert [transport.info() for _ in range(5)] == [INFO] * 5
+    assert pauses and set(pauses) == {1.0}  # Retry-After is in whole seconds

@@ -1,0 +1,131 @@
+"""TLS end to end with certificates of a test authority, what is refused, and when a server may be reachable."""
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+from live_server import running
+from toy_service import ALICE, BOB, INFO, MODEL, PROMPT, toy_engine
+
+from hyco_export.errors import ProtocolError, ServerError
+from hyco_export.runtime import wire
+from hyco_export.runtime.drafters import NullDrafter
+from hyco_export.runtime.driver import Request, generate
+from hyco_export.runtime.guard.tls import check_exposure, client_context, is_loopback, server_context
+from hyco_export.runtime.guard.tokens import Tokens
+from hyco_export.runtime.server import create_app
+from hyco_export.runtime.transport import Access, HttpTransport
+
+
+@dataclass(frozen=True)
+class Files:
+    certificate: Path
+    key: Path
+    authority: Path
+    stranger: Path  # an authority that signed nothing here
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("tls")
+    authority, stranger = trustme.CA(), trustme.CA()
+    leaf = authority.issue_cert("127.0.0.1")
+    found = Files(folder / "cert.pem", folder / "key.pem", folder / "ca.pem", folder / "stranger.pem")
+    leaf.private_key_pem.write_to_path(found.key)
+    for number, blob in enumerate(leaf.cert_chain_pems):
+        blob.write_to_path(found.certificate, append=number > 0)
+    authority.cert_pem.write_to_path(found.authority)
+    stranger.cert_pem.write_to_path(found.stranger)
+    return found
+
+
+@pytest.fixture(scope="module")
+def url(files: Files) -> Iterator[str]:
+    app = create_app(toy_engine(), INFO, Tokens([ALICE]))
+    with running(app, server_context(files.certificate, files.key)) as url:
+        yield url
+
+
+def test_a_generation_over_tls_with_a_token(url: str, files: Files) -> None:
+    assert url.startswith("https://")
+    transport = HttpTransport(url, access=Access(ALICE, files.authority))
+    request = Request("plain", "p", wire.Sampling(0.0), wire.Acceptance(), 3, 12)
+    assert generate(PROMPT, request, NullDrafter(), transport).tokens == tuple(MODEL.answer(PROMPT, 12))
+
+
+def test_another_token_and_none_are_refused(url: str, files: Files) -> None:
+    for token in (BOB, ""):
+        with pytest.raises(ProtocolError) as refusal:
+            HttpTransport(url, access=Access(token, files.authority)).info()
+        assert refusal.value.code == "unauthorized"
+
+
+@pytest.mark.parametrize("authority", ["stranger", None])
+def test_a_certificate_of_an_unknown_authority_is_refused(url: str, files: Files, authority: str | None) -> None:
+    access = Access(ALICE, getattr(files, authority) if authority else None)
+    with pytest.raises(ServerError, match=r"no answer .*certificate"):
+        HttpTransport(url, access=access).info()
+
+
+def test_a_certificate_for_another_name_is_refused(url: str, files: Files) -> None:
+    other = url.replace("127.0.0.1", "localhost")
+    with pytest.raises(ServerError, match=r"no answer .*[Hh]ostname mismatch"):
+        HttpTransport(other, access=Access(ALICE, files.authority)).info()
+
+
+def test_old_protocol_versions_are_off(files: Files) -> None:
+    for context in (server_context(files.certificate, files.key), client_context(files.authority)):
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_unusable_files_are_named(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"TLS certificate .*none\.pem .*cannot be used: No such file"):
+        server_context(tmp_path / "none.pem", files.key)
+    with pytest.raises(ServerError, match=r"cannot be used: .*\(give PEM files"):
+        server_context(files.authority, files.key)  # does not belong to the key
+    with pytest.raises(ServerError, match=r"certificate authority .*key\.pem cannot be used"):
+        client_context(files.key)
+
+
+def test_a_token_does_not_travel_in_the_clear() -> None:
+    with pytest.raises(ServerError, match=r"the token would travel in the clear to 10\.0\.0\.1") as refusal:
+        HttpTransport("http://10.0.0.1:1", access=Access(ALICE))
+    assert ALICE not in str(refusal.value)
+    HttpTransport("http://10.0.0.1:1", access=Access(ALICE, insecure=True))
+    for url in ("http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1"):
+        HttpTransport(url, access=Access(ALICE))
+
+
+@pytest.mark.parametrize(
+    ("host", "stays"),
+    [
+        ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
+        ("::", False), ("10.1.2.3", False), ("verifier.example", False), ("", False),
+    ],
+)  # fmt: skip
+def test_which_addresses_stay_on_this_machine(host: str, stays: bool) -> None:
+    assert is_loopback(host) is stays
+
+
+@pytest.mark.parametrize(
+    ("host", "has_tls", "has_token", "insecure", "missing"),
+    [
+        ("0.0.0.0", False, False, False, "no TLS and no token"),
+        ("0.0.0.0", True, False, False, "no token"),
+        ("10.1.2.3", False, True, False, "no TLS"),
+        ("0.0.0.0", True, True, False, None),
+        ("0.0.0.0", False, False, True, None),
+        ("127.0.0.1", False, False, False, None),
+    ],
+)
+def test_reachable_servers_need_both_or_the_word(
+    host: str, has_tls: bool, has_token: bool, insecure: bool, missing: str | None
+) -> None:
+    if missing is None:
+        check_exposure(host, has_tls, has_token, insecure)
+        return
+    with pytest.raises(ServerError, match=f"there is {missing} .*--insecure"):
+        check_exposure(host, has_tls, has_token, insecure)

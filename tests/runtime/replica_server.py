@@ -1,0 +1,46 @@
+"""A server of two replicas with toy engines, as a process: prints its URL, then waits for a signal.
+
+The toy model takes its time, so that a test can kill a replica in the middle of a generation.
+"""
+
+import socket
+import sys
+import time
+from pathlib import Path
+
+FOLDER = str(Path(__file__).parent)
+
+
+def build() -> object:
+    """A replica's application, in the replica's own process."""
+    sys.path.insert(0, FOLDER)
+    import numpy as np
+    from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
+
+    from hyco_export.runtime import wire
+    from hyco_export.runtime.admission import Facts, Limits
+    from hyco_export.runtime.engine import Engine
+    from hyco_export.runtime.ports import RowOutputs
+    from hyco_export.runtime.server import create_app
+
+    model = ToyLanguageModel(seed=5, stop_bias=-1e9)
+
+    class Slow(ScriptedSession):
+        def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+            time.sleep(0.03)
+            return super().verify(root, tokens, parents)
+
+    engine = Engine(lambda: Slow(model), Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4), Limits())
+    info = wire.ServerInfo(
+        1, "replica", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "k", 64, 4096, 4, ["exact"], "thread-cpu"
+    )
+    return create_app(engine, info)
+
+
+if __name__ == "__main__":
+    from hyco_export.runtime.replicas import serve_replicas
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = listener.getsockname()[1]
+    serve_replicas(build, 2, "127.0.0.1", free, lambda host, port: print(f"http://{host}:{port}", flush=True))  # type: ignore[arg-type]
+    print("stopped", flush=True)
