@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 RUNTIME_TESTS := PYTHONPATH=tests/runtime:tests/runtime/endurance $(VENV)/bin/python
 
-.PHONY: setup demo test lint first-reply fuzz soak clean
+.PHONY: setup demo test lint histories first-reply fuzz soak clean
 
 setup: $(STAMP)
 
@@ -22,6 +22,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest -n 2
+
+# random histories of clients and one engine, in the thousands
+histories: $(STAMP)
+	HYCO_HISTORIES=10000 $(VENV)/bin/python -m pytest tests/runtime/test_histories.py
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

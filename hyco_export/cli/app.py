@@ -121,6 +121,19 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the verifier. Default: the recipe's.", min=1)
     ] = None,
+    batch: Annotated[int, typer.Option(help="Sessions in one pass of the model, at most.", min=1)] = 8,
+    batch_wait_ms: Annotated[
+        float, typer.Option(help="How long a pass waits for further sessions that may call.", min=0.0, max=1000.0)
+    ] = 1.0,
+    cache_mb: Annotated[
+        int | None, typer.Option(help="K/V memory of all sessions. Default: half of what is free.", min=1)
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Positions of a session. Default: what the verifier was made for.", min=2)
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the layers at the first passes; for GPUs.")
+    ] = False,
     sessions: Annotated[int | None, typer.Option(help="Sessions held at once. Default: 16.", min=1)] = None,
     replicas: Annotated[int, typer.Option(help="Verifiers behind one address, by Ray Serve.", min=1)] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM). Default: plain HTTP.")] = None,
@@ -131,9 +144,13 @@ def serve(
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
     from hyco_export.cli.commands import Door, serve_run
+    from hyco_export.runtime.batching import Batching
+    from hyco_export.runtime.serve_options import BYTES_PER_MB, ServeOptions
 
+    cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
+    options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, compiled)
     door = Door(host, port, tls_cert, tls_key, token_file, insecure, pad_replies)
-    serve_run(_only(path, recipe), run, door, device, threads, sessions, replicas)
+    serve_run(_only(path, recipe), run, door, device, threads, options, replicas)
 
 
 @app.command()
@@ -203,6 +220,23 @@ def bench(
 
     options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
     bench_run(server, _only(path, recipe), run, options, reach_of(token_file, ca, insecure, link, link_waits))
+
+
+@app.command("bench-peers")
+def bench_peers(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    prompts: Annotated[int, typer.Option(help="Validation prompts to answer.", min=1)] = 20,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.", min=1)] = 128,
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="A Python that has vLLM's CPU build. Default: vLLM is left out.")
+    ] = None,
+) -> None:
+    """Answer greedily beside transformers and vLLM on the same weights. Exit 1 when a text differs."""
+    from hyco_export.cli.peers import bench_peers
+
+    raise typer.Exit(bench_peers(_only(path, recipe), run, prompts, max_new_tokens, vllm_python))
 
 
 @app.command()

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from hyco_export.evaluate.meeting import Subject
-    from hyco_export.runtime.ports import Transport
-
-if TYPE_CHECKING:
     from hyco_export.runtime.engine import Engine
+    from hyco_export.runtime.ports import Transport
+    from hyco_export.runtime.serve_options import ServeOptions
     from hyco_export.runtime.wire import ServerInfo
 
 PERCENT = 100
@@ -144,7 +143,7 @@ def serve_run(
     door: Door,
     device: str,
     threads: int | None,
-    sessions: int | None,
+    options: "ServeOptions",
     replicas: int,
 ) -> None:
     """Serve until interrupted; the first line on stdout that holds a URL means ready."""
@@ -164,7 +163,7 @@ def serve_run(
         from hyco_export.runtime.server import create_app
 
         use_threads(threads or run.recipe.threads)
-        engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, sessions)
+        engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options)
         if info.head_digest:
             _self_test(run.root, engine, info)
         return create_app(engine, info, Tokens(tokens), pad_bytes=door.pad_bytes)

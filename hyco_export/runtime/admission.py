@@ -1,5 +1,6 @@
 """Which PRIME requests a server takes: pure checks, before anything is allocated. Knows limits, no sessions."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -10,6 +11,7 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.rules import check_acceptance
 
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures other than 0; outside, float32 scores overflow or carry no difference
+BYTES_PER_MB = 1e6
 SEED_LIMIT = 2**64  # half of the generator's key
 
 
@@ -32,6 +34,52 @@ class Limits(msgspec.Struct, frozen=True):
     node_limit: int = NODE_LIMIT
     prompt_limit: int = 32_768
     idle_s: float = 600.0
+    cache_bytes: int | None = None  # K/V memory of all sessions together; None: not counted
+
+
+class CacheBudget:
+    """K/V memory that sessions may take together; not thread-safe.
+
+    Args:
+        limit_bytes: None: everything is granted, and counted.
+    """
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def take(self, size_bytes: int, next_expiry_s: float | None) -> None:
+        """Reserve a session's cache.
+
+        next_expiry_s: seconds until an idle session expires; None when none is idle.
+
+        Raises:
+            ProtocolError: codes cache_size (it never fits), cache_full (it does not fit now).
+        """
+        limit = self._limit_bytes
+        if limit is not None and size_bytes > limit:
+            raise ProtocolError(
+                "cache_size",
+                f"prompt and max_new_tokens need {_mb(size_bytes)} of cache, this server has {_mb(limit)}",
+                "shorten the prompt or ask for fewer tokens",
+            )
+        if limit is not None and self.used_bytes + size_bytes > limit:
+            free = _mb(limit - self.used_bytes)
+            latest = "" if next_expiry_s is None else f", in {math.ceil(next_expiry_s)} s the longest idle one expires"
+            raise ProtocolError(
+                "cache_full",
+                f"prompt and max_new_tokens need {_mb(size_bytes)} of cache, {free} of {_mb(limit)} are free",
+                f"try again when another session has ended{latest}; or ask for fewer tokens",
+            )
+        self.used_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Free what a session had reserved."""
+        self.used_bytes -= size_bytes
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / BYTES_PER_MB:.1f} MB"
 
 
 def check_prime(request: wire.PrimeRequest, facts: Facts, limits: Limits) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import torch
 from transformers import PreTrainedModel
 
@@ -28,7 +29,12 @@ from hyco_export.runtime.devices.backends import require_keepset
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.handoff_encoder import HandoffEncoder
 from hyco_export.runtime.rules import RULES
+from hyco_export.runtime.serve_options import ServeOptions
+from hyco_export.runtime.tree import ROOT
 from hyco_export.runtime.verifier import Verifier
+
+WARM_UP_ROWS, WARM_UP_NODES = 40, 32  # of a prompt, and of the paper's tree
+CACHE_SHARE = 0.5  # of the free memory; the rest is for passes, and for others
 
 
 class HeadArtifact(msgspec.Struct, frozen=True):
@@ -43,7 +49,7 @@ def open_server_engine(
     artifacts: Path | None = None,
     device: str = "cpu",
     recipe_folder: Path | None = None,
-    sessions: int | None = None,
+    options: ServeOptions | None = None,
 ) -> tuple[Engine, wire.ServerInfo]:
     """The engine of a recipe's verifier, and what it says of itself.
 
@@ -54,7 +60,7 @@ def open_server_engine(
         artifacts: run folder.
         device: torch device, e.g. `cpu`, `cuda`, `cuda:1`.
         recipe_folder: where the recipe's relative paths start; None for the embedded recipe.
-        sessions: held at once; None for the usual number.
+        options: sessions, batching and memory.
 
     Raises:
         CheckpointError: a checkpoint is missing, unreadable or does not belong with the others.
@@ -62,6 +68,7 @@ def open_server_engine(
         ServerError: the device is not there.
     """
     place = _device(device)
+    options = options or ServeOptions()
     folder = checkpoint_folder(recipe.models.verifier, recipe_folder)
     digest = checkpoint_digest(folder)
     artifact = read_head_artifact(artifacts, digest) if artifacts else None
@@ -71,19 +78,45 @@ def open_server_engine(
     check_family(model.config, head.config)
 
     keepset = _keepset(artifacts, artifact)
-    facts = _facts(model, artifact, recipe.head.steps, restricts=artifact is not None and keepset is not None)
+    restricts = artifact is not None and keepset is not None
+    facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
     usual = Limits()
-    limits = Limits(sessions=sessions or usual.sessions, prompt_limit=min(usual.prompt_limit, facts.context_limit - 1))
+    limits = Limits(
+        sessions=options.sessions or usual.sessions,
+        prompt_limit=min(usual.prompt_limit, facts.context_limit - 1),
+        cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place)),
+    )
     encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
     restricted = None
     if artifact is not None and keepset is not None:
         kept_ids = torch.from_numpy(keepset.ids.astype(np.int64)).to(place)
-        restricted = ChainDrafter(head, kept_ids, artifact.spec.handoff.window)
-    verifier = Verifier(model, ChainDrafter(head), encoder, restricted)
+        restricted = ChainDrafter(head, kept_ids, artifact.spec.handoff.window, compiled=options.compiled)
+    verifier = Verifier(
+        model,
+        ChainDrafter(head, compiled=options.compiled),
+        encoder,
+        restricted,
+        prefill_rows=options.batching.prefill_rows,
+        node_limit=limits.node_limit,
+        compiled=options.compiled,
+    )
+    if options.compiled:
+        warm_up(verifier, recipe.head.steps)
     clock = clock_for(place, torch.get_num_threads())
-    engine = Engine(verifier.open, facts, limits, clock)
+    engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else (keepset.digest if keepset else "")
     return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+
+
+def warm_up(verifier: Verifier, steps: int) -> None:
+    """Passes of every kind, so that what is compiled at a first pass is compiled before a server is ready."""
+    session = verifier.open()
+    session.reserve(WARM_UP_ROWS + 1)
+    session.prime(np.zeros(WARM_UP_ROWS, np.int64))
+    session.draft(0, steps)
+    for nodes in (0, WARM_UP_NODES):
+        session.verify(0, np.arange(nodes), np.full(nodes, ROOT))
+    session.close()
 
 
 def describe(engine: Engine, verifier_digest: str, tokenizer: str, keepset_digest: str) -> wire.ServerInfo:
@@ -139,12 +172,21 @@ def _keepset(run: Path | None, artifact: HeadArtifact | None) -> KeepSet | None:
     return keepset
 
 
-def _facts(model: PreTrainedModel, artifact: HeadArtifact | None, server_steps: int, restricts: bool) -> Facts:
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free where the sessions' K/V will lie."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _facts(
+    model: PreTrainedModel, artifact: HeadArtifact | None, server_steps: int, context_limit: int | None, restricts: bool
+) -> Facts:
     config = model.config.get_text_config()
     return Facts(
         vocab_size=config.vocab_size,
         stop_ids=frozenset(stop_ids(model)),
-        context_limit=config.max_position_embeddings,
+        context_limit=context_limit or config.max_position_embeddings,
         head_digest=artifact.key if artifact else "",
         handoff_window=artifact.spec.handoff.window if artifact else 0,
         server_steps=server_steps,

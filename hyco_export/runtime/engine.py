@@ -1,26 +1,27 @@
-"""The verifier engine: sessions and rounds over any VerifierSession. No torch, no HTTP.
+"""The verifier engine: sessions and rounds over any VerifierSession, several sessions to a pass. No torch, no HTTP.
 
-One call at a time works on the model, with the sessions interleaved as their calls come in; which sessions exist beside
-one changes nothing in it. A fault of the model ends the session it happened in and no other.
+One thread works on the models; calls wait for it in `batching`'s queue. Which sessions exist beside one, or share its
+passes, changes nothing in it. A fault of the model ends the sessions whose pass it was and no other.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hyco_export.errors import HycoError, ProtocolError
-from hyco_export.runtime import rounds, wire
-from hyco_export.runtime.admission import Facts, Limits, check_prime
+from hyco_export.runtime import wire
+from hyco_export.runtime.admission import CacheBudget, Facts, Limits, check_prime
+from hyco_export.runtime.batching import Batching, Scheduler
+from hyco_export.runtime.calls import Call, PrimeCall, RoundCall
 from hyco_export.runtime.clocks import Clock, ThreadCpuClock
 from hyco_export.runtime.guard.faults import place_of
-from hyco_export.runtime.ports import VerifierSession
-from hyco_export.runtime.sessions import PRIME_AGAIN, Answered, Session, SessionTable
-from hyco_export.runtime.tree import ROOT, check_tree
+from hyco_export.runtime.one_by_one import OneByOne
+from hyco_export.runtime.ports import Check, Gone, Prefill, VerifierModels, VerifierSession, never_gone
+from hyco_export.runtime.sessions import PRIME_AGAIN, Session, SessionTable
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +33,11 @@ class Engine:
         open_session: makes an empty VerifierSession.
         facts: what the models are.
         limits: what a caller gets at most.
-        clock: measures server_ms: the whole call's work on the model's thread (forward, sampling, hand-off).
+        clock: measures server_ms: the call's share of the passes it was in (draft, forward), by rows, and its own
+            sampling and hand-off.
         now: monotonic seconds, for the expiry of idle sessions.
+        models: computes several sessions together.
+        batching: how calls share a pass.
     """
 
     def __init__(
@@ -43,60 +47,70 @@ class Engine:
         limits: Limits | None = None,
         clock: Clock | None = None,
         now: Callable[[], float] = time.monotonic,
+        models: VerifierModels | None = None,
+        batching: Batching | None = None,
     ) -> None:
         self.facts = facts
         self.limits = limits or Limits()
         self.clock: Clock = clock or ThreadCpuClock()
+        self.batching = batching or Batching()
         self._open_session = open_session
+        self._models = models or OneByOne()
+        self._budget = CacheBudget(self.limits.cache_bytes)
         self._table = SessionTable(self.limits.sessions, self.limits.idle_s, now)
         self._lock = threading.Lock()
+        self._scheduler = Scheduler(self._lock, self._run, self.batching, lambda: self._table.unfinished)
 
     @property
     def session_count(self) -> int:
         return len(self._table)
 
-    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
-        """Prefill a prompt and draw the first token.
+    @property
+    def reserved_bytes(self) -> int:
+        """K/V memory of the sessions held."""
+        return self._budget.used_bytes
+
+    def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply:
+        """Prefill a prompt and draw the first token. Memory for the whole generation is reserved before that.
+
+        gone: asked before each pass; a caller that has gone away gets no further one, and its session is freed.
 
         Raises:
-            ProtocolError: what `check_prime` refuses; codes sessions_full, model_fault.
+            ProtocolError: what `check_prime` refuses; codes sessions_full, cache_size, cache_full, model_fault,
+                cancelled.
         """
         check_prime(request, self.facts, self.limits)
         with self._lock:
-            self._table.expire()
-            self._table.require_room()
-            mark = self.clock.start()
-            with self._model_faults():
-                session = Session(request, self._open_session())
-            self._table.add(session)
-            with self._model_faults(session):
-                return self._prime(session, mark)
+            session = self._admit(request)
+            call = PrimeCall(session, self.facts, self.batching.prefill_rows, gone)
+            self._submit(call)
+        try:
+            return call.future.result()
+        except HycoError:
+            self.close(session.id)  # nobody knows its name
+            raise
 
-    def verify(self, session_id: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+    def verify(
+        self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
+    ) -> wire.VerifyReply:
         """Round `round_number` (1, 2, ...): judge the device's tree or the server's own chain, commit, hand off.
 
-        The same round again returns the stored reply.
+        The same round again returns the stored reply. A caller that has gone away before its pass changes nothing.
 
         Raises:
             ProtocolError: codes unknown_session, round_*, session_finished, length_differs, digest_differs,
-                unsupported, those of `check_tree`, model_fault.
+                unsupported, those of `check_tree`, model_fault, cancelled.
         """
         with self._lock:
             self._table.expire()
             session = self._table.find(session_id)
-            stored = session.stored_reply(round_number, request)
-            if stored is not None:
-                return stored
-            session.check_belief(request)
-            self._check_drafts(session, request)
-            with self._model_faults(session):
-                reply = self._verify(session, round_number, request)
-            session.answered = Answered(request, reply)
-            session.next_round += 1
-            return reply
+            call = RoundCall(session, round_number, request, self.facts, self.limits, gone)
+            self._submit(call)
+        return call.future.result()
 
     def close(self, session_id: str) -> None:
-        """Free a session's cache and forget it; closing twice is closing once."""
+        """Forget a session and free its cache, after the pass in progress where it is in one; closing twice is
+        closing once."""
         with self._lock:
             self._table.drop(session_id)
 
@@ -106,112 +120,126 @@ class Engine:
             return self._table.expire()
 
     def shut_down(self) -> None:
-        """Free every session."""
+        """Free every session; waits for the pass in progress."""
         with self._lock:
             self._table.clear()
+            self._scheduler.settle()
 
-    def _check_drafts(self, session: Session, request: wire.VerifyRequest) -> None:
-        if session.settings.draft_side == "server" and (request.tokens or request.parents):
-            raise ProtocolError("unsupported", "the server drafts in this session, the body must hold no tree")
-        check_tree(request.tokens, request.parents, self.facts.vocab_size, self.limits.node_limit)
-        rounds.check_kept(request.kept, session.settings.unverified, self.facts.stop_ids, session.room)
-        check_tree(
-            *rounds.joined(request.kept, request.tokens, request.parents),
-            self.facts.vocab_size,
-            self.limits.node_limit,
-        )
-
-    def _prime(self, session: Session, mark: Any) -> wire.PrimeReply:
-        settings, verifier = session.settings, session.verifier
-        assert verifier is not None  # a session starts unfinished
-        logits = verifier.prime(np.asarray(settings.prompt, np.int64))  # [V]
-        root = rounds.first_token(logits, settings.sampling, settings.seed, len(settings.prompt) - 1)
-        finished = rounds.finish_reason([root], self.facts.stop_ids, session.room)
-        session.extend([root])
-        handoff = None if finished else self._handoff(session, len(settings.prompt))
-        chain = [] if finished else self._next_chain(session, verifier)
-        if finished:
-            session.finish()
-        return wire.PrimeReply(
-            version=wire.PROTOCOL_VERSION,
-            session=session.id,
-            root=root,
-            length=session.length,
-            finished=finished,
-            handoff=handoff,
-            server_ms=self.clock.elapsed_ms(mark),
-            chain=chain,
-        )
-
-    def _verify(self, session: Session, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
-        mark = self.clock.start()
-        verifier = session.verifier
-        assert verifier is not None  # check_belief refuses finished sessions
-        kept = request.kept
-        tokens, parents, drafted = self._drafts(session, verifier, request)
-        all_tokens, all_parents = rounds.joined(kept, tokens, parents)
-        rows = verifier.verify(session.root, np.asarray(all_tokens, np.int64), np.asarray(all_parents, np.int64))
-        root_position = session.length - 1 + len(kept)
-        verdict, evidence = rounds.judge(
-            rows.logits[len(kept) :], tokens, parents, root_position, session.settings, self.facts.stop_ids
-        )
-        outcome = rounds.settle(verdict, tokens, self.facts.stop_ids, session.room - len(kept))
-        session.extend([*kept, *outcome.tokens])
-        handoff, chain = None, []
-        if outcome.finished:
-            session.finish()
-        else:
-            path = rounds.joined_path(kept, outcome.accepted)
-            verifier.commit(path)
-            handoff = self._handoff(session, 1 + len(path))
-            chain = self._next_chain(session, verifier)
-        return wire.VerifyReply(
-            version=wire.PROTOCOL_VERSION,
-            round=round_number,
-            accepted=list(outcome.accepted),
-            drawn=list(outcome.drawn),
-            tokens=list(outcome.tokens),
-            finished=outcome.finished,
-            handoff=handoff,
-            drafted=drafted,
-            server_ms=self.clock.elapsed_ms(mark),
-            evidence=evidence,
-            chain=chain,
-        )
-
-    def _drafts(
-        self, session: Session, verifier: VerifierSession, request: wire.VerifyRequest
-    ) -> tuple[Sequence[int], Sequence[int], int]:
-        """tokens [N], parents [N] to verify, and how many of them the server drafted."""
-        if session.settings.draft_side != "server":
-            return request.tokens, request.parents, 0
-        chain = self._chain(session, verifier)
-        return chain, range(ROOT, ROOT + len(chain)), len(chain)
-
-    def _next_chain(self, session: Session, verifier: VerifierSession) -> list[int]:
-        """What goes along with a reply."""
-        return list(self._chain(session, verifier)) if session.settings.draft_side == "reply" else []
-
-    def _chain(self, session: Session, verifier: VerifierSession) -> tuple[int, ...]:
-        settings = session.settings
-        steps = min(settings.draft_steps, session.room - 1)  # the bonus takes the last place
-        return verifier.draft(session.root, steps, settings.draft_scope == "artifact") if steps else ()
-
-    def _handoff(self, session: Session, new_rows: int) -> wire.Handoff | None:
-        """For sessions whose device runs the head: K/V of the newest processed positions, at most a window."""
-        if not session.settings.head_digest or session.verifier is None:
-            return None
-        return session.verifier.handoff(session.root, min(new_rows, self.facts.handoff_window))
-
-    @contextmanager
-    def _model_faults(self, session: Session | None = None) -> Iterator[None]:
-        """Turn a fault of the model into a typed refusal and drop the session it happened in."""
+    def _admit(self, request: wire.PrimeRequest) -> Session:
+        """A session with its memory reserved; nothing is allocated yet. The lock is held."""
+        self._table.expire()
+        self._table.require_room()
+        session = Session(request, self._budget)
+        session.reserve(self._models.cache_bytes(session.positions), self._table.next_expiry_s())
         try:
-            yield
+            session.verifier = self._open_session()
         except Exception as error:
-            if session is not None:
-                self._table.drop(session.id)
-            if isinstance(error, HycoError):
-                raise
-            _log.error("the model failed; its session is dropped: %s", place_of(error))
-            raise ProtocolError("model_fault", f"the model failed: {type(error).__name__}", PRIME_AGAIN) from error
+            session.finish()
+            raise _refusal(error) from error
+        self._table.add(session)
+        return session
+
+    def _submit(self, call: Call) -> None:
+        """The lock is held."""
+        call.session.calls += 1
+        self._scheduler.submit(call)
+
+    # --- on the model's thread
+
+    def _run(self, batch: Sequence[Call]) -> list[Call]:
+        """One pass; the calls that need another. The others are answered when their sessions rest."""
+        with self._lock:
+            for call in batch:
+                call.session.busy = True
+        ended: list[_Ended] = []
+        try:
+            return self._pass([call for call in batch if self._needs_pass(call, ended)], ended)
+        finally:
+            with self._lock:
+                for call in batch:
+                    self._table.rest(call.session)
+                for call, _ in ended:
+                    call.session.calls -= 1
+            for call, outcome in ended:
+                if isinstance(outcome, HycoError):
+                    call.future.set_exception(outcome)
+                else:
+                    call.future.set_result(outcome)
+
+    def _needs_pass(self, call: Call, ended: list["_Ended"]) -> bool:
+        try:
+            outcome = call.begin()
+        except HycoError as refusal:
+            outcome = refusal
+        if outcome is not None:
+            ended.append(_Ended(call, outcome))
+        return outcome is None
+
+    def _pass(self, calls: Sequence[Call], ended: list["_Ended"]) -> list[Call]:
+        """Draft, forward, then judge each call by itself."""
+        if not calls:
+            return []
+        try:
+            parts = self._parts(calls)
+            mark = self.clock.start()
+            outputs = self._models.forward(parts)
+            shared_ms = self.clock.elapsed_ms(mark)
+        except Exception as error:
+            ended += self._faults(calls, error)
+            return []
+        row_ms = shared_ms / sum(part.rows for part in parts)
+        again = []
+        for call, part, logits in zip(calls, parts, outputs, strict=True):
+            call.server_ms += part.rows * row_ms
+            try:
+                if self._finish(call, logits):
+                    ended.append(_Ended(call, call.reply()))
+                else:
+                    again.append(call)
+            except Exception as error:
+                ended += self._faults([call], error)
+        return again
+
+    def _parts(self, calls: Sequence[Call]) -> list[Prefill | Check]:
+        """What the pass computes, drafted by the server where that is its task."""
+        wanted = {place: chain for place, call in enumerate(calls) if (chain := call.chain()) is not None}
+        drafted: dict[int, Sequence[int]] = {}
+        if wanted:
+            mark = self.clock.start()
+            drafted = dict(zip(wanted, self._models.draft(list(wanted.values())), strict=True))
+            each_ms = self.clock.elapsed_ms(mark) / len(wanted)
+            for place in wanted:
+                calls[place].server_ms += each_ms
+        return [call.part(drafted.get(place, ())) for place, call in enumerate(calls)]
+
+    def _finish(self, call: Call, logits: np.ndarray) -> bool:
+        """Judge one call; does it need no further pass."""
+        mark = self.clock.start()
+        done = call.finish(logits)
+        call.server_ms += self.clock.elapsed_ms(mark)
+        return done
+
+    def _faults(self, calls: Sequence[Call], error: Exception) -> list["_Ended"]:
+        """Drop the sessions of a pass, or of one call, that failed."""
+        if not isinstance(error, HycoError):
+            _log.error("the model failed; the %d sessions of this pass are dropped: %s", len(calls), place_of(error))
+        with self._lock:
+            for call in calls:
+                self._table.drop(call.session.id)
+        return [_Ended(call, _refusal(error)) for call in calls]
+
+
+class _Ended(NamedTuple):
+    """A call that needs no further pass: its reply, or why there is none."""
+
+    call: Call
+    outcome: Any
+
+
+def _refusal(error: Exception) -> HycoError:
+    """A fault of the model as what its callers hear."""
+    if isinstance(error, HycoError):
+        return error
+    refusal = ProtocolError("model_fault", f"the model failed: {type(error).__name__}", PRIME_AGAIN)
+    refusal.__cause__ = error
+    return refusal

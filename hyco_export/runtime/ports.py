@@ -3,7 +3,8 @@
 Legend: R rows of a pass, N nodes, H hidden, V vocabulary, C kept tokens. numpy only.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -103,8 +104,12 @@ class RowOutputs(msgspec.Struct, frozen=True):
 class VerifierSession(Protocol):
     """One session's state on the server: committed ids, their cache, the hand-off sources."""
 
+    def reserve(self, positions: int) -> None:
+        """Before the first pass: committed positions that the session will have at most."""
+        ...
+
     def prime(self, ids: np.ndarray) -> np.ndarray:
-        """Prefill ids [n]; logits [V] float32 of the last one."""
+        """Append ids [n] of the prompt to the committed ones; logits [V] float32 of the last one."""
         ...
 
     def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
@@ -127,6 +132,55 @@ class VerifierSession(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Prefill(NamedTuple):
+    """A session's part of a pass: the next ids [n] of its prompt."""
+
+    session: VerifierSession
+    ids: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return len(self.ids)
+
+
+class Check(NamedTuple):
+    """A session's part of a pass: its root and a tree, tokens [N] and parents [N]."""
+
+    session: VerifierSession
+    root: int
+    tokens: np.ndarray
+    parents: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return 1 + len(self.tokens)
+
+
+class Chain(NamedTuple):
+    """What the server's own head is to draft for a session; the fields are those of `VerifierSession.draft`."""
+
+    session: VerifierSession
+    root: int
+    steps: int
+    restricted: bool = False
+
+
+class VerifierModels(Protocol):
+    """The models that a server's sessions share: several sessions in one pass."""
+
+    def cache_bytes(self, positions: int) -> int:
+        """Memory of a session that commits at most this many positions."""
+        ...
+
+    def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
+        """`VerifierSession.draft` of each."""
+        ...
+
+    def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
+        """`VerifierSession.prime` or `.verify` of each: logits [V] or [N + 1, V]. No session occurs twice."""
+        ...
 
 
 class Transport(Protocol):
@@ -162,11 +216,21 @@ class Traffic(msgspec.Struct, frozen=True):
     wire_down_bytes: int
 
 
+Gone = Callable[[], bool]  # has the caller gone away: asked before each pass that is made for it
+
+
+def never_gone() -> bool:
+    """A caller that waits for its reply whatever happens."""
+    return False
+
+
 class EnginePort(Protocol):
     """What `runtime.engine.Engine` offers to those who bring it calls; callable from any thread."""
 
-    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply: ...
+    def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply: ...
 
-    def verify(self, session_id: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply: ...
+    def verify(
+        self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
+    ) -> wire.VerifyReply: ...
 
     def close(self, session_id: str) -> None: ...

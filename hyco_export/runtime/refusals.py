@@ -25,10 +25,13 @@ STATUS_OF = {
     "head_mismatch": 409,
     "body_size": 413,
     "prompt_size": 413,
+    "cache_size": 413,
     "value_range": 422,
     "unsupported": 422,
     "sessions_full": 429,
+    "cache_full": 429,
     "rate": 429,
+    "cancelled": 499,  # the caller has gone: nobody hears it, it is counted
     "model_fault": 500,  # the server's own: this session is lost, the others are not
     "internal": 500,
     "connections_full": 503,

@@ -1,4 +1,4 @@
-"""The engine over HTTP: routes, limits before allocation, typed refusals, a worker thread for the model.
+"""The engine over HTTP: routes, limits before allocation, typed refusals, callers that go away.
 
 Knows HTTP and the wire format, no models; `serving` makes a process of it. PROTOCOL.md tells what travels.
 """
@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -30,6 +31,7 @@ from hyco_export.runtime.refusals import as_refusal, body_of, status_of
 
 ID_BYTES = 5  # of a token id or a row in MessagePack, at most
 ENVELOPE_BYTES = 1024  # of a body beside its ids
+CALLS_PER_SESSION = 2  # waiting at once: a call, and a retry of it
 SWEEP_S = 5.0  # between two looks for idle sessions
 LINGER_BYTES = 1 << 20  # of a body that is too large: read and dropped, so that its sender hears why
 MAX_ROUND_DIGITS = 9
@@ -53,8 +55,8 @@ class CallLimits(msgspec.Struct, frozen=True):
 class Service:
     """The handlers of one engine.
 
-    All model work runs on one worker thread, in the order in which the calls came, so that the loop stays free for
-    health checks, metrics and refusals.
+    Calls wait for the engine on threads of their own, so that the loop stays free for health checks, metrics and
+    refusals.
     """
 
     def __init__(
@@ -68,7 +70,8 @@ class Service:
         self._pad_bytes = pad_bytes
         self._info = wire.encode(info)
         self._metrics = metrics.Metrics(lambda: engine.session_count)
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        waiting = CALLS_PER_SESSION * engine.limits.sessions
+        self._waiters = ThreadPoolExecutor(max_workers=waiting, thread_name_prefix="call")
         self._ready = False
         limits = engine.limits
         self._prime_bytes = ENVELOPE_BYTES + ID_BYTES * limits.prompt_limit
@@ -84,7 +87,7 @@ class Service:
         finally:
             self._ready = False
             sweeper.cancel()
-            self._worker.shutdown(wait=True, cancel_futures=True)
+            self._waiters.shutdown(wait=True, cancel_futures=True)
             self._engine.shut_down()
 
     def guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -121,7 +124,9 @@ class Service:
 
     async def prime(self, request: Request, owner: str) -> Response:
         body = await _read(request, self._prime_bytes, self._body_s)
-        reply = await self._work(self._desk.prime, owner, wire.decode(body, wire.PrimeRequest))
+        message = wire.decode(body, wire.PrimeRequest)
+        async with _watched(request) as gone:
+            reply = await self._work(self._desk.prime, owner, message, gone)
         self._metrics.primed(reply.server_ms)
         return self._message("prime", len(body), reply)
 
@@ -129,7 +134,9 @@ class Service:
         body = await _read(request, self._verify_bytes, self._body_s)
         number = round_number(request.path_params["round"])
         message = wire.decode(body, wire.VerifyRequest)
-        reply = await self._work(self._desk.verify, owner, request.path_params["session"], number, message)
+        session = request.path_params["session"]
+        async with _watched(request) as gone:
+            reply = await self._work(self._desk.verify, owner, session, number, message, gone)
         self._metrics.verified(len(reply.tokens), reply.server_ms)
         return self._message("verify", len(body), reply)
 
@@ -187,18 +194,18 @@ class Service:
         return Response(body, media_type=wire.MEDIA_TYPE)
 
     async def _work(self, task: Callable[..., Answer], *arguments: object) -> Answer:
-        """Run on the model's thread, in turn."""
+        """Wait on a thread of its own until the engine has answered."""
         if not self._ready:
             raise ProtocolError("shutting_down", "the server is stopping", "try another server")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, task, *arguments)
+        return await loop.run_in_executor(self._waiters, task, *arguments)
 
     async def _sweep(self) -> None:
         """Free idle sessions even when nobody calls."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
-            expired = await loop.run_in_executor(self._worker, self._engine.expire)
+            expired = await loop.run_in_executor(self._waiters, self._engine.expire)
             if expired:
                 _log.info("%d idle sessions expired", expired)
 
@@ -231,6 +238,23 @@ def create_app(
 
 class _UnreadBody(ProtocolError):
     """A refusal whose request has not been read to its end: the connection cannot go on."""
+
+
+@contextlib.asynccontextmanager
+async def _watched(request: Request) -> AsyncIterator[Callable[[], bool]]:
+    """Tells whether the caller of a request whose body has been read has gone away meanwhile."""
+    gone = threading.Event()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield gone.is_set
+    finally:
+        watcher.cancel()
 
 
 async def _read(request: Request, limit_bytes: int, limit_s: float) -> bytes:

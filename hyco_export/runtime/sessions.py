@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
+from hyco_export.runtime.admission import CacheBudget
 from hyco_export.runtime.ports import VerifierSession
 
 ID_BYTES = 16  # 128 random bits: an id cannot be guessed
@@ -30,12 +31,20 @@ class Answered(NamedTuple):
 
 
 class Session:
-    """One generation: its settings, its committed ids (prompt and root included), its place in the protocol."""
+    """One generation: its settings, its committed ids (prompt and root included), its place in the protocol.
 
-    def __init__(self, request: wire.PrimeRequest, verifier: VerifierSession) -> None:
+    calls: in flight. busy: in the pass that is being made; then a drop frees the cache after it. dropped: forgotten.
+    """
+
+    def __init__(self, request: wire.PrimeRequest, budget: CacheBudget) -> None:
         self.id = secrets.token_urlsafe(ID_BYTES)
         self.settings = request
-        self.verifier: VerifierSession | None = verifier  # None once finished: the cache is freed
+        self.verifier: VerifierSession | None = None  # None once finished: the cache is freed
+        self.calls = 0
+        self.busy = False
+        self.dropped = False
+        self._budget = budget
+        self._reserved_bytes = 0
         self.committed = array("i", request.prompt)
         self.room = request.max_new_tokens - request.continue_from  # tokens that may still be committed
         self.next_round = 1
@@ -51,6 +60,20 @@ class Session:
         """The newest committed token, not yet processed by the verifier."""
         return self.committed[-1]
 
+    @property
+    def positions(self) -> int:
+        """Ids that may ever be committed."""
+        return self.length + self.room
+
+    def reserve(self, size_bytes: int, next_expiry_s: float | None) -> None:
+        """Take the cache's memory out of the budget.
+
+        Raises:
+            ProtocolError: as `CacheBudget.take`.
+        """
+        self._budget.take(size_bytes, next_expiry_s)
+        self._reserved_bytes = size_bytes
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Commit tokens."""
         self.committed.extend(tokens)
@@ -61,6 +84,8 @@ class Session:
         if self.verifier is not None:
             self.verifier.close()
             self.verifier = None
+        self._budget.give_back(self._reserved_bytes)
+        self._reserved_bytes = 0
 
     def stored_reply(self, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply | None:
         """The reply of the last round if this is its retry; None if this is the next round.
@@ -139,19 +164,41 @@ class SessionTable:
         return session
 
     def drop(self, session_id: str) -> None:
-        """Forget a session and free its cache; unknown ids are forgotten already."""
+        """Forget a session and free its cache, now or when it rests; unknown ids are forgotten already."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
+            session.dropped = True
+            if not session.busy:
+                session.finish()
+
+    def rest(self, session: Session) -> None:
+        """The pass that a session was in has ended."""
+        session.busy = False
+        session.last_used_s = self._now()
+        if session.dropped:
             session.finish()
 
     def expire(self) -> int:
         """Drop idle sessions; how many."""
         oldest_s = self._now() - self._idle_s
-        idle = [session.id for session in self._sessions.values() if session.last_used_s < oldest_s]
+        idle = [session.id for session in self._idle() if session.last_used_s < oldest_s]
         for session_id in idle:
             self.drop(session_id)
         return len(idle)
 
+    def next_expiry_s(self) -> float | None:
+        """Seconds until an idle session expires if nobody calls it; None when none is idle."""
+        used_s = [session.last_used_s for session in self._idle()]
+        return max(0.0, min(used_s) + self._idle_s - self._now()) if used_s else None
+
+    @property
+    def unfinished(self) -> int:
+        """Sessions that may still ask for rounds."""
+        return sum(session.verifier is not None for session in self._sessions.values())
+
     def clear(self) -> None:
         for session_id in list(self._sessions):
             self.drop(session_id)
+
+    def _idle(self) -> list[Session]:
+        return [session for session in self._sessions.values() if not session.calls]

@@ -1,13 +1,14 @@
-"""The verifier's K/V of one session, in slots of its own: position p of a layer lies in slot p, at full length.
+"""The verifier's K/V of one session, in slots of its own. A round moves a few rows, never the context.
 
-A forward pass writes its rows behind the committed ones; keeping a path means moving a few rows, never the context.
-transformers' Gemma 4 takes it as its `cache`: it calls `update` once per layer that computes K/V. Knows no tokens and
-no trees.
+A full-attention layer has a slot for every position that the session may reach. A sliding layer keeps the newest
+positions that somebody can still see, and behind them has room for one pass: when that is used up, the kept ones move
+to the front, once in many rounds. All of it is taken at once, so a session costs what `CacheLayout.size_bytes` says
+from its first pass to its last. Knows no tokens and no trees.
 
 Legend: L committed positions, R rows of a pass, N K/V heads, d head dimension, C slots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,106 +17,191 @@ from transformers import PreTrainedConfig
 from hyco_export.core.handoff import KvShape
 from hyco_export.nn.verifier import layer_kv_shape
 
-BLOCK = 256  # slots are allocated in multiples of this
-GROWTH = 1.5  # a full cache grows by half: positions are copied about twice in a session's life
 K, V = 0, 1
 REUSES_KV = "reuse"  # transformers' mode of a layer that reads another layer's K/V
 
 
 @dataclass(frozen=True)
-class CacheLayout:
-    """Which layers have K/V of their own, grouped by equal shape.
+class LayerGroup:
+    """Layers whose K/V have one shape and one reach.
 
-    `groups` are (shape, window) pairs, window None for full attention; `places` maps a layer to (group, row in it).
+    window: what a row sees, its own position counted; None for full attention.
+    kept: newest committed positions that are held; None = all.
     """
 
-    groups: tuple[tuple[KvShape, int | None], ...]
-    places: dict[int, tuple[int, int]]
+    shape: KvShape
+    window: int | None
+    kept: int | None
+    layers: tuple[int, ...]
 
-    def group_size(self, group: int) -> int:
-        return sum(1 for owner, _ in self.places.values() if owner == group)
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Which layers have K/V of their own, and how many slots they get.
+
+    prefill_rows, tree_rows: rows of a pass over a prompt and of one over a tree, at most.
+    """
+
+    groups: tuple[LayerGroup, ...]
+    prefill_rows: int
+    tree_rows: int
+
+    def slots(self, group: LayerGroup, positions: int) -> int:
+        """C of a session that commits at most this many positions."""
+        every = positions + self.tree_rows  # the last tree stands behind them
+        if group.kept is None:
+            return every
+        return min(every, group.kept + max(self.prefill_rows, self.tree_rows))
+
+    def size_bytes(self, positions: int, value_bytes: int) -> int:
+        """Memory of such a session's K/V."""
+        return sum(
+            len(group.layers) * 2 * group.shape.heads * group.shape.dim * self.slots(group, positions) * value_bytes
+            for group in self.groups
+        )
 
 
-def cache_layout(config: PreTrainedConfig) -> CacheLayout:
-    """The layout of a Gemma 4 verifier's cache."""
+def cache_layout(
+    config: PreTrainedConfig, prefill_rows: int, tree_rows: int, read_back: Mapping[int, int] | None = None
+) -> CacheLayout:
+    """The layout of a Gemma 4 verifier's cache.
+
+    read_back: newest positions of a layer, by its index, that something beside the verifier reads.
+    """
     text = config.get_text_config()
-    groups: list[tuple[KvShape, int | None]] = []
-    places: dict[int, tuple[int, int]] = {}
+    layers: dict[tuple[KvShape, int | None, int | None], list[int]] = {}
     for index, mode in enumerate(text.kv_sharing_modes):
         if mode == REUSES_KV:
             continue
         window = text.sliding_window if text.layer_types[index] == "sliding_attention" else None
-        key = (layer_kv_shape(text, index), window)
-        if key not in groups:
-            groups.append(key)
-        group = groups.index(key)
-        places[index] = (group, sum(1 for owner, _ in places.values() if owner == group))
-    return CacheLayout(tuple(groups), places)
+        kept = None if window is None else max(window - 1, (read_back or {}).get(index, 0))
+        layers.setdefault((layer_kv_shape(text, index), window, kept), []).append(index)
+    groups = tuple(LayerGroup(*key, tuple(indices)) for key, indices in layers.items())
+    return CacheLayout(groups, prefill_rows, tree_rows)
+
+
+class _Store:
+    """K/V of one group: slot s holds position `first` + s."""
+
+    def __init__(self, group: LayerGroup, slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.group = group
+        self.first = 0
+        self.data = torch.empty(
+            (len(group.layers), 2, group.shape.heads, slots, group.shape.dim), dtype=dtype, device=device
+        )
+
+    def make_room(self, length: int, rows: int) -> None:
+        """Move what is kept to the front where `rows` more do not fit behind it."""
+        if length + rows - self.first <= self.data.shape[3]:
+            return
+        assert self.group.kept is not None  # full-attention layers have a slot for every position
+        first = length - self.group.kept
+        kept = self.data[:, :, :, first - self.first : length - self.first]
+        self.data[:, :, :, : self.group.kept] = kept.clone()  # the two may overlap
+        self.first = first
 
 
 class SlotCache:
-    """One session's K/V.
+    """One session's K/V, for at most `positions` committed ones.
 
-    Sliding layers are given only what the oldest row of a pass can see: the window - 1 positions before L.
+    transformers' Gemma 4 takes it as its `cache` inside a `PackedCache`.
     """
 
-    is_compileable = False  # transformers asks; a cache that grows is not
-
-    def __init__(self, layout: CacheLayout) -> None:
+    def __init__(self, layout: CacheLayout, positions: int, dtype: torch.dtype, device: torch.device) -> None:
         self.length = 0  # L
-        self._layout = layout
-        self._capacity = 0  # C
-        self._stores: list[torch.Tensor | None] = [None] * len(layout.groups)  # [layers, 2, N, C, d]
+        self.layout = layout
+        self._positions = positions
+        self._places: dict[int, tuple[_Store, int]] = {}
+        self.stores: list[_Store] = []
+        for group in layout.groups:
+            store = _Store(group, layout.slots(group, positions), dtype, device)
+            self.stores.append(store)
+            self._places |= {layer: (store, row) for row, layer in enumerate(group.layers)}
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.length
+    @property
+    def size_bytes(self) -> int:
+        """Memory that is taken."""
+        return sum(store.data.nbytes for store in self.stores)
 
     def first_visible(self, window: int | None) -> int:
         """Oldest position that a row at position L can see."""
         return 0 if window is None else max(0, self.length - window + 1)
 
-    def reserve(self, rows: int) -> None:
-        """Make room for a pass of R rows."""
-        if self.length + rows <= self._capacity:
-            return
-        wanted = max(self.length + rows, int(self._capacity * GROWTH))
-        self._capacity = -(-wanted // BLOCK) * BLOCK
-        for group, store in enumerate(self._stores):
-            if store is not None:
-                grown = store.new_empty((*store.shape[:3], self._capacity, store.shape[4]))
-                grown[:, :, :, : self.length] = store[:, :, :, : self.length]
-                self._stores[group] = grown
+    def make_room(self, rows: int) -> None:
+        """Before a pass of R rows.
 
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **unused: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys, values [1, N, R, d] behind the committed rows; what this pass sees, [1, N, visible + R, d]."""
-        group, row = self._layout.places[layer_idx]
-        store = self._stores[group]
-        if store is None:
-            _, heads, _, dim = keys.shape
-            store = keys.new_empty((self._layout.group_size(group), 2, heads, self._capacity, dim))
-            self._stores[group] = store
-        end = self.length + keys.shape[2]
-        store[row, K, :, self.length : end] = keys[0]
-        store[row, V, :, self.length : end] = values[0]
-        first = self.first_visible(self._layout.groups[group][1])
-        return store[row, K, None, :, first:end], store[row, V, None, :, first:end]
+        Raises:
+            RuntimeError: more than the session was opened for.
+        """
+        if rows > max(self.layout.prefill_rows, self.layout.tree_rows):
+            raise RuntimeError(f"a pass of {rows} rows, the cache takes {self.layout.prefill_rows}")
+        if self.length + rows > self._positions + self.layout.tree_rows:
+            raise RuntimeError(f"{self.length} + {rows} rows in a cache for {self._positions} positions")
+        for store in self.stores:
+            store.make_room(self.length, rows)
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write keys, values [N, R, d] behind the committed rows; views of what this pass sees, [N, visible + R, d]."""
+        store, row = self._places[layer]
+        start = self.length - store.first
+        end = start + keys.shape[1]
+        data = store.data[row]
+        data[K, :, start:end] = keys
+        data[V, :, start:end] = values
+        first = self.first_visible(store.group.window) - store.first
+        return data[K, :, first:end], data[V, :, first:end]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last pass (ascending), in this order; the rest is forgotten."""
         if list(rows) != list(range(len(rows))):
-            for store in self._stores:
-                if store is not None:
-                    index = torch.tensor([self.length + row for row in rows], device=store.device)
-                    store[:, :, :, self.length : self.length + len(rows)] = store.index_select(3, index)
+            for store in self.stores:
+                start = self.length - store.first
+                index = torch.tensor([start + row for row in rows], device=store.data.device)
+                store.data[:, :, :, start : start + len(rows)] = store.data.index_select(3, index)
         self.length += len(rows)
 
-    def committed(self, layer_idx: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of K and V [N, n, d] of a layer's newest `count` committed positions; of all without a count."""
-        group, row = self._layout.places[layer_idx]
-        store = self._stores[group]
-        if store is None:
-            raise RuntimeError(f"layer {layer_idx} has seen no pass yet")
-        first = 0 if count is None else max(0, self.length - count)
-        return store[row, K, :, first : self.length], store[row, V, :, first : self.length]
+    def held(self, layer: int) -> int:
+        """Committed positions of a layer that can be read back."""
+        kept = self._places[layer][0].group.kept
+        return self.length if kept is None else min(self.length, kept)
+
+    def committed(self, layer: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of K and V [N, n, d] of a layer's newest `count` committed positions, fewer where there are not as
+        many; without a count of all that are held.
+
+        Raises:
+            RuntimeError: they are not held.
+        """
+        wanted = self.held(layer) if count is None else min(count, self.length)
+        if wanted > self.held(layer):
+            raise RuntimeError(f"layer {layer} holds {self.held(layer)} positions, not {wanted}")
+        store, row = self._places[layer]
+        end = self.length - store.first
+        data = store.data[row]
+        return data[K, :, end - wanted : end], data[V, :, end - wanted : end]
+
+
+class PackedCache:
+    """The caches of the sessions whose rows stand one behind the other in a pass, each with its number of rows."""
+
+    is_compileable = False  # transformers asks
+
+    def __init__(self, parts: Sequence[tuple[SlotCache, int]]) -> None:
+        self._parts = parts
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0  # transformers asks to derive positions, which are given
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **unused: object
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """keys, values [1, N, sum of R, d] -> what the rows of each session see, [N, visible + R, d] each."""
+        start = 0
+        seen_keys, seen_values = [], []
+        for cache, rows in self._parts:
+            end = start + rows
+            key, value = cache.update(keys[0, :, start:end], values[0, :, start:end], layer_idx)
+            seen_keys.append(key)
+            seen_values.append(value)
+            start = end
+        return seen_keys, seen_values

@@ -71,10 +71,14 @@ class ScriptedSession:
         self._model = model
         self.ids: list[int] = []  # processed ids: the root is not among them
         self._pending: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None
+        self.positions = 0
         self.closed = False
 
+    def reserve(self, positions: int) -> None:
+        self.positions = positions
+
     def prime(self, ids: np.ndarray) -> np.ndarray:
-        self.ids = [int(token) for token in ids]
+        self.ids += [int(token) for token in ids]
         return self._model.logits(self.ids)
 
     def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:

@@ -1,11 +1,13 @@
 """A server put together from checkpoint folders and a run folder, driven through the engine without HTTP."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gemma
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -17,15 +19,17 @@ from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.keepset import KEEPSET_FILE, KeepSet
 from hyco_export.core.recipe import Checkpoint, Models, Recipe, embedded_recipe, load_recipe
-from hyco_export.errors import ArtifactError, CheckpointError, ServerError
+from hyco_export.errors import ArtifactError, CheckpointError, ProtocolError, ServerError
 from hyco_export.nn.checkpoint import checkpoint_digest
 from hyco_export.nn.verifier import kv_shapes
 from hyco_export.runtime import wire
 from hyco_export.runtime.assembly import open_server_engine
+from hyco_export.runtime.batching import Batching
 from hyco_export.runtime.clocks import ProcessCpuClock, ThreadCpuClock
 from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.rules import RULES
+from hyco_export.runtime.serve_options import ServeOptions
 from hyco_export.runtime.tree import ROOT
 
 WINDOW = 16
@@ -155,6 +159,62 @@ def test_greedy_text_equals_transformers_whoever_drafts(served: tuple[Engine, wi
     cloud = request(prompt, draft_side="server", draft_steps=4)
     assert texts(engine, cloud, no_trees()) == expected
     assert engine.session_count == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("batch", [2, 8])
+def test_texts_are_the_same_alone_and_among_others_in_every_pass(
+    recipe: Recipe, run: Path, temperature: float, batch: int
+) -> None:
+    # prompts longer than a pass over prompts, trees from the device and chains of the server, all at once
+    options = ServeOptions(batching=Batching(batch, wait_ms=20.0, prefill_rows=16))
+    engine, _ = open_server_engine(recipe, run, options=options)
+    wanted = []
+    for seed in range(10):
+        prompt = np.random.default_rng(seed).integers(4, gemma.VOCAB, 3 + 7 * seed).tolist()
+        side: dict[str, object] = {"draft_side": "server", "draft_steps": 4} if seed % 3 == 0 else {}
+        sampling = wire.Sampling(temperature, 12, 0.95)
+        wanted.append(request(prompt, sampling=sampling, seed=seed, max_new_tokens=24, **side))
+
+    def text(primed: wire.PrimeRequest) -> list[int]:
+        on_server = primed.draft_side == "server"
+        trees = no_trees() if on_server else random_trees(primed.seed, list(range(4, gemma.VOCAB)))
+        return texts(engine, primed, trees)
+
+    alone = [text(primed) for primed in wanted]
+    assert len({tuple(ids) for ids in alone}) >= 7 and max(map(len, alone)) == 24
+    sizes: list[int] = []
+    forward = engine._models.forward
+    engine._models.forward = lambda parts: (sizes.append(len(parts)), forward(parts))[1]  # type: ignore[method-assign]
+    with ThreadPoolExecutor(10) as pool:
+        together = list(pool.map(text, wanted))
+    assert together == alone
+    assert min(batch, 4) <= max(sizes) <= batch and engine.reserved_bytes == 0
+
+
+def test_the_cache_is_limited_and_the_context_can_be_stretched(recipe: Recipe) -> None:
+    options = ServeOptions(cache_bytes=2_000_000, context_limit=40_000)
+    engine, info = open_server_engine(recipe, options=options)
+    assert info.prompt_limit == 32_768
+    one = engine._models.cache_bytes(100)
+    with pytest.raises(ProtocolError) as caught:
+        engine.prime(request([5] * 20_000))
+    assert caught.value.code == "cache_size" and "this server has 2.0 MB" in caught.value.message
+    engine.prime(request([5] * 60))
+    assert engine.reserved_bytes == one
+    default, _ = open_server_engine(recipe)
+    assert 0.05 < (default.limits.cache_bytes or 0) / psutil.virtual_memory().total < 0.6
+
+
+def test_a_prompt_beyond_the_configs_context_gives_the_same_as_a_forward_without_cache(recipe: Recipe) -> None:
+    engine, _ = open_server_engine(recipe, options=ServeOptions(context_limit=4_000))
+    prompt = np.random.default_rng(5).integers(4, gemma.VOCAB, 3_000).tolist()
+    reply = engine.prime(request(prompt, max_new_tokens=4))
+    with torch.inference_mode():
+        model = gemma.tiny_verifier()
+        states = model.model(torch.tensor([prompt]), use_cache=False).last_hidden_state[:, -1:]
+        assert reply.root == int(model.lm_head(states).argmax())
+    assert engine.reserved_bytes == engine._models.cache_bytes(3_000 + 4)
 
 
 def test_handoffs_have_the_artifacts_sizes(served: tuple[Engine, wire.ServerInfo], run: Path) -> None:

@@ -1,7 +1,10 @@
 """The engine over the scripted toy model: rounds, retries, refusals, endings, expiry, faults."""
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,9 +16,11 @@ from scripted import RESTRICTED_IDS, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSessio
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.batching import Batching, choose
 from hyco_export.runtime.clocks import ProcessCpuClock, ThreadCpuClock
 from hyco_export.runtime.engine import Engine
-from hyco_export.runtime.ports import RowOutputs
+from hyco_export.runtime.one_by_one import OneByOne
+from hyco_export.runtime.ports import Chain, Check, Prefill, RowOutputs
 from hyco_export.runtime.rules import RULES
 from hyco_export.runtime.tree import ROOT
 
@@ -439,6 +444,334 @@ def test_cpu_clocks_see_work() -> None:
         sum(range(200_000))
         spent_ms = clock.elapsed_ms(mark)
         assert 0.1 < spent_ms < 10_000
+
+
+# --- memory
+
+
+def test_memory_is_reserved_before_a_prompt_is_touched_and_given_back() -> None:
+    model = ToyLanguageModel(stop_bias=-99.0)
+    opened: list[ScriptedSession] = []
+
+    def open_session() -> ScriptedSession:
+        opened.append(ScriptedSession(model))
+        return opened[-1]
+
+    limits = Limits(prompt_limit=40, cache_bytes=40_000_000, idle_s=60.0)
+    now_s = 0.0
+    engine = Engine(open_session, FACTS, limits, now=lambda: now_s, models=OneByOne(position_bytes=1_000_000))
+    first = engine.prime(prime_request(max_new_tokens=12))  # 4 + 12 positions
+    assert engine.reserved_bytes == 16_000_000 and opened[0].positions == 16
+    now_s = 10.0
+    engine.prime(prime_request(max_new_tokens=4))
+    assert engine.reserved_bytes == 24_000_000
+    refused = refusal(engine.prime, prime_request(max_new_tokens=13))
+    assert refused.code == "cache_full" and len(opened) == 2
+    assert refused.message == "prompt and max_new_tokens need 17.0 MB of cache, 16.0 MB of 40.0 MB are free"
+    assert refused.hint == (
+        "try again when another session has ended, in 50 s the longest idle one expires; or ask for fewer tokens"
+    )
+    never = refusal(engine.prime, prime_request(max_new_tokens=37))
+    assert never.code == "cache_size" and never.hint == "shorten the prompt or ask for fewer tokens"
+    assert never.message == "prompt and max_new_tokens need 41.0 MB of cache, this server has 40.0 MB"
+    engine.close(first.session)
+    assert engine.reserved_bytes == 8_000_000
+    engine.prime(prime_request(max_new_tokens=13))
+    now_s = 100.0
+    assert engine.expire() == 2 and engine.reserved_bytes == 0
+
+
+def test_a_finished_generation_holds_no_memory_but_its_last_reply() -> None:
+    model = ToyLanguageModel(stop_bias=-99.0)
+    limits = Limits(prompt_limit=40, cache_bytes=100)
+    engine = Engine(lambda: ScriptedSession(model), FACTS, limits, models=OneByOne(position_bytes=1))
+    reply = engine.prime(prime_request(max_new_tokens=1))
+    assert reply.finished == "length" and engine.reserved_bytes == 0 and engine.session_count == 1
+    faulty = Engine(lambda: FaultySession(model, 1), FACTS, limits, models=OneByOne(position_bytes=1))
+    assert refusal(faulty.prime, prime_request()).code == "model_fault" and faulty.reserved_bytes == 0
+
+
+# --- several sessions in a pass
+
+
+class Passes(OneByOne):
+    """Keeps what each pass computed, and lets the test hold one open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[Prefill | Check]] = []
+        self.entered = threading.Semaphore(0)
+        self.hold = threading.Event()
+        self.release = threading.Semaphore(0)
+        self.fault_in: Callable[[Sequence[Prefill | Check]], bool] = lambda _: False
+
+    def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
+        self.seen.append(list(parts))
+        if self.hold.is_set():
+            self.entered.release()
+            assert self.release.acquire(timeout=30)
+        if self.fault_in(parts):
+            raise RuntimeError("out of memory")
+        return super().forward(parts)
+
+
+class Crowd:
+    """Several sessions that call at once: their calls are queued behind a pass that the test holds open."""
+
+    def __init__(self, count: int, batching: Batching, limits: Limits | None = None) -> None:
+        self.model = ToyLanguageModel(stop_bias=-99.0)
+        self.passes = Passes()
+        self.opened: list[ScriptedSession] = []
+        self.now_s = 0.0
+        self.engine = Engine(
+            self._open,
+            FACTS,
+            limits or Limits(prompt_limit=40),
+            now=lambda: self.now_s,
+            models=self.passes,
+            batching=batching,
+        )
+        self.primed = [self.engine.prime(prime_request(prompt=[3 + place, *PROMPT])) for place in range(count)]
+        self.ids = [[3 + place, *PROMPT, reply.root] for place, reply in enumerate(self.primed)]
+        self.passes.seen.clear()
+
+    def _open(self) -> ScriptedSession:
+        self.opened.append(ScriptedSession(self.model))
+        return self.opened[-1]
+
+    def start(self, action: Callable[..., object], *arguments: object) -> "Started":
+        return Started(action, arguments)
+
+    def round(self, place: int) -> "Started":
+        request = round_request(self.ids[place], [2, 3], [ROOT, 0])
+        return self.start(self.engine.verify, self.primed[place].session, 1, request)
+
+    def block(self) -> "Started":
+        """A session of its own whose pass is held open."""
+        self.passes.hold.set()
+        blocker = self.start(self.engine.prime, prime_request(prompt=[2, 2]))
+        assert self.passes.entered.acquire(timeout=30)
+        return blocker
+
+    def wait_for_queue(self, count: int) -> None:
+        deadline_s = time.monotonic() + 30
+        while len(self.engine._scheduler._waiting) < count:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+
+    def go(self) -> None:
+        self.passes.hold.clear()
+        self.passes.release.release()
+
+
+class Started:
+    """A call on a thread of its own."""
+
+    def __init__(self, action: Callable[..., object], arguments: Sequence[object]) -> None:
+        self._outcome: list[object] = []
+        self._thread = threading.Thread(target=self._work, args=(action, arguments), daemon=True)
+        self._thread.start()
+
+    def _work(self, action: Callable[..., object], arguments: Sequence[object]) -> None:
+        try:
+            self._outcome.append(action(*arguments))
+        except ProtocolError as error:
+            self._outcome.append(error)
+
+    def result(self) -> Any:
+        self._thread.join(timeout=30)
+        return self._outcome[0]
+
+
+def test_calls_that_wait_share_a_pass_of_limited_size() -> None:
+    crowd = Crowd(5, Batching(sessions=3))
+    blocker = crowd.block()
+    started = []
+    for place in range(5):
+        started.append(crowd.round(place))
+        crowd.wait_for_queue(place + 1)
+    crowd.go()
+    for place, call in enumerate(started):
+        assert call.result().tokens == crowd.model.greedy(crowd.ids[place], len(call.result().tokens))
+    assert blocker.result().root
+    assert [len(parts) for parts in crowd.passes.seen] == [1, 3, 2]
+
+
+def test_a_pass_waits_a_bounded_time_for_company_that_may_come() -> None:
+    crowd = Crowd(2, Batching(sessions=3, wait_ms=1_500.0))
+    started = [crowd.round(place) for place in range(2)]  # all sessions there are: nobody else is waited for
+    assert [call.result().round for call in started] == [1, 1]
+    assert [len(parts) for parts in crowd.passes.seen] == [2]
+    patient = Crowd(2, Batching(sessions=3, wait_ms=1.0))
+    assert patient.round(0).result().round == 1  # the other one never comes
+
+
+def test_a_fault_in_a_pass_fails_its_sessions_and_no_other() -> None:
+    crowd = Crowd(4, Batching(sessions=2))
+    crowd.passes.fault_in = lambda parts: any(part.session is crowd.opened[1] for part in parts)
+    crowd.block()
+    started = []
+    for place in range(4):
+        started.append(crowd.round(place))
+        crowd.wait_for_queue(place + 1)
+    crowd.go()
+    outcomes = [call.result() for call in started]
+    assert [getattr(outcome, "code", "") for outcome in outcomes] == ["model_fault", "model_fault", "", ""]
+    assert outcomes[0].hint == "prime again with the committed ids"
+    assert [session.closed for session in crowd.opened[:4]] == [True, True, False, False]
+    crowd.passes.fault_in = lambda _: False
+    for place in (2, 3):
+        ids = [*crowd.ids[place], *outcomes[place].tokens]
+        crowd.engine.verify(crowd.primed[place].session, 2, round_request(ids))
+    again = crowd.engine.prime(prime_request(prompt=crowd.ids[0], continue_from=1))
+    assert again.root == crowd.model.greedy(crowd.ids[0], 1)[0]
+
+
+def test_a_verdict_that_cannot_be_made_fails_its_session_alone() -> None:
+    crowd = Crowd(2, Batching(sessions=2))
+    crowd.opened[0].commit = lambda accepted: 1 / 0  # type: ignore[method-assign,assignment]
+    crowd.block()
+    started = [crowd.round(place) for place in range(2)]
+    crowd.wait_for_queue(2)
+    crowd.go()
+    codes = sorted(getattr(call.result(), "code", "") for call in started)
+    assert codes == ["", "model_fault"] and crowd.opened[0].closed and not crowd.opened[1].closed
+
+
+def test_long_prompts_go_in_pieces_between_which_others_have_their_rounds() -> None:
+    crowd = Crowd(2, Batching(sessions=4, prefill_rows=8))
+    crowd.block()
+    long = crowd.start(crowd.engine.prime, prime_request(prompt=[4] * 36, max_new_tokens=3))
+    crowd.wait_for_queue(1)
+    rounds = [crowd.round(0), crowd.round(1)]
+    crowd.wait_for_queue(3)
+    crowd.go()
+    assert all(call.result().round == 1 for call in rounds)
+    assert long.result().root == crowd.model.greedy([4] * 36, 1)[0]
+    rows = [[part.rows for part in parts] for parts in crowd.passes.seen]
+    assert rows[1] == [8, 3, 3] and [sizes[0] for sizes in rows[2:]] == [8, 8, 8, 4]
+
+
+def test_a_retry_beside_its_round_gets_the_same_reply() -> None:
+    crowd = Crowd(1, Batching(sessions=4))
+    crowd.block()
+    both = [crowd.round(0), crowd.round(0)]
+    crowd.wait_for_queue(2)
+    crowd.go()
+    assert both[0].result() == both[1].result()
+    assert [len(parts) for parts in crowd.passes.seen] == [1, 1]  # the retry needed no pass
+
+
+def test_deleting_a_session_frees_it_after_the_pass_it_is_in() -> None:
+    crowd = Crowd(1, Batching())
+    crowd.passes.hold.set()
+    call = crowd.round(0)
+    assert crowd.passes.entered.acquire(timeout=30)
+    crowd.engine.close(crowd.primed[0].session)
+    assert crowd.engine.session_count == 0 and not crowd.opened[0].closed  # its rows are being computed
+    crowd.go()
+    call.result()
+    assert crowd.opened[0].closed
+
+
+def test_a_caller_that_goes_away_gets_no_further_pass() -> None:
+    crowd = Crowd(1, Batching(prefill_rows=8))
+    gone = threading.Event()
+    crowd.passes.hold.set()
+    call = crowd.start(crowd.engine.prime, prime_request(prompt=[4] * 36, max_new_tokens=3), gone.is_set)
+    assert crowd.passes.entered.acquire(timeout=30)
+    gone.set()
+    crowd.go()
+    assert call.result().code == "cancelled"
+    assert len(crowd.passes.seen) == 1 and crowd.opened[1].closed and crowd.engine.session_count == 1
+    # a round that never began has changed nothing: it may be sent again
+    again = crowd.start(crowd.engine.verify, crowd.primed[0].session, 1, round_request(crowd.ids[0]), gone.is_set)
+    assert again.result().code == "cancelled"
+    assert crowd.round(0).result().round == 1
+
+
+def test_waiting_sessions_are_not_idle_and_shutting_down_ends_them() -> None:
+    crowd = Crowd(2, Batching(), Limits(prompt_limit=40, idle_s=10.0))
+    crowd.block()
+    call = crowd.round(0)
+    crowd.wait_for_queue(1)
+    crowd.now_s = 11.0
+    assert crowd.engine.expire() == 1  # the other one
+    stopped = crowd.start(crowd.engine.shut_down)
+    crowd.go()
+    stopped.result()
+    assert call.result().code == wire.UNKNOWN_SESSION
+    assert crowd.engine.session_count == 0 and all(session.closed for session in crowd.opened)
+
+
+class Stub:
+    """batching.Waiting with nothing behind it."""
+
+    def __init__(self, session: int, prompt_rows: int, pieces: int) -> None:
+        self.session = session
+        self.prompt_rows = prompt_rows
+        self.pieces = pieces
+        self.future: Future[None] = Future()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8), st.integers(1, 4)), max_size=14),
+    st.integers(1, 5),
+)
+def test_nobody_starves(waiting: list[tuple[int, int, int]], sessions: int) -> None:
+    batching = Batching(sessions=sessions, prefill_rows=8)
+    queue = [Stub(session, rows, pieces if rows else 1) for session, rows, pieces in waiting]
+    passes = 0
+    while queue:
+        passes += 1
+        head, chosen = queue[0], choose(queue, batching)
+        assert chosen[0] is head and len(chosen) <= sessions
+        assert len({call.session for call in chosen}) == len(chosen)
+        assert sum(call.prompt_rows for call in chosen) <= 8
+        queue = [call for call in queue if call not in chosen]
+        for call in chosen:
+            call.pieces -= 1
+        queue += [call for call in chosen if call.pieces]
+    assert passes <= sum(pieces if rows else 1 for _, rows, pieces in waiting)
+
+
+def test_server_time_is_the_calls_share_by_rows() -> None:
+    class Counting:
+        name = "test"
+        now_ms = 0.0
+
+        def start(self) -> float:
+            return self.now_ms
+
+        def elapsed_ms(self, mark: float) -> float:
+            return self.now_ms - mark
+
+    clock = Counting()
+
+    class Timed(Passes):
+        def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
+            outputs = super().forward(parts)
+            clock.now_ms += 12.0
+            return outputs
+
+        def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
+            clock.now_ms += 5.0
+            return super().draft(chains)
+
+    crowd = Crowd(2, Batching())
+    crowd.passes = Timed()
+    crowd.engine._models, crowd.engine.clock = crowd.passes, clock
+    on_server = crowd.engine.prime(prime_request(draft_side="server", draft_steps=4))
+    crowd.block()
+    calls = [
+        crowd.round(0),  # 3 rows
+        crowd.start(crowd.engine.verify, crowd.primed[1].session, 1, round_request(crowd.ids[1])),  # 1 row
+        crowd.start(crowd.engine.verify, on_server.session, 1, round_request([*PROMPT, on_server.root])),  # 5 rows
+    ]
+    crowd.wait_for_queue(3)
+    crowd.go()
+    assert [call.result().server_ms for call in calls] == pytest.approx([12 * 3 / 9, 12 / 9, 5 + 12 * 5 / 9])
 
 
 @pytest.mark.parametrize("scope", ["full", "artifact"])

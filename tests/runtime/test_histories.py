@@ -1,10 +1,15 @@
-"""Random histories of several clients and one engine: lost replies, restarts, expiry, clients that come and go.
+"""Random histories of several clients and one engine: lost replies, restarts, expiry, faults of the model, callers that
+hang up, clients that come and go, one after the other and several in one pass.
 
 Whatever happens, both sides hold the same ids, no committed token changes, greedy text is plain greedy text, and every
-session that the engine opened is closed in the end.
+session that the engine opened is closed in the end, with its memory given back. `HYCO_HISTORIES` says how many
+histories are tried (`make histories`: 10,000).
 """
 
 import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -13,9 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
 
-from hyco_export.errors import ServerError
+from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.batching import Batching
 from hyco_export.runtime.drafters import (
     ChainRule,
     Drafter,
@@ -30,6 +36,8 @@ from hyco_export.runtime.driver import Generation, Request
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.feeds import HeadFeed, ReplyChain, SlmFeed
 from hyco_export.runtime.offload import KeepConfident
+from hyco_export.runtime.one_by_one import OneByOne
+from hyco_export.runtime.ports import Check, Prefill
 from hyco_export.runtime.transport import LocalTransport
 
 MODEL = ToyLanguageModel(seed=11, stop_bias=0.0)
@@ -48,6 +56,25 @@ RULES = {
 }
 RULE = TreeRule(math.log(0.66), 8, 8)
 SIDES = {"server": "server", "reply": "reply"}
+
+
+BATCHING = Batching(sessions=3, wait_ms=1.0, prefill_rows=5)  # prompts of several pieces, passes that wait for company
+
+
+class FragileModels(OneByOne):
+    """Fails in the next pass when told to; counts how many sessions its passes held."""
+
+    def __init__(self) -> None:
+        super().__init__(position_bytes=1)
+        self.fail_next = False
+        self.largest_pass = 0
+
+    def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
+        self.largest_pass = max(self.largest_pass, len(parts))
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("the device is lost")
+        return super().forward(parts)
 
 
 class LossyTransport(LocalTransport):
@@ -114,8 +141,10 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.opened: list[ScriptedSession] = []
         self.now_s = 0.0
-        self.engine = Engine(self._open, FACTS, LIMITS, now=lambda: self.now_s)
+        self.models = FragileModels()
+        self.engine = Engine(self._open, FACTS, LIMITS, now=lambda: self.now_s, models=self.models, batching=BATCHING)
         self.all: list[Client] = []
+        self.pool = ThreadPoolExecutor(MOST_CLIENTS)
 
     def _open(self) -> ScriptedSession:
         self.opened.append(ScriptedSession(MODEL))
@@ -140,6 +169,41 @@ class Histories(RuleBasedStateMachine):
         for _ in range(steps):
             if not client.generation.finished:
                 client.generation.step()
+
+    @precondition(lambda self: len(self.all) > 1)
+    @rule(steps=st.integers(1, 3))
+    def go_on_together(self, steps: int) -> None:
+        for _ in range(steps):
+            active = [client for client in self.all if not client.generation.finished]
+            list(self.pool.map(lambda client: client.generation.step(), active))
+
+    @precondition(lambda self: len(self.all) > 0)
+    @rule()
+    def fail(self) -> None:
+        """The model fails in a pass: its sessions hear of it, and prime again."""
+        active = [client for client in self.all if not client.generation.finished]
+        self.models.fail_next = bool(active)
+
+        def step(client: Client) -> str:
+            try:
+                client.generation.step()
+            except ProtocolError as refusal:
+                return refusal.code
+            return ""
+
+        codes = list(self.pool.map(step, active))
+        # a step that only found its session lost has made no pass
+        assert set(codes) <= {"", "model_fault"} and ("model_fault" in codes or self.models.fail_next or not active)
+        self.models.fail_next = False
+
+    @rule(prompt=st.lists(st.integers(2, VOCAB_SIZE - 1), min_size=1, max_size=12))
+    def hang_up(self, prompt: list[int]) -> None:
+        """A caller that nobody hears of again."""
+        request = wire.PrimeRequest(1, prompt, wire.Sampling(), wire.Acceptance(), 1, CAP, "device", 0, "")
+        held = self.engine.session_count, self.engine.reserved_bytes
+        with suppress(ProtocolError):
+            self.engine.prime(request, lambda: True)
+        assert self.engine.session_count <= held[0] and self.engine.reserved_bytes <= held[1]
 
     @rule(client=clients, before=st.integers(0, 1))
     def lose_reply(self, client: Client, before: int) -> None:
@@ -188,9 +252,17 @@ class Histories(RuleBasedStateMachine):
         self.nothing_committed_changes()
         self.now_s += LIMITS.idle_s + 1.0  # sessions whose first reply was lost are nobody's: they expire
         self.engine.expire()
-        assert self.engine.session_count == 0
+        assert self.engine.session_count == 0 and self.engine.reserved_bytes == 0
         assert all(session.closed for session in self.opened)
+        self.pool.shutdown()
+        passes.append(self.models.largest_pass)
 
 
+passes: list[int] = []  # sessions in the largest pass of each history
+HISTORIES = int(os.environ.get("HYCO_HISTORIES", "80"))
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestHistories.settings = settings(max_examples=HISTORIES, stateful_step_count=30, deadline=None)
+
+
+def test_passes_of_several_sessions_occurred() -> None:
+    assert max(passes) == BATCHING.sessions  # of the histories above

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import httpx2 as httpx
 import msgspec
 import numpy as np
 import pytest
+import uvicorn
 from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
 from starlette.testclient import TestClient
 
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.batching import Batching
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.ports import RowOutputs
 from hyco_export.runtime.refusals import STATUS_OF
@@ -255,11 +258,56 @@ def test_a_model_fault_gets_500_and_the_server_lives_on() -> None:
         prime(client)
 
 
+def dropped_call(url: httpx.URL, path: str, body: bytes, entered: threading.Event) -> None:
+    """Send a call and close the connection while the model works."""
+    head = f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((url.host, url.port)) as connection:
+        connection.sendall(head + body)
+        assert entered.wait(timeout=30)
+
+
+def test_a_caller_that_hangs_up_frees_a_prime_and_keeps_a_session() -> None:
+    entered = threading.Event()
+    opened: list[ScriptedSession] = []
+    model = ToyLanguageModel(stop_bias=-99.0)
+
+    class Slow(ScriptedSession):
+        def prime(self, ids: np.ndarray) -> np.ndarray:
+            if self is not opened[0]:
+                entered.set()
+                time.sleep(0.03)
+            return super().prime(ids)
+
+    def open_session() -> ScriptedSession:
+        opened.append(Slow(model))
+        return opened[-1]
+
+    engine = Engine(open_session, FACTS, LIMITS, batching=Batching(prefill_rows=1))
+    process = uvicorn.Server(uvicorn.Config(create_app(engine, INFO), port=0, log_level="error", lifespan="on"))
+    thread = threading.Thread(target=process.run, daemon=True)
+    thread.start()
+    while not process.started:
+        thread.join(0.01)
+    with httpx.Client(base_url=f"http://127.0.0.1:{process.servers[0].sockets[0].getsockname()[1]}") as http:
+        answer = http.post("/v1/sessions", content=wire.encode(PRIME))
+        kept = wire.decode(answer.content, wire.PrimeReply)
+        long = msgspec.structs.replace(PRIME, prompt=[4] * 100)  # 3 s of passes
+        dropped_call(http.base_url, "/v1/sessions", wire.encode(long), entered)
+        while engine.session_count == 2:
+            time.sleep(0.01)
+        assert opened[1].closed and len(opened[1].ids) < 50
+        body = round_body([*PROMPT, kept.root], [], [])
+        assert http.post(f"/v1/sessions/{kept.session}/rounds/1", content=body).status_code == 200
+        assert 'hyco_refusals_total{code="cancelled"} 1.0' in http.get("/metrics").text
+    process.should_exit = True
+    thread.join(timeout=30)
+
+
 def test_every_refusal_code_raised_in_the_runtime_has_a_status() -> None:
     folder = Path(wire.__file__).parent
     modules = [
         folder / f"{name}.py"
-        for name in ("admission", "engine", "sessions", "server", "tree", "wire", "guard/desk", "guard/tokens")
+        for name in ("admission", "calls", "engine", "sessions", "server", "tree", "wire", "guard/desk", "guard/tokens")
     ]
     raised = set()
     for module in modules:

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.handoff import HandoffSpec, HiddenNorm, KvRows
+from hyco_export.nn import fused_stack
 from hyco_export.nn.verifier import kv_shapes
 from hyco_export.runtime import slot_cache, verifier
 from hyco_export.runtime.chain_drafter import ChainDrafter
 from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.handoff_encoder import HandoffEncoder, quantize
+from hyco_export.runtime.ports import Chain, Check, Prefill
 from hyco_export.runtime.tree import ROOT, path_to
 from hyco_export.runtime.verifier import TorchVerifierSession, Verifier
 
@@ -26,6 +28,7 @@ TOLERANCE = 2e-4  # of K, V and states, which are of size 1
 LOGIT_TOLERANCE = 1e-3  # logits spread by about 1 here; float32 norms amplify rounding, a wrong mask gives 1e-1
 SLOW_MODELS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 STRUCTURES = list(gemma.STRUCTURES)
+PATHS = pytest.mark.parametrize("fused", [True, False], ids=["fused", "transformers"])
 
 
 def random_tree(generator: np.random.Generator, nodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -46,7 +49,7 @@ def fresh(model: torch.nn.Module, ids: list[int]) -> tuple[torch.Tensor, torch.T
 
 
 def committed_rows(session: TorchVerifierSession, layer_type: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return session._cache.committed(session._verifier.handoff_layers[layer_type])
+    return session.cache.committed(session._verifier.handoff_layers[layer_type])
 
 
 def assert_equals_fresh_prefill(session: TorchVerifierSession, model: torch.nn.Module, ids: list[int]) -> None:
@@ -54,27 +57,31 @@ def assert_equals_fresh_prefill(session: TorchVerifierSession, model: torch.nn.M
     other = Verifier(model).open()
     other.prime(np.array(ids))
     assert session.length == other.length == len(ids)
-    layers = list(session._cache._layout.places)
+    layers = [layer for group in session.cache.layout.groups for layer in group.layers]
     assert layers
     for layer in layers:
-        for ours, theirs in zip(session._cache.committed(layer), other._cache.committed(layer), strict=True):
+        held = min(session.cache.held(layer), other.cache.held(layer))
+        assert held >= min(len(ids), gemma.WINDOW - 1)
+        for ours, theirs in zip(session.cache.committed(layer, held), other.cache.committed(layer, held), strict=True):
             torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
     _, states, shared = fresh(model, ids)
     torch.testing.assert_close(session._state, states[-1], atol=LOGIT_TOLERANCE, rtol=0)
     for layer_type, (keys, values) in shared.items():
         ours = committed_rows(session, layer_type.removesuffix("_attention"))
-        torch.testing.assert_close(ours[0], keys[0], atol=TOLERANCE, rtol=0)
-        torch.testing.assert_close(ours[1], values[0], atol=TOLERANCE, rtol=0)
+        held = ours[0].shape[1]
+        torch.testing.assert_close(ours[0], keys[0, :, -held:], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(ours[1], values[0, :, -held:], atol=TOLERANCE, rtol=0)
 
 
+@PATHS
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("length", [1, gemma.WINDOW - 1, gemma.WINDOW, gemma.WINDOW + 1, 23])
-def test_every_row_of_a_tree_equals_a_fresh_forward_of_its_path(structure: str, length: int) -> None:
+def test_every_row_of_a_tree_equals_a_fresh_forward_of_its_path(structure: str, fused: bool, length: int) -> None:
     model = gemma.tiny_verifier(structure)
     generator = np.random.default_rng(length)
     prompt = generator.integers(0, gemma.VOCAB, length)
     tokens, parents = random_tree(generator, 12)
-    session = Verifier(model).open()
+    session = Verifier(model, fused=fused).open()
     np.testing.assert_allclose(session.prime(prompt), fresh(model, prompt.tolist())[0][-1], atol=LOGIT_TOLERANCE)
     root = int(generator.integers(gemma.VOCAB))
     logits = session.verify(root, tokens, parents).logits
@@ -85,14 +92,15 @@ def test_every_row_of_a_tree_equals_a_fresh_forward_of_its_path(structure: str, 
         np.testing.assert_allclose(logits[row + 1], expected, atol=LOGIT_TOLERANCE)
 
 
+@PATHS
 @pytest.mark.parametrize("structure", STRUCTURES)
 @SLOW_MODELS
 @given(seed=st.integers(0, 2**32 - 1), length=st.integers(1, 16))
-def test_the_cache_after_commits_equals_a_fresh_prefill(structure: str, seed: int, length: int) -> None:
+def test_the_cache_after_commits_equals_a_fresh_prefill(structure: str, fused: bool, seed: int, length: int) -> None:
     model = gemma.tiny_verifier(structure)
     generator = np.random.default_rng(seed)
     ids = generator.integers(0, gemma.VOCAB, length).tolist()
-    session = Verifier(model).open()
+    session = Verifier(model, fused=fused).open()
     session.prime(np.array(ids))
     for _ in range(4):
         root = int(generator.integers(gemma.VOCAB))
@@ -103,6 +111,55 @@ def test_the_cache_after_commits_equals_a_fresh_prefill(structure: str, seed: in
         session.commit(path)
         ids += [root, *(int(tokens[row]) for row in path)]
     assert_equals_fresh_prefill(session, model, ids)
+
+
+def test_models_are_fused_where_their_products_are_plain_matrices() -> None:
+    for structure in STRUCTURES:
+        model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
+        assert Verifier(model)._stack is not None and ChainDrafter(head)._stack is not None
+        assert Verifier(model, fused=False)._stack is None and ChainDrafter(head, fused=False)._stack is None
+    other = copy.deepcopy(gemma.tiny_verifier())
+    layer = other.model.layers[1].self_attn
+    layer.o_proj = torch.nn.Linear(layer.o_proj.in_features, layer.o_proj.out_features, bias=True)
+    assert Verifier(other)._stack is None
+
+
+def test_fusing_a_model_leaves_it_as_it_was_and_holds_nothing_twice() -> None:
+    model = copy.deepcopy(gemma.tiny_verifier())
+    ids = torch.arange(9)[None]
+    with torch.inference_mode():
+        before = model(ids).logits
+        stack = Verifier(model)._stack
+        assert torch.equal(model(ids).logits, before)
+    fused = {stack_layer._in.untyped_storage().data_ptr() for stack_layer in stack._layers}
+    assert fused == {layer.self_attn.q_proj.weight.untyped_storage().data_ptr() for layer in model.model.layers}
+    again = Verifier(model)._stack
+    assert [one._in.data_ptr() for one in again._layers] == [one._in.data_ptr() for one in stack._layers]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_compiled_layers_compute_the_same_and_one_compilation_serves_all_trees(
+    structure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the compiler's front end without its code generator, which takes minutes and is the compiler's own affair
+    functions = fused_stack._project, fused_stack._feed
+    compiled = [torch.compile(one, dynamic=True, fullgraph=True, backend="aot_eager") for one in functions]
+    monkeypatch.setattr(fused_stack, "_compiled", lambda: compiled)
+    model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
+    session = Verifier(model, ChainDrafter(head, compiled=True), compiled=True).open()
+    eager = Verifier(model, ChainDrafter(head)).open()
+    generator = np.random.default_rng(3)
+    prompt = generator.integers(0, gemma.VOCAB, 20)
+    np.testing.assert_allclose(session.prime(prompt), eager.prime(prompt), atol=LOGIT_TOLERANCE)
+    assert session.draft(5, 4) == eager.draft(5, 4)
+    graphs = []
+    for nodes in (4, 9, 32):
+        tokens, parents = random_tree(generator, nodes)
+        logits = session.verify(5, tokens, parents).logits
+        np.testing.assert_allclose(logits, eager.verify(5, tokens, parents).logits, atol=LOGIT_TOLERANCE)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0 and graphs[0] == graphs[2]
 
 
 def test_a_verify_that_is_not_committed_leaves_no_trace() -> None:
@@ -116,26 +173,154 @@ def test_a_verify_that_is_not_committed_leaves_no_trace() -> None:
     assert_equals_fresh_prefill(session, model, [*range(9), 4, 7])
 
 
-def test_long_prompts_are_prefilled_in_chunks_and_the_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = gemma.tiny_verifier()
-    monkeypatch.setattr(verifier, "PREFILL_ROWS", 16)
-    monkeypatch.setattr(slot_cache, "BLOCK", 8)
-    ids = np.random.default_rng(3).integers(0, gemma.VOCAB, 75)
-    session = Verifier(model).open()
-    logits = session.prime(ids)
-    np.testing.assert_allclose(logits, fresh(model, ids.tolist())[0][-1], atol=LOGIT_TOLERANCE)
-    assert_equals_fresh_prefill(session, model, ids.tolist())
+@PATHS
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_long_generations_in_small_caches_equal_a_fresh_prefill(structure: str, fused: bool) -> None:
+    # passes of 8 rows: the sliding layers' kept positions move to the front again and again
+    model = gemma.tiny_verifier(structure)
+    shared = Verifier(model, prefill_rows=8, node_limit=5, fused=fused)
+    generator = np.random.default_rng(3)
+    ids = generator.integers(0, gemma.VOCAB, 75).tolist()
+    session = shared.open()
+    session.reserve(130)
+    np.testing.assert_allclose(session.prime(np.array(ids)), fresh(model, ids)[0][-1], atol=LOGIT_TOLERANCE)
+    assert_equals_fresh_prefill(session, model, ids)
+    while len(ids) < 120:
+        root = int(generator.integers(gemma.VOCAB))
+        tokens, parents = random_tree(generator, 5)
+        session.verify(root, tokens, parents)
+        path = path_to(parents.tolist(), int(generator.integers(ROOT, 5)))
+        session.commit(path)
+        ids += [root, *(int(tokens[row]) for row in path)]
+    assert_equals_fresh_prefill(session, model, ids)
+    assert session.cache.size_bytes == shared.cache_bytes(130)
 
 
-def test_sliding_layers_read_no_more_than_they_can_see() -> None:
-    cache = slot_cache.SlotCache(slot_cache.cache_layout(gemma.tiny_verifier().config))
-    cache.reserve(40)
-    rows = torch.zeros(1, 2, 40, 8)
-    cache.update(rows, rows, 0)
-    cache.keep(range(40))
-    cache.reserve(3)
-    keys, _ = cache.update(rows[:, :, :3], rows[:, :, :3], 0)
-    assert keys.shape[2] == gemma.WINDOW - 1 + 3
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("positions", [1, 30, 32_768])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_session_takes_the_bytes_that_the_config_says(structure: str, positions: int, dtype: torch.dtype) -> None:
+    model = copy.deepcopy(gemma.tiny_verifier(structure)).to(dtype)
+    shared = Verifier(model, ChainDrafter(gemma.tiny_head(structure)))
+    session = shared.open()
+    session.reserve(positions)
+    assert session.cache.size_bytes == shared.cache_bytes(positions)
+    # by hand, for the K and V of the layers that have some of their own
+    text = model.config
+    stores = [index for index, mode in enumerate(text.kv_sharing_modes) if mode != "reuse"]
+    values = 0
+    for index in stores:
+        sliding = text.layer_types[index] == "sliding_attention"
+        heads_and_dim = 2 * 8 if sliding else 1 * 16
+        if text.layer_types[index] == "full_attention" and not text.attention_k_eq_v:
+            heads_and_dim = text.per_layer_config[index].num_key_value_heads * 16
+        reach = gemma.WINDOW + 1 if index == max(i for i in stores if text.layer_types[i] == "sliding_attention") else 5
+        slots = positions + 65 if not sliding else min(positions + 65, reach + verifier.PREFILL_ROWS)
+        values += 2 * heads_and_dim * slots
+    assert session.cache.size_bytes == values * dtype.itemsize
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_pass_allocates_no_cache(structure: str) -> None:
+    shared = Verifier(gemma.tiny_verifier(structure))
+    session = shared.open()
+    session.reserve(60)
+    places = [store.data.data_ptr() for store in session.cache.stores]
+    session.prime(np.arange(40))
+    for _ in range(10):
+        session.verify(1, np.array([2, 3]), np.array([ROOT, 0]))
+        session.commit((0,))
+    assert [store.data.data_ptr() for store in session.cache.stores] == places
+
+
+def test_more_than_was_reserved_is_a_fault() -> None:
+    shared = Verifier(gemma.tiny_verifier(), prefill_rows=16, node_limit=4)
+    session = shared.open()
+    session.reserve(20)
+    session.prime(np.arange(19))
+    session.verify(1, np.array([2, 3, 4, 5]), np.array([ROOT, 0, 1, 2]))
+    session.commit((0, 1))
+    with pytest.raises(RuntimeError, match=r"22 \+ 5 rows in a cache for 20 positions"):
+        session.verify(1, np.array([2, 3, 4, 5]), np.array([ROOT, 0, 1, 2]))
+    with pytest.raises(RuntimeError, match="a pass of 17 rows, the cache takes 16"):
+        shared.forward([Prefill(shared.open(), np.arange(17))])
+
+
+def test_sliding_layers_hold_and_read_no_more_than_can_be_seen() -> None:
+    layout = slot_cache.cache_layout(gemma.tiny_verifier().config, prefill_rows=40, tree_rows=3)
+    cache = slot_cache.SlotCache(layout, 200, torch.float32, torch.device("cpu"))
+    rows = torch.zeros(2, 40, 8)
+    for _ in range(4):
+        cache.make_room(40)
+        cache.update(rows, rows, 0)
+        cache.keep(range(40))
+    cache.make_room(3)
+    keys, _ = cache.update(rows[:, :3], rows[:, :3], 0)
+    assert keys.shape[1] == gemma.WINDOW - 1 + 3
+    assert cache.held(0) == gemma.WINDOW - 1
+    with pytest.raises(RuntimeError, match="layer 0 holds 5 positions, not 6"):
+        cache.committed(0, 6)
+
+
+# --- several sessions in one pass
+
+
+class Beside:
+    """A session that is driven alone and beside others, with the same trees."""
+
+    def __init__(self, shared: Verifier, seed: int, length: int) -> None:
+        generator = np.random.default_rng(seed)
+        self.prompt = generator.integers(0, gemma.VOCAB, length)
+        self.trees = [random_tree(generator, int(generator.integers(0, 9))) for _ in range(3)]
+        self.roots = generator.integers(0, gemma.VOCAB, 3).tolist()
+        self.paths = [
+            path_to(parents.tolist(), int(generator.integers(ROOT, len(parents)))) for _, parents in self.trees
+        ]
+        self.session = shared.open()
+
+    def part(self, number: int) -> Prefill | Check:
+        if number == 0:
+            return Prefill(self.session, self.prompt)
+        tokens, parents = self.trees[number - 1]
+        return Check(self.session, self.roots[number - 1], tokens, parents)
+
+    def commit(self, number: int) -> None:
+        if number > 0:
+            self.session.commit(self.paths[number - 1])
+
+    def ids(self) -> list[int]:
+        ids = self.prompt.tolist()
+        for root, (tokens, _), path in zip(self.roots, self.trees, self.paths, strict=True):
+            ids += [root, *(int(tokens[row]) for row in path)]
+        return ids
+
+
+@PATHS
+@pytest.mark.parametrize("structure", STRUCTURES)
+@SLOW_MODELS
+@given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5))
+def test_a_session_computes_the_same_alone_and_beside_others(
+    structure: str, fused: bool, seed: int, lengths: list[int]
+) -> None:
+    model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
+    shared = Verifier(model, ChainDrafter(head, fused=fused), fused=fused)
+    alone = [Beside(shared, seed + place, length) for place, length in enumerate(lengths)]
+    together = [Beside(shared, seed + place, length) for place, length in enumerate(lengths)]
+    # session k starts k passes later: prompts and trees stand in one pass
+    for turn in range(4 + len(lengths)):
+        active = [(place, turn - place) for place in range(len(lengths)) if 0 <= turn - place < 4]
+        if not active:
+            continue
+        results = shared.forward([together[place].part(number) for place, number in active])
+        for (place, number), logits in zip(active, results, strict=True):
+            (expected,) = shared.forward([alone[place].part(number)])
+            np.testing.assert_allclose(logits, expected, atol=LOGIT_TOLERANCE)
+            alone[place].commit(number)
+            together[place].commit(number)
+    chains = [[Chain(one.session, 7, 1 + place % 4) for place, one in enumerate(group)] for group in (alone, together)]
+    assert shared.draft(chains[1]) == [shared.draft([chain])[0] for chain in chains[0]]
+    for one in together:
+        assert_equals_fresh_prefill(one.session, model, one.ids())
 
 
 def test_sessions_do_not_see_each_other() -> None:
@@ -159,7 +344,7 @@ def test_closing_frees_the_cache() -> None:
     session = Verifier(gemma.tiny_verifier()).open()
     session.prime(np.arange(9))
     session.close()
-    assert session.length == 0 and all(store is None for store in session._cache._stores)
+    assert session.length == 0 and session._cache is None
 
 
 # --- the server's own head
@@ -185,11 +370,12 @@ def transformers_chain(model, head, ids: list[int], steps: int, kept: np.ndarray
     return drafted
 
 
+@PATHS
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("length", [1, gemma.WINDOW, gemma.WINDOW + 1, gemma.WINDOW + 2, 30])
-def test_the_servers_chain_equals_transformers_assistant(structure: str, length: int) -> None:
+def test_the_servers_chain_equals_transformers_assistant(structure: str, fused: bool, length: int) -> None:
     model, head = gemma.tiny_verifier(structure), gemma.tiny_head(structure)
-    session = Verifier(model, ChainDrafter(head)).open()
+    session = Verifier(model, ChainDrafter(head, fused=fused), fused=fused).open()
     generator = np.random.default_rng(length)
     ids = generator.integers(0, gemma.VOCAB, length).tolist()
     session.prime(np.array(ids))
@@ -356,7 +542,7 @@ def test_bfloat16_models_are_served_in_their_own_precision() -> None:
     session = Verifier(model, ChainDrafter(head), HandoffEncoder(handoff_spec(model))).open()
     prompt = np.random.default_rng(1).integers(0, gemma.VOCAB, 15)
     session.prime(prompt)
-    assert session._cache.committed(0)[0].dtype == torch.bfloat16
+    assert session.cache.committed(0)[0].dtype == torch.bfloat16
     chain = session.draft(5, 3)
     logits = session.verify(5, np.array(chain), np.arange(ROOT, 2)).logits
     expected = fresh(model, [*prompt.tolist(), 5, *chain])[0][-4:].float().numpy()
@@ -367,13 +553,15 @@ def test_bfloat16_models_are_served_in_their_own_precision() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cuda_session_gives_what_a_cpu_session_gives() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_cuda_session_gives_what_a_cpu_session_gives(compiled: bool) -> None:
     spec = handoff_spec(gemma.tiny_verifier())
     results = []
     for device in ("cpu", "cuda"):
         model = copy.deepcopy(gemma.tiny_verifier()).to(device)
         head = copy.deepcopy(gemma.tiny_head()).to(device)
-        session = Verifier(model, ChainDrafter(head), HandoffEncoder(spec)).open()
+        options = {"compiled": compiled and device == "cuda"}
+        session = Verifier(model, ChainDrafter(head, **options), HandoffEncoder(spec), **options).open()
         clock = clock_for(model.device, 1)
         mark = clock.start()
         session.prime(np.arange(20) % gemma.VOCAB)

@@ -15,7 +15,7 @@ from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
 from hyco_export.runtime.first_window import OlderRows, check_first_rows, split_window
 from hyco_export.runtime.guard.tokens import ANYBODY
-from hyco_export.runtime.ports import EnginePort
+from hyco_export.runtime.ports import EnginePort, Gone, never_gone
 from hyco_export.runtime.sessions import no_such_session
 
 LONGEST_ATTEMPT = 64  # characters
@@ -54,7 +54,7 @@ class Desk:
         self._entries: dict[str, _Entry] = {}
         self._opening: dict[str, int] = {}  # PRIME calls in flight by owner
 
-    def prime(self, owner: str, request: wire.PrimeRequest) -> wire.PrimeReply:
+    def prime(self, owner: str, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply:
         """Open a session of `owner`; one that an earlier try of this call opened is closed.
 
         Raises:
@@ -67,14 +67,21 @@ class Desk:
         self._close_attempt(owner, request.attempt)
         self._reserve(owner)
         try:
-            reply, older = split_window(self._engine.prime(request), request.first_rows)
+            reply, older = split_window(self._engine.prime(request, gone), request.first_rows)
             with self._lock:
                 self._entries[reply.session] = _Entry(owner, self._now(), older, request.attempt)
             return reply
         finally:
             self._release(owner)
 
-    def verify(self, owner: str, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+    def verify(
+        self,
+        owner: str,
+        session: str,
+        round_number: int,
+        request: wire.VerifyRequest,
+        gone: Gone = never_gone,
+    ) -> wire.VerifyReply:
         """A round of a session of `owner`.
 
         Raises:
@@ -82,7 +89,7 @@ class Desk:
         """
         entry = self._require(owner, session)
         try:
-            return _with_older_rows(self._engine.verify(session, round_number, request), round_number, entry)
+            return _with_older_rows(self._engine.verify(session, round_number, request, gone), round_number, entry)
         except ProtocolError as refusal:
             if refusal.code in LOST_CODES:
                 self._forget(session)

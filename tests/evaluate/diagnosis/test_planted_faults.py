@@ -3,6 +3,7 @@ run. (A fault in a file may show in several places; its name must be one.)"""
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from hyco_export.runtime.devices import head as device_head
 from hyco_export.runtime.devices import rings as device_rings
 from hyco_export.runtime.devices import slm as device_slm
 from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.ports import Check, Prefill
 from hyco_export.runtime.slot_cache import SlotCache
 from hyco_export.runtime.transport import LocalTransport
 from hyco_export.runtime.verifier import TorchVerifierSession, Verifier
@@ -105,10 +107,14 @@ def test_a_verifier_in_half_precision_is_the_same_verifier(small_run: SmallRun) 
 def test_a_server_that_breaks_is_named_and_the_rest_is_still_looked_at(
     small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("out of memory")
+    forward = Verifier.forward
 
-    monkeypatch.setattr(TorchVerifierSession, "verify", broken)
+    def broken(self: Verifier, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
+        if any(isinstance(part, Check) for part in parts):
+            raise RuntimeError("out of memory")
+        return forward(self, parts)
+
+    monkeypatch.setattr(Verifier, "forward", broken)
     require(in_server(small_run, served), "hand-off", "the server", "a call was refused (model_fault)")
 
 
@@ -116,7 +122,7 @@ def test_a_server_can_ask_itself(small_run: SmallRun, served: Served, monkeypatc
     engine, info = served
     right = diagnose_server(small_run.root, LocalTransport(engine, info), info)
     assert right.findings == () and right.positions >= 12
-    monkeypatch.setattr(Verifier, "forward", hand_off_before_the_norm)
+    monkeypatch.setattr(Verifier, "_pass", hand_off_before_the_norm)
     require(
         list(diagnose_server(small_run.root, LocalTransport(engine, info), info).findings), "norm side", "the server"
     )
@@ -127,22 +133,13 @@ def test_a_server_can_ask_itself(small_run: SmallRun, served: Served, monkeypatc
 
 
 def hand_off_before_the_norm(self: Verifier, *arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
-    states: list[torch.Tensor] = []
-    hook = self._backbone.norm.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0][0]))
-    try:
-        after, _ = FORWARD(self, *arguments)  # type: ignore[arg-type]
-    finally:
-        hook.remove()
-    return after, states[0]
-
-
-FORWARD = Verifier.forward
+    return self._fused(*arguments)  # type: ignore[arg-type]  # the states after the norm, and those before it
 
 
 def test_a_server_that_sends_h_from_before_the_norm(
     small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Verifier, "forward", hand_off_before_the_norm)
+    monkeypatch.setattr(Verifier, "_pass", hand_off_before_the_norm)
     require(in_server(small_run, served), "norm side", "the server", "from before the final norm")
 
 
@@ -431,13 +428,10 @@ def test_a_ring_that_writes_one_slot_off(small_run: SmallRun, monkeypatch: pytes
 def test_keys_rotated_for_another_position(
     small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, shift: int
 ) -> None:
-    backbone = verifier_of(served[0])._backbone
-    forward = backbone.forward
-
-    def moved(*arguments, position_ids, **options):
-        return forward(*arguments, position_ids=position_ids + shift, **options)
-
-    monkeypatch.setattr(backbone, "forward", moved)
+    stack = verifier_of(served[0])._stack
+    assert stack is not None
+    rotations = stack.rotations
+    monkeypatch.setattr(stack, "rotations", lambda positions: rotations(positions + shift))
     require(in_server(small_run, served), "positions", "the server", "later" if shift > 0 else "earlier")
 
 
@@ -449,7 +443,10 @@ def test_a_server_whose_window_is_off_by_one(small_run: SmallRun, served: Served
     verifier = verifier_of(served[0])
     window = builders.SLIDING_WINDOW + change
     verifier._windows = {"full_attention": None, "sliding_attention": window}
-    groups = tuple((shape, None if old is None else window) for shape, old in verifier.layout.groups)
+    groups = tuple(
+        group if group.kept is None else replace(group, window=window, kept=max(group.kept, window - 1))
+        for group in verifier.layout.groups
+    )
     verifier.layout = replace(verifier.layout, groups=groups)
     require(in_server(small_run, served), "sliding window", "the server", words)
 

@@ -17,6 +17,7 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.guard.desk import Desk
 from hyco_export.runtime.guard.tokens import ANYBODY, Tokens
+from hyco_export.runtime.ports import Gone, never_gone
 from hyco_export.runtime.server import CallLimits, create_app
 
 CALLS = CallLimits(sessions=2)
@@ -94,11 +95,13 @@ def test_primes_in_flight_are_counted() -> None:
             return super().prime(ids)
 
     class Unlocked:  # an engine that takes calls side by side
-        def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
+        def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply:
             Slow(MODEL).prime(np.asarray(request.prompt))
             return wire.PrimeReply(1, threading.current_thread().name, 3, 5, "", None, 1.0)
 
-        def verify(self, session_id: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+        def verify(
+            self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
+        ) -> wire.VerifyReply:
             raise AssertionError
 
         def close(self, session_id: str) -> None:

@@ -1,0 +1,1 @@
+"""The server's own drafting beside other programs that run the same verifier and head."""

@@ -1,0 +1,246 @@
+"""Gemma 4's decoder layers in fewer and larger operations, for passes of few rows, where every operation counts.
+
+What transformers' layers compute, from the same parameters, which stay where they are for everybody else: one product
+for q, k and v, one for the two halves of the MLP, one normalisation for all heads at once (Gemma 4 norms q, k and v
+over the head dimension; v without a scale, so that with `attention_k_eq_v` V is K before its scale). Differs from
+transformers by float rounding. Attention, K/V and masks are the caller's.
+
+Legend: R rows, H query heads, N K/V heads, d head dimension, D hidden, P width of a per-layer input.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer, Gemma4TextModel
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and signed sin, [R, 1, d] each
+
+
+class Attention(Protocol):
+    """What the rows of a pass see."""
+
+    def store(self, layer: int, layer_type: str, keys: torch.Tensor, values: torch.Tensor, shared: bool) -> None:
+        """K/V [R, N, d] of a layer that has its own; `shared`: later layers of the type read them too."""
+        ...
+
+    def attend(self, layer_type: str, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """query [R, H, d] over the type's newest K/V -> [R, H, d]."""
+        ...
+
+
+def fits(model: nn.Module) -> bool:
+    """Can a backbone be fused: are its products plain matrices (not sharded, not quantised, no bias)."""
+    if type(model) is not Gemma4TextModel:
+        return False
+    parts: list[nn.Module] = [part for layer in _layers(model) for part in (layer.self_attn, layer.mlp)]
+    products = [module for part in parts for module in part.children() if isinstance(module, nn.Linear)]
+    return all(type(module) is nn.Linear and module.bias is None for module in products) and all(
+        type(parameter) is nn.Parameter for parameter in model.parameters()
+    )
+
+
+def _layers(model: Gemma4TextModel) -> list[Gemma4TextDecoderLayer]:
+    return [cast(Gemma4TextDecoderLayer, layer) for layer in model.layers]
+
+
+class FusedStack:
+    """The layers and the final norm of one backbone. The matrices that are laid side by side become the storage of the
+    model's own parameters: nothing is held twice.
+
+    compiled: what lies between the attentions goes through torch's compiler, at the first pass. It pays where launching
+        small operations is what costs, on a GPU; on a CPU it needs a C++ compiler.
+    """
+
+    def __init__(self, model: Gemma4TextModel, compiled: bool = False) -> None:
+        self._model = model
+        types = model.config.layer_types or []
+        self._layers = [_Layer(layer, kind, compiled) for layer, kind in zip(_layers(model), types, strict=True)]
+        self._norm = _norm_of(model.norm.weight, model.norm.eps)
+        self._types = sorted(model.unique_layer_types)
+
+    def rotations(self, positions: torch.Tensor) -> dict[str, Rotation]:
+        """By layer type, for positions [R]."""
+        result = {}
+        for layer_type in self._types:
+            cos, sin = self._model.rotary_emb(self._model.norm.weight, positions[None], layer_type)  # [1, R, d]
+            half = sin.shape[-1] // 2
+            signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+            result[layer_type] = cos[0, :, None], signed[:, None]
+        return result
+
+    def per_layer_inputs(self, ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor | None:
+        """[R, layers, P] of ids [R] with embeddings [R, D], where the model has such inputs."""
+        if not self._model.hidden_size_per_layer_input:
+            return None
+        own = self._model.get_per_layer_inputs(ids[None], embedded[None])
+        return self._model.project_per_layer_inputs(embedded[None], own)[0]
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        rotations: Mapping[str, Rotation],
+        attention: Attention,
+        per_layer: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [R, D] -> the same after the final norm, and before it."""
+        for index, layer in enumerate(self._layers):
+            own = per_layer[:, index] if per_layer is not None else None
+            hidden = layer.run(index, hidden, rotations[layer.layer_type], attention, own)
+        return self._norm(hidden), hidden
+
+
+class _Norm(NamedTuple):
+    """RMS norm: x * w * sqrt(D) / hypot(|x|, sqrt(D * eps)), in float32 as transformers does."""
+
+    scale: torch.Tensor  # w * sqrt(D)
+    floor: torch.Tensor  # sqrt(D * eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        real = x.float()
+        return (real * self.scale / self.length(real)).type_as(x)
+
+    def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + norm(x)."""
+        if x.dtype != torch.float32:
+            return residual + self(x)
+        return torch.addcdiv(residual, x * self.scale, self.length(x))
+
+    def length(self, real: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., 1]."""
+        return torch.hypot(torch.linalg.vector_norm(real, dim=-1, keepdim=True), self.floor)
+
+
+def _norm_of(weight: torch.Tensor, eps: float) -> _Norm:
+    """The norm with these weights [..., D]."""
+    root = math.sqrt(weight.shape[-1])
+    return _Norm(weight.float() * root, torch.tensor(root * math.sqrt(eps), device=weight.device))
+
+
+class _Layer:
+    """One decoder layer; plain attributes, as a module's are looked up in three dictionaries each time."""
+
+    def __init__(self, layer: Gemma4TextDecoderLayer, layer_type: str, compiled: bool) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer_type = layer_type
+        self._project: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+        self._feed: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+        self._project, self._feed = _compiled() if compiled else (_project, _feed)
+        self._scaling = attention.scaling
+        self._shares_kv = attention.store_full_length_kv
+        inputs = [attention.q_proj]
+        scales = [attention.q_norm.weight.expand(attention.config.num_attention_heads, -1)]
+        self._kv_heads = 0
+        if not attention.is_kv_shared_layer:
+            self._kv_heads = attention.k_proj.weight.shape[0] // attention.head_dim
+            inputs += [attention.k_proj] if attention.v_proj is None else [attention.k_proj, attention.v_proj]
+            scales.append(attention.k_norm.weight.expand(self._kv_heads, -1))
+        self._in = _side_by_side(inputs)
+        self._out = attention.o_proj.weight
+        self._heads = _norm_of(torch.cat(scales), attention.q_norm.eps)
+        self._gate_up = _side_by_side([mlp.gate_proj, mlp.up_proj])
+        self._down = mlp.down_proj.weight
+        self._act = mlp.act_fn
+        norms = (
+            layer.input_layernorm,
+            layer.post_attention_layernorm,
+            layer.pre_feedforward_layernorm,
+            layer.post_feedforward_layernorm,
+        )
+        self._before_attention, self._after_attention, self._before_mlp, self._after_mlp = (
+            _norm_of(norm.weight, norm.eps) for norm in norms
+        )
+        self._experts = layer if layer.enable_moe_block else None
+        self._per_layer = layer if layer.hidden_size_per_layer_input else None
+        self._scalar = None if float(layer.layer_scalar) == 1.0 else layer.layer_scalar
+
+    def run(
+        self, index: int, hidden: torch.Tensor, rotation: Rotation, attention: Attention, own: torch.Tensor | None
+    ) -> torch.Tensor:
+        """hidden [R, D] -> [R, D]."""
+        query, keys, values = self._project(
+            hidden, self._before_attention, self._in, self._heads, self._kv_heads, rotation
+        )
+        if self._kv_heads:
+            attention.store(index, self.layer_type, keys, values, self._shares_kv)
+        seen = attention.attend(self.layer_type, query, self._scaling).flatten(1)
+        norms = self._after_attention, self._before_mlp
+        hidden, fed = self._feed(hidden, seen, self._out, norms, self._gate_up, self._act, self._down)
+        if self._experts is not None:
+            fed = _with_experts(self._experts, fed, hidden)
+        hidden = self._after_mlp.added_to(hidden, fed)
+        if self._per_layer is not None:
+            layer: Any = self._per_layer
+            gated = layer.act_fn(layer.per_layer_input_gate(hidden)) * own
+            hidden = hidden + layer.post_per_layer_input_norm(layer.per_layer_projection(gated))
+        return hidden if self._scalar is None else hidden * self._scalar
+
+
+def _project(
+    hidden: torch.Tensor, before: _Norm, matrix: torch.Tensor, norm: _Norm, kv_heads: int, rotation: Rotation
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """hidden [R, D] -> query [R, H, d], keys and values [R, N, d], normed, the first two rotated.
+
+    `norm` is that of q and k, scales [H + N, d]; without K/V of the layer's own N is 0.
+    """
+    turned_heads, head_dim = norm.scale.shape
+    heads = functional.linear(before(hidden), matrix).view(hidden.shape[0], -1, head_dim)  # q, k (, v)
+    real = heads.float()
+    length = norm.length(real)
+    turned = (real[:, :turned_heads] * norm.scale / length[:, :turned_heads]).type_as(hidden)
+    cos, sin = rotation
+    turned = torch.addcmul(turned * cos, turned.roll(head_dim // 2, -1), sin)
+    query_heads = turned_heads - kv_heads
+    first_value = heads.shape[1] - kv_heads
+    values = (real[:, first_value:] * math.sqrt(head_dim) / length[:, first_value:]).type_as(hidden)
+    return turned[:, :query_heads], turned[:, query_heads:], values
+
+
+def _feed(
+    hidden: torch.Tensor,
+    seen: torch.Tensor,
+    out: torch.Tensor,
+    norms: tuple[_Norm, _Norm],
+    gate_up: torch.Tensor,
+    act: Callable[[torch.Tensor], torch.Tensor],
+    down: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """hidden [R, D], and what its rows saw [R, H * d] -> hidden after the attention, and the MLP's output [R, D]."""
+    after, before = norms
+    hidden = after.added_to(hidden, functional.linear(seen, out))
+    gate, up = functional.linear(before(hidden), gate_up).chunk(2, dim=-1)
+    return hidden, functional.linear(act(gate) * up, down)
+
+
+@cache
+def _compiled() -> tuple[Any, Any]:
+    """The two by torch's compiler: a few kernels each, for any number of rows."""
+    return tuple(torch.compile(function, dynamic=True, fullgraph=True) for function in (_project, _feed))  # type: ignore[return-value]
+
+
+def _with_experts(layer: Any, dense: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """The MLP's output and the experts' together, each through its norm."""
+    _, weights, chosen = layer.router(residual)
+    experts = layer.experts(layer.pre_feedforward_layernorm_2(residual), chosen, weights)
+    return layer.post_feedforward_layernorm_1(dense) + layer.post_feedforward_layernorm_2(experts)
+
+
+def _side_by_side(modules: list[nn.Linear]) -> torch.Tensor:
+    """One matrix of those of the modules, whose own weights become views of it; the same one where they are already."""
+    weights = [module.weight.detach() for module in modules]
+    rows, columns = sum(len(weight) for weight in weights), weights[0].shape[1]
+    place = weights[0].data_ptr()
+    in_place = True
+    for weight in weights:
+        in_place = in_place and weight.data_ptr() == place and weight.is_contiguous()
+        place += weight.nbytes
+    if in_place and weights[0].untyped_storage().data_ptr() == weights[-1].untyped_storage().data_ptr():
+        return weights[0].as_strided((rows, columns), (columns, 1))
+    whole = torch.cat(weights)
+    for module, part in zip(modules, whole.split([len(weight) for weight in weights]), strict=True):
+        module.weight = nn.Parameter(part, requires_grad=False)
+    return whole
