@@ -36,6 +36,10 @@ class ArtifactError(HycoError):
     """An artifact folder that is missing, incomplete, altered or from another run."""
 
 
+class StorageError(HycoError):
+    """The operating system refused a file: the disk is full, a folder is read-only, a path is not there."""
+
+
 class CrewError(HycoError):
     """The processes of one launch cannot go on together: one of them ended."""
 

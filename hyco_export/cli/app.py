@@ -4,6 +4,7 @@ Flags say where things are; what changes an artifact's bytes stands in the recip
 """
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ RECIPE_HELP = "Recipe (YAML). Default: the embedded tiny family."
 RecipeArgument = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help=RECIPE_HELP, show_default=False)]
 RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="The same, as an option.", show_default=False)]
 INTERRUPTED = 130  # typer's exit code after Ctrl-C
+UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
 SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run")
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
@@ -169,7 +171,7 @@ def validate(
         Path | None, typer.Option("--traces", help="Folder for the sampled rounds with p~, one JSONL a system.")
     ] = None,
 ) -> None:
-    """Drive a server with the artifacts and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run."""
+    """Drive a server and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run, 3 our own fault."""
     from hyco_export.cli.commands import reach_of, validate_run
 
     reach = reach_of(token_file, ca, insecure, link, link_waits)
@@ -321,9 +323,12 @@ def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | N
 
 
 def main() -> None:
-    """Entry point: every HycoError ends here as one line, a next step and an exit code."""
+    """Entry point: what a user can act on ends here as one line, a next step and an exit code.
+
+    An error that nobody foresaw keeps its traceback and ends with code 3: 1 says that a gate failed.
+    """
     try:
-        app()
+        _run_app()
     except HycoError as error:
         from hyco_export.cli.console import show_error
 
@@ -333,3 +338,20 @@ def main() -> None:
         if end.code == INTERRUPTED:
             sys.stderr.write("interrupted; what is finished is kept, run the command again to go on\n")
         raise
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.write("this is a fault of hyco-export; what is finished is kept\n")
+        sys.exit(UNEXPECTED)
+
+
+def _run_app() -> None:
+    """Raises HycoError, also for what the operating system refused anywhere below."""
+    try:
+        app()
+    except Exception as error:
+        from hyco_export.core.storage import storage_error
+
+        refused = storage_error(error)
+        if refused is None:
+            raise
+        raise refused from error

@@ -14,8 +14,21 @@ from hyco_export.core.sizes.estimate import Estimate
 from hyco_export.errors import HycoError
 from hyco_export.stages.forecast import Forecast
 
-output = Console(quiet=not is_main())  # the main process speaks for all
-problems = Console(stderr=True)
+OUTPUT_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
+
+
+class PipedConsole(Console):
+    """A console whose reader may leave, as `head` does: rich would end with 1, which says that a gate failed."""
+
+    def on_broken_pipe(self) -> None:
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise SystemExit(OUTPUT_CLOSED) from None
+
+
+output = PipedConsole(quiet=not is_main())  # the main process speaks for all
+problems = PipedConsole(stderr=True)
 DIGEST = re.compile("[0-9a-f]{64}")
 SHOWN_DIGEST = 16  # enough to compare by eye
 PLAIN_INTERVAL_S = 10.0  # without a terminal, a running step reports this often

@@ -71,18 +71,19 @@ def artifact_key(
 def publish(build_dir: Path, folder: Path, manifest: Manifest) -> None:
     """Hash the files of `build_dir`, write its manifest, and let it take the place of `folder`.
 
-    A kill at any moment leaves the old artifact, no artifact, or the new one; never a half-written one.
+    A kill at any moment leaves the old artifact, no artifact, or the new one; never a half-written one. What a stage
+    keeps to go on is removed once nothing more is written: a disk that has no room for the manifest costs no work.
     """
-    shutil.rmtree(build_dir / WORK_FOLDER, ignore_errors=True)
     (build_dir / MANIFEST_NAME).unlink(missing_ok=True)  # of a publishing that was killed before the rename
     records = {}
-    for path in sorted(p for p in build_dir.rglob("*") if p.is_file()):
+    for path in _files(build_dir):
         records[str(path.relative_to(build_dir))] = FileRecord(file_digest(path), path.stat().st_size)
         _sync(path)
     complete = msgspec.structs.replace(manifest, files=records)
     target = build_dir / MANIFEST_NAME
     write_json(target, complete)
     _sync(target)
+    shutil.rmtree(build_dir / WORK_FOLDER, ignore_errors=True)
     if folder.exists():
         retired = build_dir.with_name(f"{build_dir.name}.retired")
         folder.rename(retired)
@@ -91,6 +92,12 @@ def publish(build_dir: Path, folder: Path, manifest: Manifest) -> None:
     else:
         build_dir.rename(folder)
     _sync(folder.parent)
+
+
+def _files(build_dir: Path) -> list[Path]:
+    """All files of an artifact that is complete but for its manifest."""
+    work = build_dir / WORK_FOLDER
+    return sorted(path for path in build_dir.rglob("*") if path.is_file() and work not in path.parents)
 
 
 def _sync(path: Path) -> None:

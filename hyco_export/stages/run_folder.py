@@ -4,6 +4,7 @@ Knows names and references; plans and builds nothing.
 """
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from hyco_export.core.data.reading import OnCount, at_hand, prepared, source_dig
 from hyco_export.core.data.source import Reference
 from hyco_export.core.layout import artifact_name
 from hyco_export.core.recipe import Checkpoint, Recipe
-from hyco_export.errors import ArtifactError, RecipeError
+from hyco_export.errors import ArtifactError, RecipeError, StorageError
 from hyco_export.stages.stage import Source, Stage
 
 DATA_FOLDER = ".data"  # conversations of Hub sets, mixes and selections, as the stages read them
@@ -75,17 +76,20 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Only one process builds in a run folder.
+        """Only one process works in a run folder.
 
         Raises:
             ArtifactError: another one does.
+            StorageError: the folder cannot be made or written.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            stream = (self.root / LOCK_NAME).open("w")
         except OSError as error:
-            message = f"run folder {self.root} cannot be made: {error.strerror}"
-            raise ArtifactError(message, "give another folder with --run") from error
-        with (self.root / LOCK_NAME).open("w") as stream:
+            reason = f"{error.strerror}: {error.filename}" if str(error.filename) != str(self.root) else error.strerror
+            message = f"run folder {self.root} cannot be made or written: {reason}"
+            raise StorageError(message, "make room there, or give another folder with --run") from error
+        with stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -93,6 +97,11 @@ class RunFolder:
                     f"another process is building in {self.root}", "wait for it, or give --run"
                 ) from error
             yield
+
+    @property
+    def read_only(self) -> bool:
+        """Is it there, and may this process not write into it?"""
+        return self.root.is_dir() and not os.access(self.root, os.W_OK)
 
 
 @contextmanager

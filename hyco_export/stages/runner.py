@@ -20,6 +20,7 @@ from hyco_export.core.data.source import as_source
 from hyco_export.core.heap import release_freed
 from hyco_export.core.memory import measured
 from hyco_export.core.recipe import Checkpoint
+from hyco_export.core.storage import said_of
 from hyco_export.errors import ArtifactError
 from hyco_export.stages.build_folder import build_folder, sweep
 from hyco_export.stages.checkpoints import note_unpinned, origins, require_full_precision
@@ -116,6 +117,7 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
 
     Raises:
         HycoError: a stage failed; the finished ones stay, and so do the finished units of a resumable one.
+        StorageError: a file could not be read or written; the same stays.
     """
     from hyco_export.nn.crew import current_crew
 
@@ -123,6 +125,10 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
     if not crew.main:
         _follow(run, stages, crew)
         return {}
+    if run.read_only and all(item.fresh for item in plan(run, stages)):
+        crew.tell(None)
+        progress.note(f"{run.root} cannot be written, and every stage in it is fresh")
+        return {stage.name: read_manifest(run.folder(stage)) for stage in stages}
     with run.lock():
         planned = plan(run, stages)
         names = [item.folder.name for item in planned]
@@ -207,27 +213,25 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
     began = time.monotonic()
     if item.stage.shared:
         crew.tell((item.stage.name, inputs, build_dir))
-    with measured() as peak:
+    with measured() as peak, said_of(build_dir):
         metrics = item.stage.build(config, inputs, build_dir, progress)
-    publish(
-        build_dir,
-        item.folder,
-        Manifest(
-            stage=item.stage.name,
-            revision=item.stage.revision,
-            key=item.key,
-            config=config,
-            inputs=item.input_keys,
-            sources=item.source_digests,
-            files={},
-            metrics=metrics,
-            versions=library_versions(LIBRARIES),
-            wall_s=round(time.monotonic() - began, 3),
-            peak_rss_bytes=peak.own_bytes,
-            children_rss_bytes=peak.children_bytes,
-            origins=origins(run, item.stage),
-        ),
+    manifest = Manifest(
+        stage=item.stage.name,
+        revision=item.stage.revision,
+        key=item.key,
+        config=config,
+        inputs=item.input_keys,
+        sources=item.source_digests,
+        files={},
+        metrics=metrics,
+        versions=library_versions(LIBRARIES),
+        wall_s=round(time.monotonic() - began, 3),
+        peak_rss_bytes=peak.own_bytes,
+        children_rss_bytes=peak.children_bytes,
+        origins=origins(run, item.stage),
     )
+    with said_of(build_dir):
+        publish(build_dir, item.folder, manifest)
 
 
 def use_threads(count: int | None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from interrupts import listen_to_interrupts
 
 from hyco_export.core.recipe import embedded_recipe
 
+FILE_LIMIT_BYTES = 20_000
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime")
 WATCHED = f"""
 import sys
@@ -140,7 +142,48 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     done = run("capture", "--run", str(tmp_path / "file" / "run"))
     assert done.returncode == 2
     assert f"run folder {tmp_path / 'file' / 'run'} cannot be made" in done.stderr
-    assert "next: give another folder with --run" in done.stderr
+    assert "next: make room there, or give another folder with --run" in done.stderr
+
+
+def test_a_lock_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    done = run("capture", "--run", str(tmp_path))
+    assert done.returncode == 2
+    assert f"run folder {tmp_path} cannot be made or written: Is a directory: {tmp_path / '.lock'}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_files_that_the_system_refuses_are_one_line(tmp_path: Path) -> None:
+    def allow_small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT_BYTES, FILE_LIMIT_BYTES))
+
+    command = [sys.executable, "-m", "hyco_export", "create-checkpoints", str(tmp_path / "new"), "--scale", "small"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, preexec_fn=allow_small_files, check=False
+    )
+    assert done.returncode == 2, done
+    assert "error: " in done.stderr and "File too large" in done.stderr
+    assert "next: make room" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unforeseen_error_does_not_end_as_a_failed_gate() -> None:
+    script = "from hyco_export.cli import app\ndef fail(): raise KeyError('unforeseen')\napp.app = fail\napp.main()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 3
+    assert "KeyError: 'unforeseen'" in done.stderr and "Traceback" in done.stderr
+
+
+def test_a_reader_that_leaves_does_not_end_as_a_failed_gate(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "hyco_export", "targets"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writer)
+    assert done.returncode == 141, done
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no signals")

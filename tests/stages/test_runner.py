@@ -1,5 +1,6 @@
 """The runner: reuse, staleness, interruption, locks; with small stages whose work is a text file."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from hyco_export.core.artifact import verify
 from hyco_export.core.partial import PartialBuild
 from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
-from hyco_export.errors import ArtifactError, CheckpointError, RecipeError
+from hyco_export.errors import ArtifactError, CheckpointError, RecipeError, StorageError
 from hyco_export.stages.build_folder import BUILD_FOLDER
 from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current
 from hyco_export.stages.stage import Silent, Stage
@@ -65,7 +66,7 @@ def test_strangers_among_the_checkpoints_are_named_before_any_stage_works(source
 def test_a_run_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run = RunFolder(tmp_path / "file" / "run", load_recipe(embedded_recipe()), None)
-    with pytest.raises(ArtifactError, match=r"run folder .*file/run cannot be made: Not a directory \(.*--run\)"):
+    with pytest.raises(StorageError, match=r"file/run cannot be made or written: Not a directory \(.*--run\)"):
         build_all(run, stages(source), Silent())
 
 
@@ -143,6 +144,46 @@ def test_a_failing_stage_leaves_no_artifact_and_keeps_the_finished_ones(tmp_path
     assert (run.root / "a").exists()
     assert not (run.root / "b").exists()
     assert built_now(run, table) == ["b", "c"]
+
+
+def test_a_full_disk_under_a_stage_is_named_and_loses_nothing(tmp_path: Path, source: Path) -> None:
+    def write(config, inputs, out_dir, progress):
+        (out_dir / "full").symlink_to("/dev/full")
+        (out_dir / "full").write_text("text")
+
+    run, table = run_folder(tmp_path), stages(source)
+    full = [table[0], Stage("b", 1, ("a",), steps, lambda recipe: {}, write)]
+    with pytest.raises(StorageError, match=r"\.build/b-.*: No space left on device \(make room") as caught:
+        build_all(run, full, Silent())
+    assert caught.value.exit_code == 2
+    assert built_now(run, table) == ["b", "c"]
+
+
+def test_no_room_for_the_manifest_loses_no_finished_unit(tmp_path: Path, monkeypatch) -> None:
+    def full(path, value):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    run, work = run_folder(tmp_path), []
+    monkeypatch.setattr("hyco_export.core.artifact.write_json", full)
+    with pytest.raises(StorageError, match=r"manifest\.json: No space left on device"):
+        build_all(run, [resumable(-1, work)], Silent())
+    assert work == [0, 1, 2]
+    monkeypatch.undo()
+    build_all(run, [resumable(-1, work)], Silent())
+    assert work == [0, 1, 2]
+    assert sorted(verify(run.root / "r").files) == [f"unit-{unit}.txt" for unit in range(3)]
+
+
+def test_fresh_stages_are_reused_where_nothing_can_be_written(tmp_path: Path, source: Path, monkeypatch) -> None:
+    run, table = run_folder(tmp_path), stages(source)
+    build_all(run, table, Silent())
+    monkeypatch.setattr("hyco_export.stages.run_folder.os.access", lambda path, mode: False)
+    (run.root / ".lock").unlink()
+    (run.root / ".lock").mkdir()  # root may write anywhere: a lock that cannot be opened stands for the rest
+    assert sorted(build_all(run, table, Silent())) == ["a", "b", "c"]
+    (run.root / "c@sm8850" / "next.txt").write_text("damaged")
+    with pytest.raises(StorageError, match="cannot be made or written"):
+        build_all(run, table, Silent())
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
