@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from hyco_export.core.data.source import DataSource
@@ -17,11 +16,13 @@ from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset_choice import KeepSetChoice
 from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.resources import resource_path
-from hyco_export.core.section import Count, NonNegative, Positive, Section, Share
+from hyco_export.core.section import Count, Decay, NonNegative, Positive, Section, Seed, Share
+from hyco_export.core.yaml_file import read_yaml
 from hyco_export.errors import RecipeError
 
 Dtype = Literal["float32", "bfloat16"]
 WeightBits = Literal[4, 8]
+NAME_LIMIT = 100  # of a folder's name of at most 255 bytes, the rest for what is added to it
 
 
 class Checkpoint(Section, frozen=True):
@@ -101,7 +102,7 @@ class Qat(Section, frozen=True):
     clip_ratio_high: Share = 1.0
     clip_ratio_count: Count = 41
     learning_rate: Positive = 1e-5
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
     gradient_norm_clip: Positive = 1.0
     warmup_steps: NonNegative = 50
@@ -111,7 +112,7 @@ class Qat(Section, frozen=True):
     autocast: Dtype = "bfloat16"
     unrolled_steps: Count = 1
     trained_grids: bool = False
-    seed: int = 20261011
+    seed: Seed = 20261011
 
 
 class HeadGraph(Section, frozen=True):
@@ -266,7 +267,7 @@ class Validation(Section, frozen=True):
     emulator_prompts: Count = 4
     max_new_tokens: Count = 64
     emulator_max_new_tokens: Count = 24
-    seed: int = 20261011
+    seed: Seed = 20261011
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.005
     first_reply_rows: NonNegative = 0  # newest K/V rows of the first reply; 0: the whole window (paper)
     gates: Gates = Gates()
@@ -275,7 +276,7 @@ class Validation(Section, frozen=True):
 class Recipe(Section, frozen=True):
     """One run."""
 
-    name: Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]*$")]
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*\Z", max_length=NAME_LIMIT)]
     models: Models
     data: Data
     keepset: KeepSetChoice
@@ -296,18 +297,15 @@ def load_recipe(path: Path) -> Recipe:
     """The recipe of a YAML file, checked.
 
     Raises:
-        RecipeError: file missing, not YAML, an unknown key, a wrong type or an impossible pair; names the field.
+        RecipeError: file missing, not YAML, an unknown or repeated key, a wrong type or an impossible pair; names the
+            field.
     """
     if path.is_dir():
         raise RecipeError(f"recipe {path} is a folder", "give the YAML file in it")
     if not path.is_file():
         raise RecipeError(f"recipe {path} does not exist", "give a YAML file, or none for the embedded tiny family")
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise RecipeError(f"recipe {path} is not YAML: {' '.join(str(error).split())}", "correct the file") from error
-    try:
-        recipe = msgspec.convert(raw, Recipe, strict=True)
+        recipe = msgspec.convert(read_yaml(path), Recipe, strict=True)
     except msgspec.ValidationError as error:
         raise RecipeError(f"recipe {path.name}: {error}", "see recipes/tiny.yaml for every field") from error
     check_recipe(recipe)

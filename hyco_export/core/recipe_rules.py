@@ -3,17 +3,22 @@
 Knows the fields and what the target computes; not how a recipe is read.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
 
 from hyco_export.core.data.source import as_source, check_source
 from hyco_export.core.keepset_choice import check_keepset_choice
-from hyco_export.core.limits import NODE_LIMIT
+from hyco_export.core.limits import COLDEST, HOTTEST, NODE_LIMIT
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import CompileError, RecipeError
 
 if TYPE_CHECKING:
     from hyco_export.core.recipe import Recipe
 
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 LPBQ_BITS = 4  # the only width of low-power blocks on HTP
 Rule = tuple[bool, str]
 """Does it hold, and what is said where it does not."""
@@ -25,6 +30,7 @@ def check_recipe(recipe: "Recipe") -> None:
     Raises:
         RecipeError: the first broken rule, with the path of the field to change.
     """
+    _require_finite(msgspec.to_builtins(recipe), "$")
     try:
         target = find_target(recipe.target)
     except CompileError as error:
@@ -40,6 +46,19 @@ def check_recipe(recipe: "Recipe") -> None:
     ):
         if not holds:
             raise RecipeError(message, "change the field")
+
+
+def _require_finite(value: Any, field: str) -> None:
+    """Raises RecipeError: a number that float32, in which everything here computes, does not have."""
+    inside: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        inside = ((f"{field}.{name}", part) for name, part in value.items())
+    elif isinstance(value, list | tuple):
+        inside = ((f"{field}[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:  # NaN is not either
+        raise RecipeError(f"{field} is {value}, it must be finite in float32", "change the field")
+    for name, part in inside:
+        _require_finite(part, name)
 
 
 def _graph_rules(recipe: "Recipe") -> tuple[Rule, ...]:
@@ -138,6 +157,14 @@ def _validation_rules(recipe: "Recipe") -> tuple[Rule, ...]:
 def _data_rules(recipe: "Recipe") -> tuple[Rule, ...]:
     """Prompts and what is drawn from them."""
     return (
+        (
+            recipe.sampling.temperature == 0 or COLDEST <= recipe.sampling.temperature <= HOTTEST,
+            f"$.sampling.temperature is {recipe.sampling.temperature}, it must be 0 or lie in [{COLDEST}, {HOTTEST}]",
+        ),
+        (
+            COLDEST <= recipe.drafting.slm_temperature <= HOTTEST,
+            f"$.drafting.slm_temperature is {recipe.drafting.slm_temperature}, it must lie in [{COLDEST}, {HOTTEST}]",
+        ),
         (
             recipe.capture.sampled_answers == 0 or recipe.sampling.temperature > 0,
             f"$.capture.sampled_answers is {recipe.capture.sampled_answers}, $.sampling.temperature 0 draws nothing",

@@ -12,6 +12,8 @@ Count = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive = Annotated[float, Meta(gt=0.0)]
+Decay = Annotated[float, Meta(ge=0.0, lt=1.0)]  # of a running mean
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # what numpy, torch and the server all take
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

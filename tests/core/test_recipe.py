@@ -1,5 +1,6 @@
 """Recipes: every shipped one decodes; every kind of mistake is named with its field before any work."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,19 @@ def edited(tmp_path: Path, field: str, value: object) -> Path:
         ("validation.systems", ["hyco", "hyco"], r"\$.validation.systems names a system twice"),
         ("validation.systems", [], r"\$.validation.systems"),
         ("sampling.temperature", 0.0, r"\$.sampling.temperature 0 draws nothing"),
+        ("sampling.temperature", 0.001, r"\$.sampling.temperature is 0.001, it must be 0 or lie in \[0.01, 100.0\]"),
+        ("sampling.temperature", 1000.0, r"\$.sampling.temperature is 1000.0, it must be 0 or lie"),
+        ("sampling.temperature", 0.01, None),
+        ("drafting.slm_temperature", 1e-9, r"\$.drafting.slm_temperature is 1e-09, it must lie in"),
+        ("qat.betas", [2.0, -1.0], r"at `\$.qat.betas\[0\]`"),
+        ("qat.betas", [0.9, 1.0], r"at `\$.qat.betas\[1\]`"),
+        ("qat.seed", -1, r"at `\$.qat.seed`"),
+        ("validation.seed", 2**63, r"\$.validation.seed"),
+        ("name", "../up", r"at `\$.name`"),
+        ("name", "a/b", r"at `\$.name`"),
+        ("name", "tiny\n", r"at `\$.name`"),
+        ("name", "a" * 256, r"at `\$.name`"),
+        ("name", "a" * 100, None),
         ("target", "sm8851", "sm8851"),
         ("calibration.mask_value", -1e4, r"at `\$.calibration.mask_value`"),
     ],
@@ -90,6 +104,32 @@ def test_mistakes_are_named(tmp_path: Path, field: str, value: object, text: str
     with pytest.raises(RecipeError, match=text) as caught:
         load_recipe(path)
     assert caught.value.hint
+
+
+def float_fields(value: object, path: str) -> list[str]:
+    if isinstance(value, dict):
+        return [name for key, part in value.items() for name in float_fields(part, f"{path}.{key}")]
+    return [path.lstrip(".")] if isinstance(value, float) else []
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e39])
+def test_no_field_takes_what_float32_does_not_have(tmp_path: Path, value: float) -> None:
+    fields = float_fields(yaml.safe_load(embedded_recipe().read_text()), "")
+    assert {"qat.learning_rate", "qat.gradient_norm_clip", "qat.weight_decay", "calibration.kv_margin"} <= set(fields)
+    for field in fields:
+        with pytest.raises(RecipeError, match=rf"\$\.{re.escape(field)}"):
+            load_recipe(edited(tmp_path, field, value))
+
+
+def test_a_key_that_stands_twice_is_named_with_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text(embedded_recipe().read_text() + "\nthreads: 2\n")
+    with pytest.raises(RecipeError, match=r"`threads` stands twice, in lines \d+ and \d+") as caught:
+        load_recipe(path)
+    assert caught.value.hint == "remove one of them"
+    path.write_text("name: x\nqat: {steps: 1, seed: 2, steps: 3}\n")
+    with pytest.raises(RecipeError, match=r"`steps` stands twice, in lines 2 and 2"):
+        load_recipe(path)
 
 
 def test_unknown_target_lists_the_known_ones(tmp_path: Path) -> None:

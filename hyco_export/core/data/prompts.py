@@ -32,6 +32,20 @@ def read_prompts(path: Path, field: str) -> list[Conversation]:
     return prompts
 
 
+def require_conversations(path: Path, field: str) -> None:
+    """Read a set to its end: what is wrong with its last line is said before hours of work, not after.
+
+    Raises:
+        RecipeError: not readable, or none; names the field.
+    """
+    try:
+        count = sum(1 for _ in read_conversations(path))
+    except RecipeError as error:
+        raise RecipeError(f"{field}: {error.message}", error.hint) from error
+    if not count:
+        raise RecipeError(f"{field}: {path} holds no conversation", "give at least one")
+
+
 def require_enough(found: int, wanted: int, path: Path) -> None:
     """Raises RecipeError: the validation set has fewer prompts than the recipe asks for."""
     if found < wanted:

@@ -6,7 +6,7 @@ Knows the fields and which of them fit together; reads nothing (`core.data.readi
 import re
 from collections.abc import Iterator
 
-from hyco_export.core.section import Count, Positive, Section
+from hyco_export.core.section import Count, Positive, Section, Seed
 from hyco_export.errors import RecipeError
 
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -28,10 +28,10 @@ class DataSource(Section, frozen=True):
     revision: str | None = None  # the full commit: a branch would change what equal keys mean
     mix: tuple["DataSource", ...] = ()
     weight: Positive = 1.0  # among the other sources of its mix
-    seed: int = 20261011  # of the order in which a mix draws from its sources
+    seed: Seed = 20261011  # of the order in which a mix draws from its sources
     id_column: str = "id"  # rows without it get an id made from their text
     limit: Count | None = None
-    shuffle_seed: int | None = None
+    shuffle_seed: Seed | None = None
     first_turn: bool = False
 
     @property
