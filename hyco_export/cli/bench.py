@@ -9,7 +9,7 @@ from hyco_export.cli.console import ConsoleProgress, output
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.json_file import write_json
 from hyco_export.errors import HycoError
-from hyco_export.stages.runner import RunFolder
+from hyco_export.stages.run_folder import RunFolder
 
 BENCH_FOLDER, RESULT_FILE = "bench", "systems.json"
 

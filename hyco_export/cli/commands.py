@@ -15,9 +15,12 @@ from hyco_export.core.targets import find_target
 from hyco_export.errors import ArtifactError, HycoError, RecipeError, ServerError
 from hyco_export.runtime.systems import find_system
 from hyco_export.stages.forecast import forecast
-from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_current, use_threads
+from hyco_export.stages.plan import chain_to, require_current
+from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.runner import build_all
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import require_stage, stages_of
+from hyco_export.stages.threads import use_threads
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

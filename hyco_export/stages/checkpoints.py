@@ -7,10 +7,50 @@ import msgspec
 
 from hyco_export.core.layout import CAPTURE
 from hyco_export.core.recipe import Checkpoint
+from hyco_export.errors import RecipeError
 from hyco_export.stages.stage import Stage
 
 if TYPE_CHECKING:
     from hyco_export.stages.run_folder import RunFolder
+
+
+def require_family(run: "RunFolder") -> None:
+    """The recipe's checkpoints must belong together; told by their configs alone.
+
+    Raises:
+        CheckpointError: they do not; all mismatches are named.
+    """
+    from hyco_export.nn.family import check_family
+    from hyco_export.nn.verifier import load_config
+
+    models = run.recipe.models
+    named = (("verifier", models.verifier), ("head", models.head), ("slm", models.slm))
+    configs = {name: load_config(run.source(name, checkpoint)) for name, checkpoint in named if checkpoint is not None}
+    check_family(configs["verifier"], configs.get("head"), configs["slm"], bool(run.recipe.slm.bridge))
+
+
+def require_lengths(run: "RunFolder") -> None:
+    """The recipe's texts must fit the positions that the verifier was made for, with one token of a prompt at least.
+
+    Raises:
+        RecipeError: one does not; names the field.
+    """
+    from hyco_export.nn.verifier import load_config
+
+    config = load_config(run.source("verifier", run.recipe.models.verifier)).get_text_config()
+    limit, capture = config.max_position_embeddings, run.recipe.capture
+    wanted = {
+        "capture.max_new_tokens": min(capture.max_new_tokens, capture.sequence_limit - 1),
+        "capture.validation_max_new_tokens": min(capture.validation_max_new_tokens, capture.sequence_limit - 1),
+    }
+    if run.recipe.models.head is not None:
+        wanted["validation.max_new_tokens"] = run.recipe.validation.max_new_tokens
+    for field, tokens in wanted.items():
+        if tokens + 1 > limit:
+            raise RecipeError(
+                f"$.{field}: {tokens} tokens after a prompt leave the {limit} positions of $.models.verifier",
+                f"set it to less than {limit}; prompts need room too",
+            )
 
 
 def require_full_precision(run: "RunFolder", stale: Collection[str]) -> None:

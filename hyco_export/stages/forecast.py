@@ -14,8 +14,10 @@ from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.sizes.estimate import Estimate
 from hyco_export.core.sizes.shapes import FamilyShape
 from hyco_export.errors import RecipeError
+from hyco_export.stages.checkpoints import require_lengths
 from hyco_export.stages.expected_work import expected_work
-from hyco_export.stages.runner import RunFolder, plan
+from hyco_export.stages.plan import plan
+from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.slm_surgery import rounding_of
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import estimators_of
@@ -54,10 +56,13 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
 
     Raises:
         CheckpointError: a checkpoint that is here cannot be read, or a local path of the recipe does not exist.
+        RecipeError: lengths that the verifier has no positions for, or data that cannot be used.
     """
     folders = {role: _local(run, checkpoint) for role, checkpoint in checkpoints_of(run.recipe).items()}
     missing = _missing(run, folders)
     reasons = _waiting(run, stages, missing) if missing else {i.stage.name: i.reason for i in plan(run, stages)}
+    if folders["verifier"] is not None:
+        require_lengths(run)
     notes: list[str] = []
     family = _family(run.recipe, folders, notes)
     work = expected_work(run, folders["verifier"], notes)

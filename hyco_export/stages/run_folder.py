@@ -52,6 +52,10 @@ class RunFolder:
         with _field_named(name):
             return prepared(name, source, self.recipe_folder, self.root / DATA_FOLDER, on_count)
 
+    def sources(self, stage: Stage) -> dict[str, Path]:
+        """One path per source of a stage. Raises as `source`."""
+        return {name: self.source(name, reference) for name, reference in stage.sources(self.recipe).items()}
+
     def at_hand(self, name: str, source: Reference) -> Iterator[Conversation] | None:
         """Conversations that can be read without writing or fetching any (`core.data.reading.at_hand`), else None.
 

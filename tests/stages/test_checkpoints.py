@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from hyco_export.core.recipe import Checkpoint, embedded_recipe, load_recipe
-from hyco_export.errors import CheckpointError
+from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.stages.capture import STAGE
-from hyco_export.stages.checkpoints import note_unpinned, origins, require_full_precision
+from hyco_export.stages.checkpoints import note_unpinned, origins, require_full_precision, require_lengths
 from hyco_export.stages.run_folder import RunFolder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -32,6 +32,29 @@ def test_a_quantised_verifier_is_captured_only_where_the_recipe_allows_it(tmp_pa
         require_full_precision(run_with(tmp_path, **models), {"capture"})
     require_full_precision(run_with(tmp_path, **models), {"qat-head"})  # the captures are there
     require_full_precision(run_with(tmp_path, **models, allow_quantised_capture=True), {"capture"})
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [("capture", "max_new_tokens"), ("capture", "validation_max_new_tokens"), ("validation", "max_new_tokens")],
+)
+def test_texts_that_leave_the_verifiers_context_are_named(tmp_path: Path, section: str, field: str) -> None:
+    folder = builders.save_family(tmp_path) / "verifier"
+    limit = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    run = run_with(tmp_path, verifier=Checkpoint(model=str(folder)))
+
+    def asking(tokens: int) -> RunFolder:
+        changed = msgspec.structs.replace(getattr(run.recipe, section), **{field: tokens})
+        whole = msgspec.structs.replace(run.recipe.capture, sequence_limit=limit + 1)
+        recipe = msgspec.structs.replace(run.recipe, **{"capture": whole, section: changed})
+        if section == "capture":
+            changed = msgspec.structs.replace(changed, sequence_limit=limit + 1)
+            recipe = msgspec.structs.replace(recipe, capture=changed)
+        return RunFolder(run.root, recipe, None)
+
+    require_lengths(asking(limit - 1))
+    with pytest.raises(RecipeError, match=rf"\$.{section}.{field}: {limit} tokens .* the {limit} positions"):
+        require_lengths(asking(limit))
 
 
 def test_an_unpinned_hub_id_is_said_with_its_commit_and_recorded(tmp_path: Path, monkeypatch) -> None:

@@ -15,7 +15,7 @@ from hyco_export.nn.created.family import create_family
 from hyco_export.nn.created.scale import SMALL
 from hyco_export.stages.expected_work import expected_work
 from hyco_export.stages.forecast import forecast
-from hyco_export.stages.runner import RunFolder
+from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.table import STAGES, stages_of
 
 RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))

@@ -16,7 +16,9 @@ from hyco_export.core.partial import PartialBuild
 from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, CheckpointError, RecipeError, StorageError
 from hyco_export.stages.build_folder import BUILD_FOLDER
-from hyco_export.stages.runner import RunFolder, build_all, chain_to, plan, require_current
+from hyco_export.stages.plan import chain_to, plan, require_current
+from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.runner import build_all
 from hyco_export.stages.stage import Silent, Stage
 
 
@@ -190,6 +192,27 @@ def test_a_missing_source_is_named(tmp_path: Path) -> None:
     table = stages(tmp_path / "nowhere" / "deep" / "missing.txt")
     with pytest.raises(RecipeError, match=r"\$.data.text: .*missing\.txt does not exist"):
         plan(run_folder(tmp_path), table)
+
+
+def test_one_file_under_two_spellings_is_no_two_sets(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
+    (tmp_path / "other.jsonl").symlink_to(file)
+    for other in (f"{tmp_path}/./prompts.jsonl", str(tmp_path / "other.jsonl")):
+        sources = {"calibration": str(file), "validation": other}
+        both = Stage("a", 1, (), steps, lambda recipe, sources=sources: sources, lambda *_: {})
+        with pytest.raises(RecipeError, match=r"\$.data.validation has the same content as \$.data.calibration"):
+            plan(run_folder(tmp_path), [both])
+
+
+def test_conversations_are_read_to_the_end_before_any_stage_works(tmp_path: Path, source: Path) -> None:
+    file = tmp_path / "conversations.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "x"}]}\nno conversation\n')
+    last = Stage("k", 1, ("a",), steps, lambda recipe: {"conversations": str(file)}, lambda *_: {})
+    run = run_folder(tmp_path)
+    with pytest.raises(RecipeError, match=r"\$.data.conversations: conversations.jsonl, line 2"):
+        build_all(run, [stages(source)[0], last], Silent())
+    assert not (run.root / "a").exists()
 
 
 def test_two_processes_cannot_build_in_one_folder(tmp_path: Path, source: Path) -> None:

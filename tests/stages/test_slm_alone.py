@@ -12,7 +12,9 @@ from hyco_export.errors import RecipeError
 from hyco_export.nn.capture import encode_prompt
 from hyco_export.stages import capture_text
 from hyco_export.stages.capture import read_answers
-from hyco_export.stages.runner import RunFolder, chain_to, require_family
+from hyco_export.stages.checkpoints import require_family
+from hyco_export.stages.plan import chain_to
+from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.stage import Silent
 from hyco_export.stages.table import STAGES, require_stage, stages_of
 

@@ -30,7 +30,8 @@ from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.transport import LocalTransport
 from hyco_export.runtime.verifier import Verifier
 from hyco_export.runtime.wire import ServerInfo
-from hyco_export.stages.runner import RunFolder, build_all
+from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.runner import build_all
 from hyco_export.stages.stage import Silent
 from hyco_export.stages.table import STAGES
 
