@@ -340,7 +340,13 @@ def replay_traces(
 
 
 def inspect_path(path: Path) -> None:
-    """Print a manifest (files checked) or the facts of a context binary."""
+    """Print a manifest (files checked) or the facts of a context binary.
+
+    Raises:
+        HycoError: neither is there, or it is not what its manifest names.
+    """
+    if not path.exists():
+        raise HycoError(f"{path} does not exist", "give an artifact folder, or a context binary (.bin) in one")
     if path.is_dir():
         from hyco_export.core.artifact import verify
 
@@ -352,6 +358,7 @@ def inspect_path(path: Path) -> None:
         )
         show_metrics("\nmade with", {"key": manifest.key, **manifest.versions})
     elif path.suffix == ".bin":
+        _require_built(path)
         from hyco_export.graph.context_binary import read_context
         from hyco_export.graph.context_check import require_sound
 
@@ -360,6 +367,16 @@ def inspect_path(path: Path) -> None:
         require_sound(info, path.name)
     else:
         raise HycoError(f"{path} is neither an artifact folder nor a context binary (.bin)", "give one of these")
+
+
+def _require_built(file: Path) -> None:
+    """Raises ArtifactError: the manifest beside the file, where there is one, names another content."""
+    from hyco_export.core.artifact import MANIFEST_NAME, read_manifest, verify_file
+
+    if (file.parent / MANIFEST_NAME).is_file():
+        verify_file(file.parent, file.name, read_manifest(file.parent))
+    else:
+        problems.print(f"no {MANIFEST_NAME} beside {file.name}: nothing to compare its bytes with", highlight=False)
 
 
 def _require_artifact(folder: Path) -> None:

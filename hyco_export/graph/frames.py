@@ -112,9 +112,10 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A job that raised; the worker lives on."""
+    """A job that raised; the worker lives on. `hint`: the next step, where the error named one itself, else None."""
 
     error: str
+    hint: str | None = None
 
 
 Job = CompileJob | SharedCompileJob | OpenJob | InspectJob | RunJob

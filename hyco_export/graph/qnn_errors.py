@@ -73,6 +73,12 @@ def explain(error: str, subject: str, log: Path | None) -> CompileError:
     return CompileError(f"the NPU compiler failed on {subject}: {shown}", _with_log("", log))
 
 
+def passed_on(message: str, hint: str, subject: str, log: Path | None) -> CompileError:
+    """The worker's own error about `subject`, which says cause and next step already."""
+    named = message if subject in message else f"{subject}: {message}"
+    return CompileError(named, _with_log(hint, log))
+
+
 def read_refusals(verbose_log: str) -> list[str]:
     """Units that the NPU cannot run, as `operator name (reason)`, from the provider's verbose log, each once."""
     refusals: dict[str, None] = {}

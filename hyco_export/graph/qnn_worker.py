@@ -51,7 +51,8 @@ def main() -> None:
             else:
                 reply = parse_context(Path(job.binary), system_library())
         except Exception as error:  # the parent turns it into a typed error
-            reply = Failed(str(error) if isinstance(error, HycoError) else f"{type(error).__name__}: {error}")
+            known = isinstance(error, HycoError)
+            reply = Failed(error.message, error.hint) if known else Failed(f"{type(error).__name__}: {error}")
         write_frame(replies, reply)
 
 

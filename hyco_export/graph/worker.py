@@ -18,7 +18,7 @@ from typing import BinaryIO, Self, TypeVar, cast
 import hyco_export
 from hyco_export.errors import CompileError
 from hyco_export.graph.frames import Failed, Job, Reply, read_frame, write_frame
-from hyco_export.graph.qnn_errors import explain
+from hyco_export.graph.qnn_errors import explain, passed_on
 
 WORKER_COMMAND = ("-P", "-m", "hyco_export.graph.qnn_worker")  # -P: nothing in the working folder shadows a module
 PACKAGE_ROOT = Path(hyco_export.__file__).resolve().parent.parent
@@ -61,6 +61,8 @@ class Worker:
         if reply is None:
             raise self._death(subject)
         if isinstance(reply, Failed):
+            if reply.hint is not None:
+                raise passed_on(reply.error, reply.hint, subject, self.log)
             raise explain(reply.error, subject, self.log)
         assert isinstance(reply, reply_kind)
         return reply

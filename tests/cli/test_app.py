@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from interrupts import listen_to_interrupts
 
+from hyco_export.core.artifact import Manifest, publish
 from hyco_export.core.recipe import embedded_recipe
 
 FILE_LIMIT_BYTES = 20_000
@@ -101,6 +102,21 @@ def test_folders_that_are_no_artifact_are_told_apart(tmp_path: Path) -> None:
     assert "is a run folder with 1 artifacts: capture" in message
     assert f"hyco-export inspect {tmp_path / 'capture'}" in message
     assert "cannot be read" in refused("inspect", str(tmp_path / "capture"))
+
+
+def test_inspect_compares_a_binary_with_the_manifest_beside_it(tmp_path: Path) -> None:
+    assert f"{tmp_path / 'none.bin'} does not exist" in refused("inspect", str(tmp_path / "none.bin"))
+    assert f"{tmp_path / 'none'} does not exist" in refused("inspect", str(tmp_path / "none"))
+    (tmp_path / "build").mkdir()
+    binary = tmp_path / "build" / "x.bin"
+    binary.write_bytes(b"content")
+    artifact = Manifest("compile", 1, "k", {}, {}, {}, {}, {}, {}, 0.1)
+    publish(binary.parent, tmp_path / "compile", artifact)
+    binary = tmp_path / "compile" / "x.bin"
+    binary.write_bytes(b"Content")
+    assert "is not the file that was built (size or sha256 differs)" in refused("inspect", str(binary))
+    (tmp_path / "compile" / "y.bin").write_bytes(b"content")
+    assert "y.bin is not in the manifest" in refused("inspect", str(tmp_path / "compile" / "y.bin"))
 
 
 def test_existing_folders_and_taken_ports_are_refused_at_once(tmp_path: Path) -> None:

@@ -59,11 +59,15 @@ def test_missing_empty_and_foreign_files_are_named(tmp_path: Path) -> None:
         read_context(tmp_path / "x.bin")
     foreign = tmp_path / "foreign.bin"
     foreign.write_bytes(b"")
-    with pytest.raises(CompileError, match=r"foreign.bin is empty"):
+    with pytest.raises(CompileError) as empty:
         read_context(foreign)
+    assert empty.value.message == "context binary foreign.bin is empty"
+    assert empty.value.hint == "compile it again: hyco-export compile"
     foreign.write_bytes(os.urandom(4096))
-    with pytest.raises(CompileError, match=r"could not read the file as a context binary \(code 0x753a\)"):
+    with pytest.raises(CompileError, match=r"could not read the file as a context binary \(code 0x753a\)") as damaged:
         read_context(foreign)
+    assert damaged.value.message.startswith("foreign.bin: the vendor's system library")
+    assert "compile it again" in damaged.value.hint
 
 
 def test_another_layout_version_is_refused_not_guessed(compiled_mlp: CompiledContext) -> None:
