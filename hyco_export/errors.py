@@ -40,6 +40,10 @@ class StorageError(HycoError):
     """The operating system refused a file: the disk is full, a folder is read-only, a path is not there."""
 
 
+class StrayFileError(ArtifactError):
+    """A file in an artifact folder that is none of the artifact's: somebody's, not damage."""
+
+
 class CrewError(HycoError):
     """The processes of one launch cannot go on together: one of them ended."""
 

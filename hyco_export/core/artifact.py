@@ -7,18 +7,22 @@ without a manifest does not exist.
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hyco_export.core.json_file import write_json
-from hyco_export.errors import ArtifactError
+from hyco_export.errors import ArtifactError, StrayFileError
 
 MANIFEST_NAME = "manifest.json"
 WORK_FOLDER = ".work"  # inside a build folder: what a stage keeps to go on after a kill; no part of the artifact
 CHUNK_BYTES = 1 << 20
+DEBRIS = (".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".directory", ".nfs*", ".fuse_hidden*")
+STRAY_HINT = "move or remove it: the artifact is built anew only where one of its own files is damaged"
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -82,6 +86,8 @@ def publish(build_dir: Path, folder: Path, manifest: Manifest) -> None:
     complete = msgspec.structs.replace(manifest, files=records)
     target = build_dir / MANIFEST_NAME
     write_json(target, complete)
+    for name in records:  # safetensors makes its files private; all of an artifact's are as readable as the manifest
+        (build_dir / name).chmod(stat.S_IMODE(target.stat().st_mode))
     _sync(target)
     shutil.rmtree(build_dir / WORK_FOLDER, ignore_errors=True)
     if folder.exists():
@@ -127,21 +133,45 @@ def verify(folder: Path) -> Manifest:
     """The manifest of an artifact whose every file has the recorded size and sha256.
 
     Raises:
-        ArtifactError: names the first file that is missing, added or altered.
+        ArtifactError: names the first file that is missing or altered.
+        StrayFileError: names the first file that was added.
     """
     manifest = read_manifest(folder)
-    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {MANIFEST_NAME}
-    if unknown := sorted(present - set(manifest.files)):
-        raise ArtifactError(f"{folder / unknown[0]} is not in the manifest", _rebuild_hint(folder))
-    for name, record in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise ArtifactError(f"{path} is missing", _rebuild_hint(folder))
-        if path.stat().st_size != record.size_bytes or file_digest(path) != record.sha256:
-            raise ArtifactError(
-                f"{path} is not the file that was built (size or sha256 differs)", _rebuild_hint(folder)
-            )
+    require_no_strays(folder, manifest)
+    for name in manifest.files:
+        verify_file(folder, name, manifest)
     return manifest
+
+
+def verify_file(folder: Path, name: str, manifest: Manifest) -> None:
+    """Compare one file of an artifact with its manifest.
+
+    Raises:
+        ArtifactError: it is missing or altered.
+        StrayFileError: the manifest does not name it.
+    """
+    path, record = folder / name, manifest.files.get(name)
+    if record is None:
+        raise StrayFileError(f"{path} is not in the manifest", STRAY_HINT)
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing", _rebuild_hint(folder))
+    if path.stat().st_size != record.size_bytes or file_digest(path) != record.sha256:
+        raise ArtifactError(f"{path} is not the file that was built (size or sha256 differs)", _rebuild_hint(folder))
+
+
+def require_no_strays(folder: Path, manifest: Manifest) -> None:
+    """Compare names alone. What file systems and desktops leave everywhere is no one's file, and passed over.
+
+    Raises:
+        StrayFileError: names the first file that the manifest does not.
+    """
+    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and not _is_debris(p.name)}
+    if unknown := sorted(present - {MANIFEST_NAME, *manifest.files}):
+        raise StrayFileError(f"{folder / unknown[0]} is not in the manifest", STRAY_HINT)
+
+
+def _is_debris(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in DEBRIS)
 
 
 def _rebuild_hint(folder: Path) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from hyco_export.core.artifact import artifact_key, read_manifest, verify
-from hyco_export.errors import ArtifactError, RecipeError
+from hyco_export.core.artifact import artifact_key, read_manifest, require_no_strays, verify
+from hyco_export.errors import ArtifactError, RecipeError, StrayFileError
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.stage import Source, Stage
 
@@ -36,6 +36,7 @@ def plan(run: RunFolder, stages: Sequence[Stage]) -> list[PlannedStage]:
 
     Raises:
         CheckpointError, RecipeError: a checkpoint or data file is missing, or one file both calibrates and validates.
+        StrayFileError: an artifact folder holds a file that is none of the artifact's.
     """
     planned: dict[str, PlannedStage] = {}
     digests: dict[Source, str] = {}
@@ -74,21 +75,24 @@ def _staleness(folder: Path, key: str) -> str:
         return "not built yet"
     try:
         manifest = verify(folder)
+    except StrayFileError:
+        raise  # hours of work are not done again for a file that the user can move
     except ArtifactError as error:
         return error.message
     return "" if manifest.key == key else "recipe, inputs or code changed"
 
 
 def require_current(run: RunFolder, stages: Sequence[Stage]) -> None:
-    """Every artifact must be of this recipe and this code. Reads manifests alone: no checkpoint, no artifact file.
+    """Every artifact must be of this recipe and this code. Reads manifests and names alone: no checkpoint, no file.
 
     Raises:
-        ArtifactError: names the first stage that is missing or was built otherwise.
+        ArtifactError: names the first stage that is missing, was built otherwise, or holds a file of somebody else.
     """
     for stage in stages:
         folder = run.folder(stage)
         manifest = read_manifest(folder)
         config = msgspec.json.decode(msgspec.json.encode(stage.config(run.recipe)))
+        require_no_strays(folder, manifest)
         if manifest.revision != stage.revision or manifest.config != config:
             message = f"{folder} was built with other settings or code than recipe {run.recipe.name} asks for"
             raise ArtifactError(message, f"build it again: hyco-export {stage.name}")

@@ -1,9 +1,13 @@
 """Artifacts: published whole or not at all, and checked file by file when read back."""
 
+import os
+import stat
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from hyco_export.core.artifact import (
     MANIFEST_NAME,
@@ -13,7 +17,7 @@ from hyco_export.core.artifact import (
     read_manifest,
     verify,
 )
-from hyco_export.errors import ArtifactError
+from hyco_export.errors import ArtifactError, StrayFileError
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -52,7 +56,6 @@ def test_publishing_again_replaces_the_old_artifact(tmp_path: Path) -> None:
         (lambda folder: (folder / "data.txt").write_text("abd"), "is not the file that was built"),
         (lambda folder: (folder / "data.txt").write_text("ab"), "is not the file that was built"),
         (lambda folder: (folder / "data.txt").unlink(), "is missing"),
-        (lambda folder: (folder / "extra").write_text("x"), "is not in the manifest"),
         (lambda folder: (folder / MANIFEST_NAME).unlink(), "holds no artifact"),
         (lambda folder: (folder / MANIFEST_NAME).write_text("{"), "cannot be read"),
     ],
@@ -63,6 +66,30 @@ def test_every_damage_is_named(tmp_path: Path, damage, text: str) -> None:
     with pytest.raises(ArtifactError, match=text) as caught:
         verify(tmp_path / "demo")
     assert caught.value.hint == "build it again: hyco-export demo"
+
+
+def test_a_file_of_somebody_else_is_named_and_what_desktops_leave_is_not(tmp_path: Path) -> None:
+    publish(built(tmp_path), tmp_path / "demo", manifest())
+    for name in (".DS_Store", ".nfs00000001", "._data.txt", "Thumbs.db"):
+        (tmp_path / "demo" / name).write_text("x")
+    assert sorted(verify(tmp_path / "demo").files) == ["data.txt"]
+    (tmp_path / "demo" / "notes.md").write_text("x")
+    with pytest.raises(StrayFileError, match=r"demo/notes.md is not in the manifest \(move or remove it"):
+        verify(tmp_path / "demo")
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_every_file_is_as_readable_as_the_umask_says(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        build = built(tmp_path)
+        save_file({"a": np.zeros(4)}, build / "tensors.safetensors")
+        publish(build, tmp_path / "demo", manifest())
+    finally:
+        os.umask(before)
+    files = list((tmp_path / "demo").iterdir())
+    assert len(files) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}
 
 
 def test_a_folder_without_a_manifest_does_not_exist(tmp_path: Path) -> None:

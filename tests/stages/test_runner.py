@@ -109,6 +109,23 @@ def test_changed_config_source_code_or_bytes_build_again(tmp_path: Path, source:
     assert built_now(run_folder(tmp_path, steps=7), stages(source, revision=2)) == ["b"]
 
 
+def test_a_file_of_somebody_else_is_named_by_run_and_validate_and_nothing_is_built_again(
+    tmp_path: Path, source: Path
+) -> None:
+    run, table = run_folder(tmp_path), stages(source)
+    build_all(run, table, Silent())
+    (run.root / "a" / ".DS_Store").write_text("x")
+    assert built_now(run, table) == []
+    (run.root / "a" / "notes.md").write_text("x")
+    for check in (plan, require_current):
+        with pytest.raises(ArtifactError, match=r"a/notes.md is not in the manifest \(move or remove it"):
+            check(run, table)
+    with pytest.raises(ArtifactError, match=r"a/notes.md"):
+        build_all(run, table, Silent())
+    (run.root / "a" / "notes.md").unlink()
+    require_current(run, table)
+
+
 def test_chain_to_takes_only_what_is_needed(source: Path) -> None:
     assert [stage.name for stage in chain_to(stages(source), "c")] == ["a", "c"]
 
