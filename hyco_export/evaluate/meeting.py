@@ -12,7 +12,7 @@ from hyco_export.core.data.prompts import read_prompts as read_prompt_set
 from hyco_export.core.data.prompts import require_enough
 from hyco_export.core.recipe import Recipe
 from hyco_export.evaluate.compatibility import require_compatible
-from hyco_export.evaluate.run_artifacts import Checkpoints, RunArtifacts, expected_server, open_artifacts
+from hyco_export.evaluate.run_artifacts import Checkpoints, RunArtifacts, expected_server
 from hyco_export.evaluate.trials import Prompt
 from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.transport import HttpTransport
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is driven: a run folder, its recipe, and where the recipe's references lie."""
+    """What is driven: a run folder, its recipe and opened artifacts, and where the recipe's references lie."""
 
     root: Path
     recipe: Recipe
+    artifacts: RunArtifacts
     checkpoints: Checkpoints  # what the artifacts were made from; the verifier's has the tokenizer
     prompts: Path  # JSONL of conversations
 
@@ -47,7 +48,6 @@ def meet(subject: Subject, url: str, transport: Transport | None = None) -> Meet
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
-        ArtifactError: the run folder is incomplete or altered.
     """
     transport = transport or HttpTransport(url)
     info = transport.info()
@@ -56,10 +56,9 @@ def meet(subject: Subject, url: str, transport: Transport | None = None) -> Meet
     from hyco_export.nn.verifier import load_tokenizer
 
     tokenizer = load_tokenizer(subject.checkpoints.verifier)
-    artifacts = open_artifacts(subject.root, subject.recipe.target)
-    expected = expected_server(artifacts, tokenizer_digest(subject.checkpoints.verifier), subject.recipe)
+    expected = expected_server(subject.artifacts, tokenizer_digest(subject.checkpoints.verifier), subject.recipe)
     require_compatible(info, expected, url)
-    return Meeting(transport, info, artifacts, tokenizer)
+    return Meeting(transport, info, subject.artifacts, tokenizer)
 
 
 def wire_sampling(recipe: Recipe) -> Sampling:

@@ -71,7 +71,6 @@ def validate(
 
     Raises:
         ServerError: nobody answers at `url`, or a server that does not belong to this run.
-        ArtifactError: the run folder is incomplete or altered.
         RecipeError: the prompts cannot be used.
     """
     started_at, began = datetime.now(UTC), time.monotonic()

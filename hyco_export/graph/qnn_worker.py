@@ -51,8 +51,10 @@ def main() -> None:
             else:
                 reply = parse_context(Path(job.binary), system_library())
         except Exception as error:  # the parent turns it into a typed error
-            known = isinstance(error, HycoError)
-            reply = Failed(error.message, error.hint) if known else Failed(f"{type(error).__name__}: {error}")
+            if isinstance(error, HycoError):
+                reply = Failed(error.message, error.hint)
+            else:
+                reply = Failed(f"{type(error).__name__}: {error}")
         write_frame(replies, reply)
 
 

@@ -64,7 +64,7 @@ def open_server_engine(
 
     Raises:
         CheckpointError: a checkpoint is missing, unreadable or does not belong with the others.
-        ArtifactError: the head artifact is damaged or of another verifier.
+        ArtifactError: the head artifact or the keep set is damaged, or they are of others; before a model is loaded.
         ServerError: the device is not there.
     """
     place = _device(device)
@@ -72,12 +72,12 @@ def open_server_engine(
     folder = checkpoint_folder(recipe.models.verifier, recipe_folder)
     digest = checkpoint_digest(folder)
     artifact = read_head_artifact(artifacts, digest) if artifacts else None
+    keepset = _keepset(artifacts, artifact)
     precision = recipe.models.verifier.dtype  # the server's head reads the verifier's states and K/V: one precision
     model = load_verifier(folder, precision, device)
     head = load_head(checkpoint_folder(recipe.models.require_head(), recipe_folder), precision, device)
     check_family(model.config, head.config)
 
-    keepset = _keepset(artifacts, artifact)
     restricts = artifact is not None and keepset is not None
     facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
     usual = Limits()
@@ -166,6 +166,7 @@ def _keepset(run: Path | None, artifact: HeadArtifact | None) -> KeepSet | None:
     """
     if run is None or not (run / KEEPSET / MANIFEST_NAME).is_file():
         return None
+    verify(run / KEEPSET)
     keepset = read_keepset(run / KEEPSET)
     if artifact is not None:
         require_keepset(HEAD, artifact.spec.keepset_digest, keepset)

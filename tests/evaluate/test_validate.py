@@ -13,7 +13,7 @@ from synthetic_reports import hybrid_tree, synthetic_report
 from synthetic_run import ARTIFACTS, INFO, KEEPSET, RECIPE
 from synthetic_traces import generation, local_trace, round_trace
 
-from hyco_export.errors import ArtifactError, ProtocolError, RecipeError, ServerError
+from hyco_export.errors import ProtocolError, RecipeError, ServerError
 from hyco_export.evaluate import meeting
 from hyco_export.evaluate import validate as module
 from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding
@@ -89,13 +89,12 @@ def scripted_world(monkeypatch, tokenizer, prompt_file, tmp_path):
         return runners[-1]
 
     monkeypatch.setattr(meeting, "HttpTransport", Transport)
-    monkeypatch.setattr(meeting, "open_artifacts", lambda root, target: ARTIFACTS)
     monkeypatch.setattr(module, "diagnose", lambda *_: Diagnosis(32, (0.8,), (0.8,), ()))
     monkeypatch.setattr(module, "compare_backends", lambda *_: synthetic_report().parity)
     monkeypatch.setattr(module, "DeviceRunner", make_runner)
     monkeypatch.setattr("hyco_export.nn.checkpoint.tokenizer_digest", lambda folder: INFO.tokenizer_digest)
     monkeypatch.setattr("hyco_export.nn.verifier.load_tokenizer", lambda folder: tokenizer)
-    return Subject(Path("run"), RECIPE, CHECKPOINTS, prompt_file), runners
+    return Subject(Path("run"), RECIPE, ARTIFACTS, CHECKPOINTS, prompt_file), runners
 
 
 def test_a_validation_measures_every_system_and_gates_it(scripted_world):
@@ -143,14 +142,14 @@ def test_the_baselines_replies_carry_no_hand_off_and_the_others_do(scripted_worl
 
 def test_a_server_of_another_run_stops_it_before_the_first_prompt(scripted_world, monkeypatch):
     subject, runners = scripted_world
-    monkeypatch.setattr(meeting, "open_artifacts", lambda *_: replace(ARTIFACTS, head_key="x" * 64))
+    subject = replace(subject, artifacts=replace(ARTIFACTS, head_key="x" * 64))
     with pytest.raises(ServerError, match=r"does not belong to this run: head artifact"):
         validate(subject, "http://here:1", lambda *_: None)
     assert runners == []
 
 
 def test_a_dead_url_is_said_within_seconds_and_before_any_file_is_read(tmp_path):
-    subject = Subject(tmp_path / "nothing", RECIPE, CHECKPOINTS, tmp_path / "none.jsonl")
+    subject = Subject(tmp_path / "nothing", RECIPE, ARTIFACTS, CHECKPOINTS, tmp_path / "none.jsonl")
     began = time.monotonic()
     with pytest.raises(ServerError) as caught:
         validate(subject, "http://127.0.0.1:9", lambda *_: None)
@@ -158,16 +157,6 @@ def test_a_dead_url_is_said_within_seconds_and_before_any_file_is_read(tmp_path)
     assert caught.value.exit_code == 2
     assert "http://127.0.0.1:9" in caught.value.message
     assert "hyco-export serve" in caught.value.hint
-
-
-def test_an_incomplete_run_folder_is_named(scripted_world, monkeypatch, tmp_path):
-    from hyco_export.evaluate.run_artifacts import open_artifacts
-
-    subject, _ = scripted_world
-    monkeypatch.setattr(meeting, "open_artifacts", open_artifacts)
-    subject = Subject(tmp_path, RECIPE, CHECKPOINTS, subject.prompts)
-    with pytest.raises(ArtifactError, match="build-keepset holds no artifact"):
-        validate(subject, "http://here:1", lambda *_: None)
 
 
 def test_prompts_go_through_the_chat_template(tokenizer, prompt_file):

@@ -250,6 +250,19 @@ def test_a_head_of_another_keep_set_is_named(recipe: Recipe, tmp_path: Path) -> 
         open_server_engine(recipe, tmp_path)
 
 
+def test_a_damaged_keep_set_is_named_before_a_model_is_loaded(
+    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_keepset(tmp_path)
+    path = tmp_path / "build-keepset" / KEEPSET_FILE
+    content = bytearray(path.read_bytes())
+    content[-4] ^= 1  # the last id is another one, still in order
+    path.write_bytes(bytes(content))
+    monkeypatch.setattr("hyco_export.runtime.assembly.load_verifier", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(ArtifactError, match=r"keepset.safetensors is not the file that was built"):
+        open_server_engine(recipe, tmp_path)
+
+
 def publish_keepset(run: Path) -> str:
     """A `build-keepset` artifact without a table; its digest."""
     build = run / ".build"

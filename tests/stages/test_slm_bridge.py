@@ -27,7 +27,10 @@ from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.feeds import SlmFeed
 from hyco_export.runtime.transport import LocalTransport
 from hyco_export.runtime.tree import Source
-from hyco_export.stages.runner import RunFolder, build_all, chain_to, require_family
+from hyco_export.stages.checkpoints import require_family
+from hyco_export.stages.plan import chain_to
+from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.runner import build_all
 from hyco_export.stages.slm_bridge import find_columns
 from hyco_export.stages.stage import Silent
 from hyco_export.stages.table import stages_of
