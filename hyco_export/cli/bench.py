@@ -7,6 +7,7 @@ import msgspec
 from hyco_export.cli.commands import Reach, open_run, subject_of, transport_to
 from hyco_export.cli.console import ConsoleProgress, output
 from hyco_export.cli.server_process import server_process
+from hyco_export.core.folder_lock import folder_lock
 from hyco_export.core.json_file import write_json
 from hyco_export.errors import HycoError
 from hyco_export.stages.run_folder import RunFolder
@@ -71,14 +72,13 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
         verifier=meeting.info.verifier_digest,
     )
     folder = options.out or run.root / BENCH_FOLDER
-    store = TraceStore(folder, plan, plan.systems)
-    with (
-        DeviceRunner(meeting.artifacts, recipe, transport, meeting.info, clock=clock) as runner,
-        ConsoleProgress() as bars,
-    ):
-        run_bench(plan, runner, prompts, store, bars.step)
-    measured = measure_bench(plan, store, meeting.artifacts.keepset)
-    write_json(folder / RESULT_FILE, measured)
+    with folder_lock(folder, "trace folder", "benching", "--out"):
+        store = TraceStore(folder, plan, plan.systems)
+        device = DeviceRunner(meeting.artifacts, recipe, transport, meeting.info, clock=clock)
+        with device as runner, ConsoleProgress() as bars:
+            run_bench(plan, runner, prompts, store, bars.step)
+        measured = measure_bench(plan, store, meeting.artifacts.keepset)
+        write_json(folder / RESULT_FILE, measured)
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
     output.print(bench_table(measured, f"{len(prompts)} prompts{seeds}, device back end {plan.backend}"))
     output.print(f"traces: {folder}", highlight=False, soft_wrap=True)

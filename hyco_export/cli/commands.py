@@ -2,12 +2,14 @@
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output, problems, show_forecast, show_metrics, show_rows
+from hyco_export.cli.launch import is_main
 from hyco_export.cli.server_process import server_process
 from hyco_export.core.recipe import Validation, embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
@@ -120,12 +122,14 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
     if dry_run:
         show_forecast(forecast(run, stages_of(run.recipe)))
         return 0
-    _build(run, stages_of(run.recipe))
     if run.recipe.models.head is None:
+        _build(run, stages_of(run.recipe))
         output.print("\nno head in the recipe: nothing to serve or to validate", highlight=False)
         return 0
-    with server_process(recipe_path, run.root) as url:
-        return _validate(run, url, reach_of(None, None, False, None, False))
+    with run.lock() if is_main() else nullcontext():  # nobody builds what is being validated
+        _build(run, stages_of(run.recipe))
+        with server_process(recipe_path, run.root) as url:
+            return validate_in(run, url, reach_of(None, None, False, None, False))
 
 
 class Door(msgspec.Struct, frozen=True):
@@ -266,19 +270,29 @@ def validate_run(
     traces: Path | None,
 ) -> int:
     """Validate the artifacts of a run against a server that somebody started."""
-    return _validate(open_run(recipe_path, run_dir, target), server, reach, traces)
+    return validate_in(open_run(recipe_path, run_dir, target), server, reach, traces)
 
 
-def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None = None) -> int:
-    """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not."""
+def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = None) -> int:
+    """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not.
+
+    Raises:
+        ArtifactError: another process works in the run folder.
+        StorageError: it cannot be written: said before the validation, for its report would be lost.
+    """
+    with run.lock() if run.root.is_dir() else nullcontext():  # a missing folder is refused, not made
+        return _validate(run, url, reach, traces)
+
+
+def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> int:
     run.recipe.models.require_head()
     transport, clock = transport_to(url, reach, run.recipe.validation.seed)
+    subject = subject_of(run)
 
     from hyco_export.evaluate.report import write_report  # heavy: after what is said at once
     from hyco_export.evaluate.summary import summary
     from hyco_export.evaluate.validate import REPORT_FOLDER, validate
 
-    subject = subject_of(run)
     with ConsoleProgress() as progress:
         report = validate(subject, url, progress.step, traces, transport, clock)
     output.print(summary(report), highlight=False)
@@ -288,16 +302,22 @@ def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None = None
 
 
 def subject_of(run: RunFolder) -> "Subject":
-    """What is driven against a server, once every stage is current."""
+    """What is driven against a server, once every stage is current.
+
+    Raises:
+        ArtifactError: an artifact is missing, altered, or of another recipe; said before anything heavy is imported.
+    """
     from hyco_export.evaluate.meeting import Subject
-    from hyco_export.evaluate.run_artifacts import Checkpoints
+    from hyco_export.evaluate.run_artifacts import Checkpoints, open_artifacts
 
     head = run.recipe.models.require_head()
     require_current(run, stages_of(run.recipe))
+    artifacts = open_artifacts(run.root, run.recipe.target)
     use_threads(run.recipe.threads)
     return Subject(
         root=run.root,
         recipe=run.recipe,
+        artifacts=artifacts,
         checkpoints=Checkpoints(
             run.source("verifier", run.recipe.models.verifier),
             run.source("head", head),

@@ -56,8 +56,10 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
 
     Raises:
         CheckpointError: a checkpoint that is here cannot be read, or a local path of the recipe does not exist.
+        StorageError: the run folder cannot be one.
         RecipeError: lengths that the verifier has no positions for, or data that cannot be used.
     """
+    run.require_possible()
     folders = {role: _local(run, checkpoint) for role, checkpoint in checkpoints_of(run.recipe).items()}
     missing = _missing(run, folders)
     reasons = _waiting(run, stages, missing) if missing else {i.stage.name: i.reason for i in plan(run, stages)}

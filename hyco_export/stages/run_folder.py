@@ -3,7 +3,6 @@
 Knows names and references; plans and builds nothing.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +11,13 @@ from pathlib import Path
 from hyco_export.core.conversations import Conversation
 from hyco_export.core.data.reading import OnCount, at_hand, prepared, source_digest
 from hyco_export.core.data.source import Reference
+from hyco_export.core.folder_lock import folder_lock
 from hyco_export.core.layout import artifact_name
 from hyco_export.core.recipe import Checkpoint, Recipe
-from hyco_export.errors import ArtifactError, RecipeError, StorageError
+from hyco_export.errors import RecipeError, StorageError
 from hyco_export.stages.stage import Source, Stage
 
 DATA_FOLDER = ".data"  # conversations of Hub sets, mixes and selections, as the stages read them
-LOCK_NAME = ".lock"
 
 
 class RunFolder:
@@ -34,6 +33,7 @@ class RunFolder:
         self.root = root
         self.recipe = recipe
         self.recipe_folder = recipe_folder
+        self._locked = False
 
     def folder(self, stage: Stage) -> Path:
         """The artifact folder of a stage."""
@@ -80,27 +80,34 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Only one process works in a run folder.
+        """Only one process builds or validates in a run folder; who holds it already goes on holding it.
 
         Raises:
-            ArtifactError: another one does.
+            ArtifactError: another process does.
             StorageError: the folder cannot be made or written.
         """
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            stream = (self.root / LOCK_NAME).open("w")
-        except OSError as error:
-            reason = f"{error.strerror}: {error.filename}" if str(error.filename) != str(self.root) else error.strerror
-            message = f"run folder {self.root} cannot be made or written: {reason}"
-            raise StorageError(message, "make room there, or give another folder with --run") from error
-        with stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ArtifactError(
-                    f"another process is building in {self.root}", "wait for it, or give --run"
-                ) from error
+        if self._locked:
             yield
+            return
+        with folder_lock(self.root, "run folder", "building or validating", "--run"):
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
+
+    def require_possible(self) -> None:
+        """Refuse, without making anything, where no folder can be.
+
+        Raises:
+            StorageError: a part of the path is a file.
+        """
+        nearest = next(path for path in (self.root, *self.root.absolute().parents) if os.path.lexists(path))
+        if not nearest.is_dir():
+            raise StorageError(
+                f"run folder {self.root} cannot be made or written: {nearest} is not a folder",
+                "give another folder with --run",
+            )
 
     @property
     def read_only(self) -> bool:

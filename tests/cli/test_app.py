@@ -161,6 +161,16 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert "next: make room there, or give another folder with --run" in done.stderr
 
 
+def test_a_dry_run_refuses_the_folder_that_a_run_would(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = run("run", "--dry-run", "--run", str(folder))
+        assert done.returncode == 2, done
+        assert f"run folder {folder} cannot be made or written: {tmp_path / 'file'} is not a folder" in done.stderr
+    assert run("capture", "--dry-run", "--run", str(tmp_path / "new" / "deep")).returncode == 0
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_lock_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     done = run("capture", "--run", str(tmp_path))

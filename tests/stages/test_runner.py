@@ -234,8 +234,9 @@ def test_conversations_are_read_to_the_end_before_any_stage_works(tmp_path: Path
 
 def test_two_processes_cannot_build_in_one_folder(tmp_path: Path, source: Path) -> None:
     run = run_folder(tmp_path)
-    with run.lock(), pytest.raises(ArtifactError, match="another process is building"):
-        build_all(run, stages(source), Silent())
+    other = run_folder(tmp_path)
+    with run.lock(), pytest.raises(ArtifactError, match="another process is building or validating in"):
+        build_all(other, stages(source), Silent())
 
 
 KILLED_BUILD = """

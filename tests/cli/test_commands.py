@@ -1,0 +1,70 @@
+"""What the commands ask before they do anything heavy, and who may work in a run folder at once."""
+
+from pathlib import Path
+
+import pytest
+
+from hyco_export.cli import commands
+from hyco_export.core.artifact import Manifest, publish
+from hyco_export.core.layout import KEEPSET
+from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.errors import ArtifactError
+from hyco_export.stages.run_folder import RunFolder
+
+URL = "http://here:1"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run folder with a damaged keep set; whatever is heavy fails the test."""
+    build = tmp_path / "build"
+    build.mkdir()
+    (build / "keepset.safetensors").write_text("ids")
+    (tmp_path / "run").mkdir()
+    publish(build, tmp_path / "run" / KEEPSET, Manifest(KEEPSET, 1, "k", {}, {}, {}, {}, {}, {}, 0.1))
+    (tmp_path / "run" / KEEPSET / "keepset.safetensors").write_text("idz")
+    monkeypatch.setattr(commands, "require_current", lambda *_: None)
+    monkeypatch.setattr(commands, "use_threads", lambda *_: pytest.fail("torch was imported"))
+    return RunFolder(tmp_path / "run", load_recipe(embedded_recipe()), None)
+
+
+def test_a_damaged_artifact_is_named_before_anything_heavy(run: RunFolder) -> None:
+    with pytest.raises(ArtifactError, match=r"keepset.safetensors is not the file that was built"):
+        commands.subject_of(run)
+
+
+def test_two_validations_cannot_share_a_folder(run: RunFolder) -> None:
+    other = RunFolder(run.root, run.recipe, None)
+    with other.lock(), pytest.raises(ArtifactError, match="another process is building or validating in"):
+        commands.validate_in(run, URL, commands.Reach())
+
+
+def test_a_run_keeps_its_folder_from_the_first_stage_to_the_report(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def intrude(*_: object) -> None:
+        other = RunFolder(run.root, run.recipe, None)
+        with pytest.raises(ArtifactError, match="is building or validating in"), other.lock():
+            pass
+        seen.append("kept")
+
+    seen: list[str] = []
+    monkeypatch.setattr(commands, "open_run", lambda *_: run)
+    monkeypatch.setattr(commands, "_build", intrude)
+    monkeypatch.setattr(commands, "server_process", _Served)
+    monkeypatch.setattr(commands, "validate_in", intrude)
+    commands.run_everything(None, None, None, dry_run=False)
+    assert seen == ["kept", "kept"]
+    with RunFolder(run.root, run.recipe, None).lock():
+        pass  # it is free again
+
+
+class _Served:
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> str:
+        return URL
+
+    def __exit__(self, *_: object) -> None:
+        pass
