@@ -56,10 +56,6 @@ class ParityReport(msgspec.Struct, frozen=True):
     def passed(self) -> bool:
         return all(output.passed for output in self.outputs)
 
-    @property
-    def worst_sqnr_db(self) -> float:
-        return min(output.sqnr_db for output in self.outputs)
-
 
 def sqnr_db(reference: np.ndarray, candidate: np.ndarray) -> float:
     """Signal-to-noise ratio in dB of `candidate` [...] against `reference` [...]; EXACT_DB when they are equal."""

@@ -5,8 +5,6 @@ Grids are symmetric with one scale per output channel (HyCo, Table 4). Pure; kno
 Legend: N output channels, K inputs of a linear layer.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 
@@ -50,11 +48,6 @@ def integer_matrix(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> Int
     """A weight as it is stored."""
     integers = quantise(weight, scales, bits).to(torch.int8)
     return IntegerMatrix(integers.cpu().numpy(), scales.float().cpu().numpy(), bits)
-
-
-def nearest_matrices(weights: Mapping[str, torch.Tensor], bits: int) -> dict[str, IntegerMatrix]:
-    """Weights rounded to nearest, by name."""
-    return {name: integer_matrix(weight, nearest_scales(weight, bits), bits) for name, weight in weights.items()}
 
 
 def searched_matrix(weight: torch.Tensor, bits: int, ratios: np.ndarray) -> IntegerMatrix:

@@ -31,21 +31,6 @@ class Support:
     ids: np.ndarray
     probs: np.ndarray
 
-    def dense(self, vocab_size: int) -> np.ndarray:
-        """p~ [R, V] float32."""
-        rows = np.zeros((len(self.ids), vocab_size), np.float32)
-        np.add.at(rows, (np.arange(len(rows))[:, None], self.ids), self.probs)
-        return rows
-
-
-def sampling_distribution(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """logits [R, V] float32 (after the soft-cap) -> p~ [R, V] float32.
-
-    Raises:
-        ValueError: a row holds NaN or no finite logit.
-    """
-    return sampling_support(logits, sampling).dense(logits.shape[1])
-
 
 def sampling_support(logits: np.ndarray, sampling: Sampling) -> Support:
     """logits [R, V] float32 (after the soft-cap) -> p~ without its zeros.

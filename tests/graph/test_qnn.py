@@ -75,7 +75,7 @@ def test_emulator_agrees_with_the_cpu_reference(
     with open_context(compiled_mlp.context_model, SM8850) as candidate:
         report = compare_sessions(ReferenceSession(mlp_model), candidate, compiled_mlp.spec, [mlp_feed])
     assert report.passed
-    assert report.worst_sqnr_db > 60  # 67 dB seen; a wrong weight or grid gives below 20
+    assert min(output.sqnr_db for output in report.outputs) > 60  # 67 dB seen; a wrong weight or grid gives below 20
 
 
 def test_session_knows_its_inputs_and_outputs(compiled_mlp: CompiledContext) -> None:

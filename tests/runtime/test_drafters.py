@@ -5,12 +5,13 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from oracle import OracleDrafter
 from scripted import HANDOFF, HIDDEN, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm
 from scripted import ToyLanguageModel as Model
 
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
-from hyco_export.runtime.drafters import HybridDrafter, NullDrafter, OracleDrafter, TreeRule
+from hyco_export.runtime.drafters import HybridDrafter, NullDrafter, TreeRule
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
 from hyco_export.runtime.ports import Given
 from hyco_export.runtime.scoring import plant

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import OracleDrafter
 from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, ScriptedHead, ScriptedServer, ScriptedSlm, ToyLanguageModel
 
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
-from hyco_export.runtime.drafters import Draft, HybridDrafter, NullDrafter, OracleDrafter, TreeRule
+from hyco_export.runtime.drafters import Draft, HybridDrafter, NullDrafter, TreeRule
 from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
 from hyco_export.runtime.ports import Given

@@ -16,6 +16,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+from oracle import OracleDrafter
 from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
 
 from hyco_export.errors import ProtocolError, ServerError
@@ -27,7 +28,6 @@ from hyco_export.runtime.drafters import (
     Drafter,
     HybridDrafter,
     NullDrafter,
-    OracleDrafter,
     ProactiveSpecEdgeDrafter,
     SlmChainDrafter,
     TreeRule,

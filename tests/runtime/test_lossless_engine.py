@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from dense import sampling_distribution
 from scipy import stats
 from scripted import ScriptedSession, ToyLanguageModel
 
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts
 from hyco_export.runtime.engine import Engine
-from hyco_export.runtime.sampling import sampling_distribution
 from hyco_export.runtime.tree import ROOT
 
 VOCAB = 8

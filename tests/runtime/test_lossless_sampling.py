@@ -9,11 +9,12 @@ from functools import cache
 
 import numpy as np
 import pytest
+from dense import sampling_distribution
 from scipy import stats
 
 from hyco_export.runtime import acceptance
 from hyco_export.runtime.acceptance import Verdict
-from hyco_export.runtime.sampling import Support, invert, sampling_distribution, sampling_support, uniforms
+from hyco_export.runtime.sampling import Support, invert, sampling_support, uniforms
 from hyco_export.runtime.tree import ROOT, check_tree, depths, path_to
 from hyco_export.runtime.wire import Sampling
 

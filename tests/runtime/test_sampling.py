@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from dense import sampling_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -13,7 +14,6 @@ from hyco_export.runtime.sampling import (
     draws,
     invert,
     node_probabilities,
-    sampling_distribution,
     sampling_support,
     uniforms,
 )

@@ -3,7 +3,6 @@
 from hyco_export.runtime.drafters.drafter import Draft, Drafter, ProactiveDrafter
 from hyco_export.runtime.drafters.hybrid import HybridDrafter, TreeRule
 from hyco_export.runtime.drafters.null import NullDrafter
-from hyco_export.runtime.drafters.oracle import OracleDrafter
 from hyco_export.runtime.drafters.proactive import ProactiveSpecEdgeDrafter
 from hyco_export.runtime.drafters.slm_chain import ChainRule, SlmChainDrafter
 from hyco_export.runtime.drafters.specedge import SpecEdgeDrafter
@@ -14,7 +13,6 @@ __all__ = [
     "Drafter",
     "HybridDrafter",
     "NullDrafter",
-    "OracleDrafter",
     "ProactiveDrafter",
     "ProactiveSpecEdgeDrafter",
     "SlmChainDrafter",

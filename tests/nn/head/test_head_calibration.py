@@ -4,12 +4,12 @@ import builders
 import numpy as np
 import pytest
 import torch
+from nearest import nearest_matrices
 
 from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.network.head import HeadNetwork, logits_name
 from hyco_export.core.network.head_grids import handoff_encodings, head_encodings
 from hyco_export.core.network.weights import IntegerTable
-from hyco_export.nn import weight_grids
 from hyco_export.nn.capture import load_capture, save_capture, teacher_forced
 from hyco_export.nn.head import fake_quant
 from hyco_export.nn.head.calibration import (
@@ -42,7 +42,7 @@ def head():
     module = builders.small_head(VOCAB)
     fake_quant.untie_output_layer(module)
     weights = fake_quant.linear_weights(module)
-    stored = store(module, weight_grids.nearest_matrices(weights, 4), 4)
+    stored = store(module, nearest_matrices(weights, 4), 4)
     rng = np.random.default_rng(0)
     table = IntegerTable(rng.integers(0, 255, (VOCAB, builders.HIDDEN), np.uint8), np.full(VOCAB, 0.01, np.float32))
     network = HeadNetwork(stored.architecture, STEPS, 1, WINDOW, "post", 1e-6)

@@ -4,6 +4,7 @@ import builders
 import numpy as np
 import pytest
 import torch
+from nearest import nearest_matrices
 
 from hyco_export.core.network.boundary import to_integers
 from hyco_export.core.network.head import HeadNetwork, build
@@ -13,7 +14,6 @@ from hyco_export.core.network.weights import IntegerTable
 from hyco_export.graph.lint import lint
 from hyco_export.graph.qdq_ops import QdqOps
 from hyco_export.graph.reference import ReferenceSession
-from hyco_export.nn import weight_grids
 from hyco_export.nn.capture import teacher_forced
 from hyco_export.nn.embedding_table import quantize_rows
 from hyco_export.nn.final_norm import final_norm
@@ -40,7 +40,7 @@ def quantised():
     head = builders.small_head(VOCAB)
     fake_quant.untie_output_layer(head)
     weights = fake_quant.linear_weights(head)
-    matrices = weight_grids.nearest_matrices(weights, 4)
+    matrices = nearest_matrices(weights, 4)
     fake_quant.load_matrices(head, matrices)
     return head, store(head, matrices, 4)
 
