@@ -145,7 +145,7 @@ def serve(
     pad_replies: Annotated[int, typer.Option(help="Pad replies to multiples of so many bytes; 0: not.", min=0)] = 0,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
-    from hyco_export.cli.commands import Door, serve_run
+    from hyco_export.cli.serve import Door, serve_run
     from hyco_export.runtime.batching import Batching
     from hyco_export.runtime.serve_options import BYTES_PER_MB, ServeOptions
 
@@ -172,7 +172,8 @@ def validate(
     ] = None,
 ) -> None:
     """Drive a server and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run, 3 our own fault."""
-    from hyco_export.cli.commands import reach_of, validate_run
+    from hyco_export.cli.reach import reach_of
+    from hyco_export.cli.validation import validate_run
 
     reach = reach_of(token_file, ca, insecure, link, link_waits)
     raise typer.Exit(validate_run(server, _only(path, recipe), run, target, reach, traces))
@@ -189,7 +190,7 @@ def replay(
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the table there.")] = None,
 ) -> None:
     """Judge logged trees by other acceptance rules, offline, each round on its own."""
-    from hyco_export.cli.commands import replay_traces
+    from hyco_export.cli.validation import replay_traces
 
     options = {"posterior_threshold": posterior_threshold, "posterior_alpha": posterior_alpha}
     given = {name: value for name, value in options.items() if value is not None}
@@ -218,7 +219,7 @@ def bench(
 ) -> None:
     """Compare systems over prompts and seeds, interleaved; a run that was stopped goes on."""
     from hyco_export.cli.bench import BenchOptions, bench_run, split_names
-    from hyco_export.cli.commands import reach_of
+    from hyco_export.cli.reach import reach_of
 
     options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
     bench_run(server, _only(path, recipe), run, options, reach_of(token_file, ca, insecure, link, link_waits))
@@ -244,7 +245,7 @@ def bench_peers(
 @app.command()
 def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a context binary (.bin).")]) -> None:
     """Show an artifact's manifest, checked file by file, or what a context binary says of itself."""
-    from hyco_export.cli.commands import inspect_path
+    from hyco_export.cli.inspection import inspect_path
 
     inspect_path(path)
 
@@ -280,7 +281,7 @@ def train_tiny(
     quick: Annotated[bool, typer.Option(help="A handful of steps: right shapes, no skill.")] = False,
 ) -> None:
     """Train the embedded family again from the text on this machine."""
-    from hyco_export.cli.commands import train_tiny_family
+    from hyco_export.cli.families import train_tiny_family
 
     train_tiny_family(out, quick)
 
@@ -300,7 +301,7 @@ def create_checkpoints(
     ] = None,
 ) -> None:
     """Write checkpoints with random weights in real shapes, to try a pipeline without the real ones."""
-    from hyco_export.cli.commands import create_checkpoint_family
+    from hyco_export.cli.families import create_checkpoint_family
 
     create_checkpoint_family(out, scale, tokenizer)
 

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import msgspec
 
-from hyco_export.cli.commands import Reach, open_run, subject_of, transport_to
 from hyco_export.cli.console import ConsoleProgress, output
+from hyco_export.cli.reach import Reach, transport_to
+from hyco_export.cli.runs import open_run
 from hyco_export.cli.server_process import server_process
+from hyco_export.cli.validation import subject_of
 from hyco_export.core.folder_lock import folder_lock
 from hyco_export.core.json_file import write_json
 from hyco_export.errors import HycoError

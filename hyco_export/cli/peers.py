@@ -5,8 +5,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from hyco_export.cli.commands import open_run
 from hyco_export.cli.console import ConsoleProgress, output, show_rows
+from hyco_export.cli.runs import open_run
 from hyco_export.cli.server_process import server_process
 
 RATIO_DIGITS = 2

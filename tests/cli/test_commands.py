@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hyco_export.cli import commands
+from hyco_export.cli import commands, reach, validation
 from hyco_export.core.artifact import Manifest, publish
 from hyco_export.core.layout import KEEPSET
 from hyco_export.core.recipe import embedded_recipe, load_recipe
@@ -23,20 +23,20 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     (tmp_path / "run").mkdir()
     publish(build, tmp_path / "run" / KEEPSET, Manifest(KEEPSET, 1, "k", {}, {}, {}, {}, {}, {}, 0.1))
     (tmp_path / "run" / KEEPSET / "keepset.safetensors").write_text("idz")
-    monkeypatch.setattr(commands, "require_current", lambda *_: None)
-    monkeypatch.setattr(commands, "use_threads", lambda *_: pytest.fail("torch was imported"))
+    monkeypatch.setattr(validation, "require_current", lambda *_: None)
+    monkeypatch.setattr(validation, "use_threads", lambda *_: pytest.fail("torch was imported"))
     return RunFolder(tmp_path / "run", load_recipe(embedded_recipe()), None)
 
 
 def test_a_damaged_artifact_is_named_before_anything_heavy(run: RunFolder) -> None:
     with pytest.raises(ArtifactError, match=r"keepset.safetensors is not the file that was built"):
-        commands.subject_of(run)
+        validation.subject_of(run)
 
 
 def test_two_validations_cannot_share_a_folder(run: RunFolder) -> None:
     other = RunFolder(run.root, run.recipe, None)
     with other.lock(), pytest.raises(ArtifactError, match="another process is building or validating in"):
-        commands.validate_in(run, URL, commands.Reach())
+        validation.validate_in(run, URL, reach.Reach())
 
 
 def test_a_run_keeps_its_folder_from_the_first_stage_to_the_report(

@@ -1,0 +1,53 @@
+"""How a client reaches a server: token, authority, and the link that is counted on the way."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hyco_export.errors import ServerError
+
+if TYPE_CHECKING:
+    from hyco_export.runtime.ports import Transport
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """How a server is reached: what it is shown, how it is known, and the link that is counted on the way."""
+
+    token: str = ""
+    authority: Path | None = None
+    insecure: bool = False
+    link: str | None = None
+    link_waits: bool = False
+
+
+def reach_of(
+    token_file: Path | None, authority: Path | None, insecure: bool, link: str | None, link_waits: bool
+) -> Reach:
+    """What the command line says, with the token in it.
+
+    Raises:
+        ServerError: the token file cannot be used, or holds more than the one token that a client has.
+    """
+    from hyco_export.runtime.guard.tokens import read_tokens
+
+    tokens = read_tokens(token_file)
+    if len(tokens) > 1:
+        raise ServerError(f"{token_file} holds {len(tokens)} tokens, a client shows one", "give a file with one")
+    return Reach(tokens[0] if tokens else "", authority, insecure, link, link_waits)
+
+
+def transport_to(url: str, reach: Reach, seed: int) -> tuple["Transport", Callable[[], float]]:
+    """Calls to the server at `url`, and the clock that measures them.
+
+    Raises:
+        HycoError: no such link, a URL or file that cannot be used, or nobody answers.
+    """
+    from hyco_export.runtime.link.presets import over_link
+    from hyco_export.runtime.transport import Access, HttpTransport
+
+    direct = HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))
+    transport, clock = over_link(direct, reach.link, seed, reach.link_waits)
+    direct.info()  # a dead URL is said at once, before any file is hashed
+    return transport, clock

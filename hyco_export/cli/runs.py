@@ -1,0 +1,54 @@
+"""A run as the command line names it: the recipe and the folder. Builds nothing."""
+
+from pathlib import Path
+
+import msgspec
+
+from hyco_export.cli.console import output
+from hyco_export.core.recipe import Validation, embedded_recipe, load_recipe
+from hyco_export.core.recipe_rules import check_recipe
+from hyco_export.core.targets import find_target
+from hyco_export.errors import HycoError, RecipeError
+from hyco_export.runtime.systems import find_system
+from hyco_export.stages.run_folder import RunFolder
+
+
+def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None = None) -> RunFolder:
+    """The run folder of a recipe; says so when it is the embedded one.
+
+    Raises:
+        RecipeError: the recipe cannot be used.
+    """
+    if recipe_path is None:
+        output.print("recipe: the embedded tiny family (give --recipe for another)", highlight=False)
+    recipe = load_recipe(recipe_path or embedded_recipe())
+    if target is not None:
+        recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
+        check_recipe(recipe)
+    require_known_systems(recipe.validation)
+    folder = recipe_path.resolve().parent if recipe_path else None
+    return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)
+
+
+def require_known_systems(plan: Validation) -> None:
+    """Before anything is built.
+
+    Raises:
+        RecipeError: a name that is no system, a baseline without server time, or a text that nobody verifies.
+    """
+    for field, names in (("systems", plan.systems), ("greedy_systems", plan.greedy_systems)):
+        for name in names:
+            try:
+                system = find_system(name)
+            except HycoError as error:
+                raise RecipeError(f"$.validation.{field}: {error.message}", error.hint) from error
+            if field == "greedy_systems" and not system.verifies_all:
+                raise RecipeError(
+                    f"$.validation.{field}: {name} keeps tokens unverified, its text need not be plain decoding's",
+                    "take it out",
+                )
+    if not find_system(plan.systems[0]).asks:
+        raise RecipeError(
+            f"$.validation.systems: {plan.systems[0]} asks no server, the others cannot be compared with it",
+            "put another system first",
+        )

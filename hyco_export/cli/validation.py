@@ -1,0 +1,115 @@
+"""What `validate` and `replay` do: meet the server or the traces, print the outcome, write the report."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyco_export.cli.console import ConsoleProgress, output, show_rows
+from hyco_export.cli.reach import Reach, transport_to
+from hyco_export.cli.runs import open_run
+from hyco_export.stages.plan import require_current
+from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.table import stages_of
+from hyco_export.stages.threads import use_threads
+
+if TYPE_CHECKING:
+    from hyco_export.evaluate.meeting import Subject
+
+
+def validate_run(
+    server: str,
+    recipe_path: Path | None,
+    run_dir: Path | None,
+    target: str | None,
+    reach: Reach,
+    traces: Path | None,
+) -> int:
+    """Validate the artifacts of a run against a server that somebody started."""
+    return validate_in(open_run(recipe_path, run_dir, target), server, reach, traces)
+
+
+def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = None) -> int:
+    """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not.
+
+    Raises:
+        ArtifactError: another process works in the run folder.
+        StorageError: it cannot be written: said before the validation, for its report would be lost.
+    """
+    with run.lock() if run.root.is_dir() else nullcontext():  # a missing folder is refused, not made
+        return _validate(run, url, reach, traces)
+
+
+def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> int:
+    run.recipe.models.require_head()
+    transport, clock = transport_to(url, reach, run.recipe.validation.seed)
+    subject = subject_of(run)
+
+    from hyco_export.evaluate.report import write_report  # heavy: after what is said at once
+    from hyco_export.evaluate.summary import summary
+    from hyco_export.evaluate.validate import REPORT_FOLDER, validate
+
+    with ConsoleProgress() as progress:
+        report = validate(subject, url, progress.step, traces, transport, clock)
+    output.print(summary(report), highlight=False)
+    _, page = write_report(report, run.root / REPORT_FOLDER)
+    output.print(f"report: {page}", highlight=False, soft_wrap=True)
+    return 0 if report.verdict == "pass" else 1
+
+
+def subject_of(run: RunFolder) -> "Subject":
+    """What is driven against a server, once every stage is current.
+
+    Raises:
+        ArtifactError: an artifact is missing, altered, or of another recipe; said before anything heavy is imported.
+    """
+    from hyco_export.evaluate.meeting import Subject
+    from hyco_export.evaluate.run_artifacts import Checkpoints, open_artifacts
+
+    head = run.recipe.models.require_head()
+    require_current(run, stages_of(run.recipe))
+    artifacts = open_artifacts(run.root, run.recipe.target)
+    use_threads(run.recipe.threads)
+    return Subject(
+        root=run.root,
+        recipe=run.recipe,
+        artifacts=artifacts,
+        checkpoints=Checkpoints(
+            run.source("verifier", run.recipe.models.verifier),
+            run.source("head", head),
+            run.source("slm", run.recipe.models.slm),
+        ),
+        prompts=run.source("validation", run.recipe.data.validation),
+    )
+
+
+def replay_traces(
+    paths: Sequence[Path],
+    rule: str | None,
+    epsilons: Sequence[float],
+    stop_needs_draw: bool,
+    options: dict[str, float],
+    json_path: Path | None,
+) -> None:
+    """Print what each rule would have committed on the logged trees."""
+    from hyco_export.core.json_file import write_json
+    from hyco_export.evaluate.replay import chosen_settings, replay
+    from hyco_export.evaluate.trace_files import read_traces
+
+    settings = chosen_settings(rule, epsilons, stop_needs_draw, options)
+    traces = [trace for path in paths for trace in read_traces(path)]
+    rows = [replay(traces, one) for one in settings]
+    table = {
+        row.label: {
+            "MAT": row.mat,
+            **row.tokens_by_rule,
+            "stops": row.threshold_stops,
+            "differ": row.differing,
+        }
+        for row in rows
+    }
+    recorded = sorted({trace.acceptance.rule for trace in traces})
+    show_rows(f"{rows[0].rounds} rounds, recorded with {', '.join(recorded)}; each judged on its own", table)
+    output.print("stops: by the threshold alone; differ: rounds that commit other tokens than recorded", style="dim")
+    if json_path is not None:
+        write_json(json_path, rows)
