@@ -63,7 +63,7 @@ class Service:
         self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits, pad_bytes: int
     ) -> None:
         self._engine = engine
-        self._desk = Desk(engine, calls.sessions, engine.limits.idle_s)
+        self._desk = Desk(engine, calls.sessions)
         self._tokens = tokens
         self._rates = RateLimiter(calls.calls_per_s, calls.burst)
         self._body_s = calls.body_s
