@@ -143,7 +143,7 @@ def check_acceptance(settings: wire.Acceptance) -> None:
     if not (math.isfinite(settings.posterior_alpha) and settings.posterior_alpha > 0):
         value = settings.posterior_alpha
         raise ProtocolError("value_range", f"acceptance.posterior_alpha is {value}, it must be finite and above 0")
-    defaults = wire.Acceptance()
+    defaults = wire.EXACT
     for option in set(wire.Acceptance.__struct_fields__) - {"rule"} - RULES[settings.rule].options:
         value = getattr(settings, option)
         if value != getattr(defaults, option):

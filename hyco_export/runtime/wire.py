@@ -1,6 +1,7 @@
 """The wire format: MessagePack bodies of every call (PROTOCOL.md tells the same in words). Knows bytes, not HTTP.
 
-Structs travel as arrays (field order is the format), the protocol version first. Never on the wire: masks, positions,
+Structs travel as arrays (field order is the format), the protocol version first. A field has a default only where
+PROTOCOL.md calls it optional: what a caller leaves out is never guessed. Never on the wire: masks, positions,
 cache indices, floats from the device other than sampling settings.
 """
 
@@ -24,9 +25,12 @@ DraftScope = Literal["full", "artifact"]
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """The verifier's sampling: temperature 0 is greedy; top_k 0 and top_p 1 switch that cut off."""
 
-    temperature: float = 1.0
-    top_k: int = 64
-    top_p: float = 0.95
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+PAPER_SAMPLING = Sampling(temperature=1.0, top_k=64, top_p=0.95)  # of all systems in [P], Table 2
 
 
 class Acceptance(msgspec.Struct, frozen=True, array_like=True):
@@ -35,11 +39,14 @@ class Acceptance(msgspec.Struct, frozen=True, array_like=True):
     `stop_needs_draw`: no stop token is accepted by a threshold alone. The last two are Medusa's, for `typical`.
     """
 
-    rule: str = "exact"
-    epsilon: float = 1.0
+    rule: str
+    epsilon: float
     stop_needs_draw: bool = False
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
+
+
+EXACT = Acceptance("exact", epsilon=1.0)  # every option has the value that switches it off, or its default
 
 
 class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):

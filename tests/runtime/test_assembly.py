@@ -97,7 +97,7 @@ def served(recipe: Recipe, run: Path) -> tuple[Engine, wire.ServerInfo]:
 
 
 def request(prompt: list[int], **changes: object) -> wire.PrimeRequest:
-    plain = wire.PrimeRequest(wire.PROTOCOL_VERSION, prompt, GREEDY, wire.Acceptance(), 1, 40, "device", 0, "")
+    plain = wire.PrimeRequest(wire.PROTOCOL_VERSION, prompt, GREEDY, wire.EXACT, 1, 40, "device", 0, "")
     return msgspec.structs.replace(plain, **changes)
 
 

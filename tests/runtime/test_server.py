@@ -48,9 +48,7 @@ INFO = wire.ServerInfo(
     rules=["exact", "epsilon"],
     clock="thread-cpu",
 )
-PRIME = wire.PrimeRequest(
-    wire.PROTOCOL_VERSION, PROMPT, wire.Sampling(0.0, 0, 1.0), wire.Acceptance(), 7, 50, "device", 0, ""
-)
+PRIME = wire.PrimeRequest(wire.PROTOCOL_VERSION, PROMPT, wire.Sampling(0.0, 0, 1.0), wire.EXACT, 7, 50, "device", 0, "")
 
 
 def toy_engine() -> Engine:
@@ -143,7 +141,7 @@ def test_conflicting_rounds_get_409(client: TestClient) -> None:
 def test_a_prompt_that_is_too_long_gets_413_and_a_value_out_of_range_422(client: TestClient) -> None:
     long = msgspec.structs.replace(PRIME, prompt=[2] * 101)
     refused(client.post("/v1/sessions", content=wire.encode(long)), "prompt_size")
-    greedy = msgspec.structs.replace(PRIME, sampling=wire.Sampling(-1.0))
+    greedy = msgspec.structs.replace(PRIME, sampling=wire.Sampling(-1.0, 64, 0.95))
     refused(client.post("/v1/sessions", content=wire.encode(greedy)), "value_range")
     other = msgspec.structs.replace(PRIME, head_digest="another")
     refused(client.post("/v1/sessions", content=wire.encode(other)), "head_mismatch")

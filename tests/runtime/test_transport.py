@@ -26,7 +26,7 @@ from hyco_export.runtime.transport import HttpTransport, LocalTransport, Patienc
 
 REPLY = wire.VerifyReply(1, 3, [], [], [5], "", None, 0, 1.0)
 VERIFY = wire.VerifyRequest(1, 4, b"12345678", [5, 6], [-1, 0])
-PRIME = wire.PrimeRequest(1, [5, 6], wire.Sampling(0.0), wire.Acceptance(), 1, 9, "device", 0, "")
+PRIME = wire.PrimeRequest(1, [5, 6], wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 9, "device", 0, "")
 INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 0, ["exact"], "thread-cpu")
 VERDICT = http_answer(wire.encode(REPLY))
 
@@ -227,7 +227,7 @@ def hybrid() -> HybridDrafter:
 
 
 def request() -> Request:
-    return Request("hyco", "p", wire.Sampling(0.0), wire.Acceptance(), 3, 25, head_digest="head")
+    return Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, 25, head_digest="head")
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_every_system_runs_over_http(served: tuple[str, Engine], name: str) -> N
     keep = np.arange(VOCAB_SIZE)
     device = Device(ScriptedHead(MODEL), ScriptedSlm(MODEL, keep), HANDOFF, keep)
     drafter, policy = make_drafter(system, settings, device), make_policy(system, settings)
-    asked = make_request(system, settings, "p", wire.Sampling(0.0), 3, 40)
+    asked = make_request(system, settings, "p", wire.Sampling(0.0, 64, 0.95), 3, 40)
     trace = generate(PROMPT, asked, drafter, HttpTransport(url), policy=policy)
     assert trace.tokens == tuple(MODEL.answer(PROMPT, 40))
     assert all(entry.evidence is not None for entry in trace.rounds)

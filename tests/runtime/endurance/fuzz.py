@@ -72,7 +72,7 @@ class Caller:
             version=wire.PROTOCOL_VERSION,
             prompt=[int(token) for token in dice.integers(2, VOCAB_SIZE, int(dice.integers(1, 30)))],
             sampling=wire.Sampling(float(dice.choice([0.0, 1.0])), 8, 0.95),
-            acceptance=wire.Acceptance("epsilon", 0.05) if dice.random() < 0.5 else wire.Acceptance(),
+            acceptance=wire.Acceptance("epsilon", 0.05) if dice.random() < 0.5 else wire.EXACT,
             seed=int(dice.integers(1 << 40)),
             max_new_tokens=int(dice.integers(1, 60)),
             draft_side="server" if self.on_server else "device",
