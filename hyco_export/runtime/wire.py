@@ -7,7 +7,7 @@ cache indices, floats from the device other than sampling settings.
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -20,6 +20,8 @@ UNKNOWN_SESSION = "unknown_session"  # refusal code: the server lost or never ha
 
 DraftSide = Literal["device", "server", "reply"]
 DraftScope = Literal["full", "artifact"]
+DRAFT_SIDES: tuple[str, ...] = get_args(DraftSide)
+DRAFT_SCOPES: tuple[str, ...] = get_args(DraftScope)
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -63,12 +65,12 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     acceptance: Acceptance
     seed: int
     max_new_tokens: int
-    draft_side: DraftSide
+    draft_side: str  # one of DRAFT_SIDES: another one is refused by its name, not as a broken message
     draft_steps: int  # K of the server's own head; 0 when the device drafts
     head_digest: str  # manifest key of the head artifact whose encodings the device uses; "" when it needs no hand-off
     continue_from: int = 0
     trace: bool = False  # replies say how each round was judged (`Evidence`)
-    draft_scope: DraftScope = "full"
+    draft_scope: str = "full"  # one of DRAFT_SCOPES
     unverified: bool = False
     first_rows: int = 0  # newest K/V rows of the first reply, as many older ones a round after it; 0: the whole window
     attempt: str = ""  # random; the same again replaces the session that an earlier try opened and nobody knows
