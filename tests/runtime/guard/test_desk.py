@@ -30,7 +30,9 @@ def engine() -> Engine:
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[TestClient]:
-    with TestClient(create_app(engine, INFO, Tokens([ALICE, BOB]), CALLS)) as client:
+    with TestClient(
+        create_app(engine, INFO, Tokens([ALICE, BOB]), CALLS), headers={"Content-Type": wire.MEDIA_TYPE}
+    ) as client:
         yield client
 
 
