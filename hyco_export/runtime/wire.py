@@ -179,6 +179,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     server_steps: int  # K its own head can draft; 0 without one
     rules: list[str]
     clock: str  # what server_ms is: "cuda-events", "thread-cpu" or "process-cpu"
+    context_limit: int = 0  # positions of a session: prompt and max_new_tokens; 0: an older server, it does not say
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

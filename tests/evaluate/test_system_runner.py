@@ -88,6 +88,16 @@ def test_the_first_reply_may_be_short_where_a_head_drafts(world):
     assert [request.first_rows for _, request, *_ in generated] == [64, 0]
 
 
+def test_a_prompt_that_the_server_has_no_room_for_is_not_sent(world):
+    _, generated = world
+    small = msgspec.structs.replace(INFO, context_limit=len(PROMPT.ids) + 7)
+    with DeviceRunner(ARTIFACTS, RECIPE, "transport", small) as runner:
+        runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 7)
+        with pytest.raises(HycoError, match="prompt p1 and its answer need"):
+            runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 8)
+    assert len(generated) == 1
+
+
 def test_prompts_differ_in_their_seed_and_systems_do_not(world):
     _, generated = world
     with DeviceRunner(ARTIFACTS, RECIPE, "transport", INFO) as runner:
