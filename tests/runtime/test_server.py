@@ -128,6 +128,39 @@ def test_bad_trees_get_400_with_a_typed_code(
     assert client.post(path, content=round_body(ids, [], [])).status_code == 200
 
 
+def test_the_first_broken_rule_is_named_in_the_order_of_the_page(client: TestClient) -> None:
+    reply = prime(client)
+    ids = [*PROMPT, reply.root]
+    path = f"/v1/sessions/{reply.session}/rounds"
+    many, bad = [3] * 66, [VOCAB_SIZE]
+    plain = {"Content-Type": "text/plain"}
+    refused(client.post("/v1/sessions", content=b"\0" * 2000, headers=plain | {"Origin": "x"}), "origin")
+    refused(client.post("/v1/sessions", content=b"\0" * 2000, headers=plain), "body_size")
+    refused(client.post(f"{path}/one", content=b"?", headers=plain), "media_type")
+    assert "the round in the path" in refused(client.post(f"{path}/one", content=b"?"), "malformed").message
+    refused(client.post("/v1/sessions/nobody/rounds/1", content=b"?"), "malformed")
+    refused(client.post("/v1/sessions/nobody/rounds/9", content=round_body(ids, many, [])), "unknown_session")
+    refused(client.post(f"{path}/9", content=round_body([1], many, [])), "round_future")
+    refused(client.post(f"{path}/1", content=round_body([1], many, [])), "length_differs")
+    refused(client.post(f"{path}/1", content=round_body(ids, many, [])), "tree_shape")
+    refused(client.post(f"{path}/1", content=round_body(ids, bad * 66, [9] * 66)), "tree_size")
+    refused(client.post(f"{path}/1", content=round_body(ids, bad * 2, [9] * 2)), "token_range")
+    refused(client.post(f"{path}/1", content=round_body(ids, [3, *bad], [9, 9])), "parent_order")
+    changes: dict[str, object] = {}
+    for code, more in (  # from the last rule to the first: each new mistake hides the ones before
+        ("head_mismatch", {"head_digest": "x"}),
+        ("value_range", {"draft_steps": 3}),
+        ("unsupported", {"acceptance": wire.Acceptance("exact", float("nan"))}),
+        ("value_range", {"seed": -1}),
+        ("prompt_size", {"prompt": [VOCAB_SIZE] * 101}),
+        ("unsupported", {"draft_side": "x"}),
+        ("value_range", {"attempt": "x" * 65}),
+        ("version", {"version": 2}),
+    ):
+        changes |= more
+        refused(client.post("/v1/sessions", content=wire.encode(msgspec.structs.replace(PRIME, **changes))), code)
+
+
 def test_conflicting_rounds_get_409(client: TestClient) -> None:
     reply = prime(client)
     ids = [*PROMPT, reply.root]
