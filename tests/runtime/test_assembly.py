@@ -146,6 +146,7 @@ def test_info_says_what_the_server_is(served: tuple[Engine, wire.ServerInfo], ch
     assert (info.vocab_size, info.stop_ids) == (gemma.VOCAB, gemma.STOP_IDS)
     assert (info.head_digest, info.keepset_digest) == ("key-of-the-head", "of the keep set")
     assert (info.server_steps, info.prompt_limit, info.node_limit) == (4, gemma.CONTEXT - 1, 64)
+    assert info.context_limit == gemma.CONTEXT
     assert info.rules == list(RULES) and info.clock in ("thread-cpu", "process-cpu")
 
 
