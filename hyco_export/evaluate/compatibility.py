@@ -46,6 +46,24 @@ def require_compatible(info: ServerInfo, expected: Expected, url: str) -> None:
         )
 
 
+def require_room(info: ServerInfo, prompt_id: str, prompt_length: int, max_new_tokens: int) -> None:
+    """Stop before a prompt is sent that the server would refuse for its length.
+
+    Raises:
+        ServerError: more ids than it takes, or more positions with the answer than its verifier has.
+    """
+    hint = "shorten the prompt or ask for fewer tokens"
+    if prompt_length > info.prompt_limit:
+        raise ServerError(f"prompt {prompt_id} has {prompt_length} ids, the server takes {info.prompt_limit}", hint)
+    positions = prompt_length + max_new_tokens
+    if info.context_limit and positions > info.context_limit:
+        raise ServerError(
+            f"prompt {prompt_id} and its answer need {positions} positions, the server's verifier has "
+            f"{info.context_limit}",
+            hint,
+        )
+
+
 def _digest_mismatches(info: ServerInfo, expected: Expected) -> Iterator[str]:
     if info.version != PROTOCOL_VERSION:
         yield f"it speaks protocol version {info.version}, this side {PROTOCOL_VERSION}"

@@ -85,7 +85,7 @@ def rejudge(trace: GenerationTrace, settings: wire.Acceptance) -> Iterator[Round
 
 def named_options(settings: wire.Acceptance) -> dict[str, object]:
     """The rule and those options that are not at their defaults."""
-    defaults = wire.Acceptance()
+    defaults = wire.EXACT
     names = wire.Acceptance.__struct_fields__
     return {
         name: getattr(settings, name)
@@ -111,7 +111,8 @@ def chosen_settings(
             given = {option: value for option, value in given.items() if option in reads}
         asked = epsilons if rule is not None or EPSILON in reads else ()
         for epsilon in asked or ((PAPER_EPSILON,) if EPSILON in reads else (None,)):
-            settings = wire.Acceptance(name, **given | ({EPSILON: epsilon} if epsilon is not None else {}))  # type: ignore[arg-type]
+            given |= {EPSILON: epsilon} if epsilon is not None else {}
+            settings = msgspec.structs.replace(wire.EXACT, rule=name, **given)
             check_acceptance(settings)
             chosen.append(settings)
     return tuple(chosen)

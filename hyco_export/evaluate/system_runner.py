@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from hyco_export.core.recipe import Drafting, Recipe
+from hyco_export.evaluate.compatibility import require_room
 from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.trials import Prompt
 from hyco_export.runtime.devices.backends import open_device
@@ -51,6 +52,7 @@ class DeviceRunner:
         self._artifacts = artifacts
         self._recipe = recipe
         self._transport = transport
+        self._info = info
         self._clock = clock
         self._settings = run_settings(recipe, artifacts.head_key, info, trace)
         self._devices: dict[str, Device] = {}
@@ -63,9 +65,11 @@ class DeviceRunner:
 
         Raises:
             HycoError: no such system or back end.
-            ServerError: the server went away.
+            ServerError: the server went away, or has no room for the prompt and its answer.
         """
         chosen = find_system(system)
+        if chosen.asks:
+            require_room(self._info, prompt.id, len(prompt.ids), max_new_tokens)
         seed = prompt_seed(self._recipe.validation.seed + repeat, prompt.id)
         request = make_request(chosen, self._settings, prompt.id, sampling, seed, max_new_tokens)
         if request.head_digest:

@@ -8,7 +8,7 @@ import msgspec
 from hyco_export.core.limits import COLDEST, HOTTEST, NODE_LIMIT
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
-from hyco_export.runtime.rules import check_acceptance
+from hyco_export.runtime.rules import check_acceptance, shown
 
 BYTES_PER_MB = 1e6
 SEED_LIMIT = 2**64  # half of the generator's key
@@ -87,6 +87,7 @@ def check_prime(request: wire.PrimeRequest, facts: Facts, limits: Limits) -> Non
     Raises:
         ProtocolError: codes prompt_size, token_range, value_range, head_mismatch, unsupported.
     """
+    _check_names(request)
     _check_prompt(request.prompt, facts.vocab_size, limits.prompt_limit)
     _check_values(request)
     check_acceptance(request.acceptance)
@@ -100,6 +101,15 @@ def check_prime(request: wire.PrimeRequest, facts: Facts, limits: Limits) -> Non
             f"head_digest names head artifact {request.head_digest[:12]!r}, this server {held}",
             "start the server on the run folder that the device's artifacts come from",
         )
+
+
+def _check_names(request: wire.PrimeRequest) -> None:
+    for field, value, known in (
+        ("draft_side", request.draft_side, wire.DRAFT_SIDES),
+        ("draft_scope", request.draft_scope, wire.DRAFT_SCOPES),
+    ):
+        if value not in known:
+            raise ProtocolError("unsupported", f"{field} is {shown(value)}", f"known ones: {', '.join(known)}")
 
 
 def _check_prompt(prompt: Sequence[int], vocab_size: int, prompt_limit: int) -> None:

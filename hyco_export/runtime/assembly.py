@@ -136,6 +136,7 @@ def describe(engine: Engine, verifier_digest: str, tokenizer: str, keepset_diges
         server_steps=facts.server_steps,
         rules=list(RULES),
         clock=engine.clock.name,
+        context_limit=facts.context_limit,
     )
 
 

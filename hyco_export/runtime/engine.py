@@ -20,7 +20,7 @@ from hyco_export.runtime.calls import Call, PrimeCall, RoundCall
 from hyco_export.runtime.clocks import Clock, ThreadCpuClock
 from hyco_export.runtime.guard.faults import place_of
 from hyco_export.runtime.one_by_one import OneByOne
-from hyco_export.runtime.ports import Check, Gone, Prefill, VerifierModels, VerifierSession, never_gone
+from hyco_export.runtime.ports import Check, Gone, Held, Prefill, VerifierModels, VerifierSession, never_gone
 from hyco_export.runtime.sessions import PRIME_AGAIN, Session, SessionTable
 
 _log = logging.getLogger(__name__)
@@ -113,6 +113,12 @@ class Engine:
         closing once."""
         with self._lock:
             self._table.drop(session_id)
+
+    def held(self) -> dict[str, Held]:
+        """The sessions that have not been dropped, by id."""
+        with self._lock:
+            self._table.expire()
+            return self._table.held()
 
     def expire(self) -> int:
         """Drop idle sessions; how many."""

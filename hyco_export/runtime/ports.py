@@ -3,7 +3,7 @@
 Legend: R rows of a pass, N nodes, H hidden, V vocabulary, C kept tokens. numpy only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -234,3 +234,18 @@ class EnginePort(Protocol):
     ) -> wire.VerifyReply: ...
 
     def close(self, session_id: str) -> None: ...
+
+    def held(self) -> Mapping[str, "Held"]:
+        """The sessions that have not been dropped, by id."""
+        ...
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A session that an engine holds.
+
+    expires_s: until it is forgotten if nobody calls it; None while a call of it is in flight. spare: it has finished,
+    and nobody calls it: it only keeps its last reply.
+    """
+
+    expires_s: float | None
+    spare: bool

@@ -18,6 +18,7 @@ EVERYTHING = frozenset({PROBS, RAW})
 EPSILON, STOP_NEEDS_DRAW = "epsilon", "stop_needs_draw"  # options, by the names of wire.Acceptance's fields
 POSTERIOR_THRESHOLD, POSTERIOR_ALPHA = "posterior_threshold", "posterior_alpha"
 NO_VALUES = np.zeros(0)
+SHOWN_CHARACTERS = 40
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -128,14 +129,30 @@ RULES: dict[str, Rule] = {
 }
 
 
+def shown(word: str) -> str:
+    """A word that a caller made up, as a refusal repeats it: not at any length."""
+    return repr(word[:SHOWN_CHARACTERS])
+
+
 def check_acceptance(settings: wire.Acceptance) -> None:
-    """Refuse an unknown rule, a value out of range and an option that the rule would ignore.
+    """Refuse an unknown rule, then any value of an option that the rule ignores, then values out of range.
 
     Raises:
         ProtocolError: codes value_range, unsupported.
     """
     if settings.rule not in RULES:
-        raise ProtocolError("unsupported", f"acceptance.rule is {settings.rule!r}", f"known ones: {', '.join(RULES)}")
+        raise ProtocolError(
+            "unsupported", f"acceptance.rule is {shown(settings.rule)}", f"known ones: {', '.join(RULES)}"
+        )
+    reads = RULES[settings.rule].options
+    for option in wire.Acceptance.__struct_fields__:
+        value = getattr(settings, option)
+        if option not in reads | {"rule"} and value != getattr(wire.EXACT, option):
+            raise ProtocolError(
+                "unsupported",
+                f"acceptance.{option} is {value}, but the rule {settings.rule} does not read it",
+                f"leave it at {getattr(wire.EXACT, option)}, or choose another rule",
+            )
     for option in (EPSILON, POSTERIOR_THRESHOLD):
         value = getattr(settings, option)
         if not 0.0 < value <= 1.0:
@@ -143,15 +160,6 @@ def check_acceptance(settings: wire.Acceptance) -> None:
     if not (math.isfinite(settings.posterior_alpha) and settings.posterior_alpha > 0):
         value = settings.posterior_alpha
         raise ProtocolError("value_range", f"acceptance.posterior_alpha is {value}, it must be finite and above 0")
-    defaults = wire.Acceptance()
-    for option in set(wire.Acceptance.__struct_fields__) - {"rule"} - RULES[settings.rule].options:
-        value = getattr(settings, option)
-        if value != getattr(defaults, option):
-            raise ProtocolError(
-                "unsupported",
-                f"acceptance.{option} is {value}, but the rule {settings.rule} does not read it",
-                "leave it at its default, or choose another rule",
-            )
 
 
 def decide(judged: Judged, settings: wire.Acceptance, stop_ids: frozenset[int]) -> Verdict:

@@ -28,6 +28,7 @@ from hyco_export.runtime.guard.rates import RateLimiter, Throttled
 from hyco_export.runtime.guard.tokens import ANYBODY, Tokens
 from hyco_export.runtime.padding import HEADER, HEADER_DIGITS, pad
 from hyco_export.runtime.refusals import as_refusal, body_of, status_of
+from hyco_export.runtime.rules import shown
 
 ID_BYTES = 5  # of a token id or a row in MessagePack, at most
 ENVELOPE_BYTES = 1024  # of a body beside its ids
@@ -63,7 +64,7 @@ class Service:
         self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits, pad_bytes: int
     ) -> None:
         self._engine = engine
-        self._desk = Desk(engine, calls.sessions, engine.limits.idle_s)
+        self._desk = Desk(engine, calls.sessions)
         self._tokens = tokens
         self._rates = RateLimiter(calls.calls_per_s, calls.burst)
         self._body_s = calls.body_s
@@ -111,8 +112,11 @@ class Service:
 
         Raises:
             ProtocolError: code unauthorized.
+            ProtocolError: code origin.
             Throttled: too many calls of this caller, or from an address that shows no token.
         """
+        if "origin" in request.headers:  # browsers send it with every POST, also after a DNS name was bound anew
+            raise ProtocolError("origin", "this server takes no calls of web pages", "send no Origin header")
         address = request.client.host if request.client else ""
         try:
             owner = self._tokens.owner_of(request.headers.get("authorization"))
@@ -261,15 +265,27 @@ async def _read(request: Request, limit_bytes: int, limit_s: float) -> bytes:
     """The request's body, never more than the limit.
 
     Raises:
-        ProtocolError: codes body_size, slow, malformed.
+        ProtocolError: codes media_type, body_size, slow, malformed.
     """
     try:
         async with asyncio.timeout(limit_s):
-            return await _read_body(request, limit_bytes)
+            body = await _read_body(request, limit_bytes)
     except TimeoutError as error:
         raise _UnreadBody("slow", f"the body took longer than {limit_s:g} s", "send it on a better link") from error
     except ClientDisconnect as error:
         raise ProtocolError("malformed", "the connection ended before the body did") from error
+    _check_media_type(request)
+    return body
+
+
+def _check_media_type(request: Request) -> None:
+    """A page of another site can send plain text here without asking first, but not this type."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    hint = f"send Content-Type: {wire.MEDIA_TYPE} and no Content-Encoding"
+    if media_type != wire.MEDIA_TYPE:
+        raise ProtocolError("media_type", f"the body is said to be {shown(media_type)}", hint)
+    if "content-encoding" in request.headers:
+        raise ProtocolError("media_type", "the body has a Content-Encoding, which no body here has", hint)
 
 
 async def _read_body(request: Request, limit_bytes: int) -> bytes:

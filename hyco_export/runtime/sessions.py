@@ -4,15 +4,16 @@
 engine's lock is.
 """
 
+import math
 import secrets
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import CacheBudget
-from hyco_export.runtime.ports import VerifierSession
+from hyco_export.runtime.ports import Held, VerifierSession
 
 ID_BYTES = 16  # 128 random bits: an id cannot be guessed
 PRIME_AGAIN = "prime again with the committed ids"
@@ -21,6 +22,24 @@ PRIME_AGAIN = "prime again with the committed ids"
 def no_such_session() -> ProtocolError:
     """The one refusal for sessions that expired, ended, never were or are another caller's: nobody can tell which."""
     return ProtocolError(wire.UNKNOWN_SESSION, "no such session: it expired, ended or never was", PRIME_AGAIN)
+
+
+def longest_spare(held: Mapping[str, Held]) -> str | None:
+    """Whose place a new session may take: of those that only keep their last reply, the one unused for the longest."""
+    spare = [(entry.expires_s or 0.0, session_id) for session_id, entry in held.items() if entry.spare]
+    return min(spare)[1] if spare else None
+
+
+def next_expiry_s(held: Mapping[str, Held]) -> float | None:
+    """Seconds until the first of these sessions expires; None when none is idle."""
+    return min((entry.expires_s for entry in held.values() if entry.expires_s is not None), default=None)
+
+
+def when_to_try_again(held: Mapping[str, Held]) -> str:
+    """The hint to who finds all of these sessions in use."""
+    left_s = next_expiry_s(held)
+    latest = "" if left_s is None else f"; in {math.ceil(left_s)} s the longest idle one expires"
+    return f"close a session or try again when one has ended{latest}"
 
 
 class Answered(NamedTuple):
@@ -137,15 +156,18 @@ class SessionTable:
         return len(self._sessions)
 
     def require_room(self) -> None:
-        """Refuse before anything is allocated.
+        """Room for one more: where all places are taken, that of the finished session unused for the longest.
 
         Raises:
             ProtocolError: code sessions_full.
         """
-        if len(self._sessions) >= self._limit:
-            raise ProtocolError(
-                "sessions_full", f"all {self._limit} sessions are in use", "close a session or try again later"
-            )
+        if len(self._sessions) < self._limit:
+            return
+        held = self.held()
+        spare = longest_spare(held)
+        if spare is None:
+            raise ProtocolError("sessions_full", f"all {self._limit} sessions are in use", when_to_try_again(held))
+        self.drop(spare)
 
     def add(self, session: Session) -> None:
         session.last_used_s = self._now()
@@ -188,8 +210,18 @@ class SessionTable:
 
     def next_expiry_s(self) -> float | None:
         """Seconds until an idle session expires if nobody calls it; None when none is idle."""
-        used_s = [session.last_used_s for session in self._idle()]
-        return max(0.0, min(used_s) + self._idle_s - self._now()) if used_s else None
+        return next_expiry_s(self.held())
+
+    def held(self) -> dict[str, Held]:
+        """The sessions, by id."""
+        now_s = self._now()
+        return {
+            session.id: Held(
+                expires_s=None if session.calls else max(0.0, session.last_used_s + self._idle_s - now_s),
+                spare=session.verifier is None and not session.calls,
+            )
+            for session in self._sessions.values()
+        }
 
     @property
     def unfinished(self) -> int:

@@ -169,7 +169,9 @@ def make_acceptance(system: System, settings: Settings) -> wire.Acceptance:
     """The system's rule with those of the run's options that it reads."""
     values = {EPSILON: settings.epsilon, "stop_needs_draw": settings.stop_needs_draw}
     reads = RULES[system.rule].options
-    return wire.Acceptance(system.rule, **{name: value for name, value in values.items() if name in reads})  # type: ignore[arg-type]
+    return msgspec.structs.replace(
+        wire.EXACT, rule=system.rule, **{name: value for name, value in values.items() if name in reads}
+    )
 
 
 class DrafterRow(NamedTuple):

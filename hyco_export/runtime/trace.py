@@ -85,8 +85,8 @@ class GenerationTrace(msgspec.Struct, frozen=True, tag="generation", tag_field="
     first_token_ms: float
     primes: tuple[PrimeTrace, ...]
     rounds: tuple[RoundTrace, ...]
-    sampling: wire.Sampling = wire.Sampling()
-    acceptance: wire.Acceptance = wire.Acceptance()
+    sampling: wire.Sampling = wire.PAPER_SAMPLING
+    acceptance: wire.Acceptance = wire.EXACT
     max_new_tokens: int = 0
     stop_ids: tuple[int, ...] = ()  # of the server
     locals: tuple[LocalTrace, ...] = ()

@@ -17,6 +17,7 @@ import msgspec
 
 from hyco_export.errors import HycoError, ProtocolError, ServerError, UnreachableError
 from hyco_export.runtime import wire
+from hyco_export.runtime.bounded_answer import BoundedAnswer
 from hyco_export.runtime.guard.desk import Desk
 from hyco_export.runtime.guard.tls import client_context, is_loopback
 from hyco_export.runtime.guard.tokens import ANYBODY
@@ -37,7 +38,10 @@ Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """How long to wait and how often to try. Rounds may be tried again at will: the server stores their verdicts."""
+    """How long to wait and how often to try. Rounds may be tried again at will: the server stores their verdicts.
+
+    The limits of calls cover them from the first byte sent to the last one read.
+    """
 
     connect_s: float = 3.0
     info_s: float = 10.0  # nothing is computed for it
@@ -161,6 +165,8 @@ class HttpTransport:
         connection = self._connection or self._connect()
         self._connection = connection
         connection.sent_bytes = 0
+        deadline_s = time.monotonic() + self._reply_s
+        connection.response_class = partial(BoundedAnswer, deadline_s, ANSWER_LIMIT_BYTES)  # type: ignore[assignment]
         if connection.sock is not None:  # None: the server closed it after its last answer, the request will say so
             connection.sock.settimeout(self._reply_s)
         headers = self._headers | ({"Content-Type": wire.MEDIA_TYPE} if body else {})

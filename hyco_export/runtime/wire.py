@@ -1,12 +1,13 @@
 """The wire format: MessagePack bodies of every call (PROTOCOL.md tells the same in words). Knows bytes, not HTTP.
 
-Structs travel as arrays (field order is the format), the protocol version first. Never on the wire: masks, positions,
+Structs travel as arrays (field order is the format), the protocol version first. A field has a default only where
+PROTOCOL.md calls it optional: what a caller leaves out is never guessed. Never on the wire: masks, positions,
 cache indices, floats from the device other than sampling settings.
 """
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -19,14 +20,19 @@ UNKNOWN_SESSION = "unknown_session"  # refusal code: the server lost or never ha
 
 DraftSide = Literal["device", "server", "reply"]
 DraftScope = Literal["full", "artifact"]
+DRAFT_SIDES: tuple[str, ...] = get_args(DraftSide)
+DRAFT_SCOPES: tuple[str, ...] = get_args(DraftScope)
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """The verifier's sampling: temperature 0 is greedy; top_k 0 and top_p 1 switch that cut off."""
 
-    temperature: float = 1.0
-    top_k: int = 64
-    top_p: float = 0.95
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+PAPER_SAMPLING = Sampling(temperature=1.0, top_k=64, top_p=0.95)  # of all systems in [P], Table 2
 
 
 class Acceptance(msgspec.Struct, frozen=True, array_like=True):
@@ -35,11 +41,14 @@ class Acceptance(msgspec.Struct, frozen=True, array_like=True):
     `stop_needs_draw`: no stop token is accepted by a threshold alone. The last two are Medusa's, for `typical`.
     """
 
-    rule: str = "exact"
-    epsilon: float = 1.0
+    rule: str
+    epsilon: float
     stop_needs_draw: bool = False
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
+
+
+EXACT = Acceptance("exact", epsilon=1.0)  # every option has the value that switches it off, or its default
 
 
 class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -56,12 +65,12 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     acceptance: Acceptance
     seed: int
     max_new_tokens: int
-    draft_side: DraftSide
+    draft_side: str  # one of DRAFT_SIDES: another one is refused by its name, not as a broken message
     draft_steps: int  # K of the server's own head; 0 when the device drafts
     head_digest: str  # manifest key of the head artifact whose encodings the device uses; "" when it needs no hand-off
     continue_from: int = 0
     trace: bool = False  # replies say how each round was judged (`Evidence`)
-    draft_scope: DraftScope = "full"
+    draft_scope: str = "full"  # one of DRAFT_SCOPES
     unverified: bool = False
     first_rows: int = 0  # newest K/V rows of the first reply, as many older ones a round after it; 0: the whole window
     attempt: str = ""  # random; the same again replaces the session that an earlier try opened and nobody knows
@@ -170,6 +179,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     server_steps: int  # K its own head can draft; 0 without one
     rules: list[str]
     clock: str  # what server_ms is: "cuda-events", "thread-cpu" or "process-cpu"
+    context_limit: int = 0  # positions of a session: prompt and max_new_tokens; 0: an older server, it does not say
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

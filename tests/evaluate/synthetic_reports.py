@@ -16,7 +16,7 @@ from hyco_export.evaluate.parity import GraphParity
 from hyco_export.evaluate.report import Report
 from hyco_export.runtime.ports import Traffic
 from hyco_export.runtime.tree import ROOT, Source, Tree, path_to
-from hyco_export.runtime.wire import Sampling, ServerInfo
+from hyco_export.runtime.wire import PAPER_SAMPLING, ServerInfo
 
 VOCAB = 512
 WORDS = (
@@ -109,7 +109,7 @@ def synthetic_report(failing: bool = False, findings: tuple[Finding, ...] = ()) 
             ["exact"],
             "thread-cpu",
         ),
-        sampling=Sampling(),
+        sampling=PAPER_SAMPLING,
         epsilon=0.005,
         max_new_tokens=64,
         chain_acceptance=0.66,

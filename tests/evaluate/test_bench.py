@@ -13,7 +13,7 @@ from hyco_export.evaluate.bench_table import bench_table
 from hyco_export.evaluate.system_runner import prompt_seed
 from hyco_export.evaluate.trace_store import TraceStore
 from hyco_export.evaluate.trials import WARM_UP_TOKENS, Prompt
-from hyco_export.runtime.wire import Sampling
+from hyco_export.runtime.wire import PAPER_SAMPLING
 
 PROMPTS = [Prompt("a", (1, 2)), Prompt("b", (3,))]
 SEED = 5
@@ -22,7 +22,7 @@ PLAN = BenchPlan(
     backend="torch",
     prompts=("a", "b"),
     seeds=(SEED, SEED + 1),
-    sampling=Sampling(),
+    sampling=PAPER_SAMPLING,
     max_new_tokens=16,
     artifacts="c" * 64,
     verifier="v" * 64,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from hyco_export.errors import ServerError
-from hyco_export.evaluate.compatibility import Expected, mismatches, require_compatible
+from hyco_export.evaluate.compatibility import Expected, mismatches, require_compatible, require_room
 from hyco_export.runtime.wire import PROTOCOL_VERSION, ServerInfo
 
 EXPECTED = Expected("v" * 64, "t" * 64, 2048, "k" * 64, "h" * 64, 32, 4, ("exact", "epsilon"))
@@ -58,3 +58,13 @@ def test_all_mismatches_are_named_at_once_with_the_next_step():
     assert caught.value.message.startswith("the server at http://there:1 does not belong to this run: ")
     assert "head artifact" in caught.value.message and "vocabulary" in caught.value.message
     assert "hyco-export serve" in caught.value.hint
+
+
+def test_prompts_that_the_server_would_refuse_for_their_length_are_not_sent() -> None:
+    info = msgspec.structs.replace(INFO, prompt_limit=100, context_limit=120)
+    require_room(info, "p", 100, 20)
+    with pytest.raises(ServerError, match="prompt p has 101 ids, the server takes 100"):
+        require_room(info, "p", 101, 1)
+    with pytest.raises(ServerError, match="prompt p and its answer need 121 positions, the server's verifier has 120"):
+        require_room(info, "p", 100, 21)
+    require_room(msgspec.structs.replace(info, context_limit=0), "p", 100, 10_000)  # an older server does not say

@@ -31,10 +31,10 @@ PROMPT = [5, 9, 2, 7]
 CAP = 12
 SAMPLING = wire.Sampling(1.0, 8, 0.9)
 SETTINGS = {
-    "exact": wire.Acceptance(),
+    "exact": wire.EXACT,
     "epsilon": wire.Acceptance("epsilon", 0.05),
     "epsilon-at-rejections": wire.Acceptance("epsilon-at-rejections", 0.05, True),
-    "typical": wire.Acceptance("typical"),
+    "typical": wire.Acceptance("typical", 1.0),
 }
 
 
@@ -77,11 +77,11 @@ def test_the_recorded_rule_gives_the_recorded_verdicts_through_a_file(name: str,
 
 
 def test_a_chain_that_the_server_drafted_is_replayed_too() -> None:
-    traces = record(wire.Acceptance(), draft_side="server", draft_steps=3)
+    traces = record(wire.EXACT, draft_side="server", draft_steps=3)
     assert sum(entry.drafted for trace in traces for entry in trace.rounds) > 20
     assert not any(len(entry.tree) for trace in traces for entry in trace.rounds)
-    assert replay(traces, wire.Acceptance()).differing == 0
-    assert replay(traces, wire.Acceptance("epsilon", 0.02)).mat > replay(traces, wire.Acceptance()).mat
+    assert replay(traces, wire.EXACT).differing == 0
+    assert replay(traces, wire.Acceptance("epsilon", 0.02)).mat > replay(traces, wire.EXACT).mat
 
 
 def test_other_rules_commit_more_of_the_same_trees() -> None:

@@ -13,7 +13,7 @@ from hyco_export.evaluate.system_runner import DeviceRunner, prompt_seed, tree_r
 from hyco_export.evaluate.trials import Prompt
 from hyco_export.runtime.drafters import NullDrafter
 from hyco_export.runtime.offload import AskForAll
-from hyco_export.runtime.wire import Acceptance, Sampling
+from hyco_export.runtime.wire import PAPER_SAMPLING, Acceptance, Sampling
 
 PROMPT = Prompt("p1", (2, 5))
 
@@ -54,11 +54,11 @@ def test_a_back_end_is_opened_once_and_closed_at_the_end(world):
     opened, generated = world
     with DeviceRunner(ARTIFACTS, RECIPE, "transport", INFO) as runner:
         for system in ("plain", "cloud-mtp"):
-            runner.generate(system, "torch", PROMPT, Sampling(), 8)
+            runner.generate(system, "torch", PROMPT, PAPER_SAMPLING, 8)
         assert opened == {}  # neither drafts on the device
         for system in ("hyco", "hyco-exact", "hyco"):
-            assert runner.generate(system, "torch", PROMPT, Sampling(), 8) == "trace"
-        runner.generate("hyco", "qnn", PROMPT, Sampling(), 8)
+            assert runner.generate(system, "torch", PROMPT, PAPER_SAMPLING, 8) == "trace"
+        runner.generate("hyco", "qnn", PROMPT, PAPER_SAMPLING, 8)
         assert sorted(opened) == ["qnn", "torch"]
         assert not any(device.closed for device in opened.values())
     assert all(device.closed for device in opened.values())
@@ -84,15 +84,25 @@ def test_the_first_reply_may_be_short_where_a_head_drafts(world):
     recipe = msgspec.structs.replace(RECIPE, validation=msgspec.structs.replace(RECIPE.validation, first_reply_rows=64))
     with DeviceRunner(ARTIFACTS, recipe, None, INFO) as runner:
         for system in ("hyco", "cloud-mtp"):
-            runner.generate(system, "torch", PROMPT, Sampling(), 8)
+            runner.generate(system, "torch", PROMPT, PAPER_SAMPLING, 8)
     assert [request.first_rows for _, request, *_ in generated] == [64, 0]
+
+
+def test_a_prompt_that_the_server_has_no_room_for_is_not_sent(world):
+    _, generated = world
+    small = msgspec.structs.replace(INFO, context_limit=len(PROMPT.ids) + 7)
+    with DeviceRunner(ARTIFACTS, RECIPE, "transport", small) as runner:
+        runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 7)
+        with pytest.raises(HycoError, match="prompt p1 and its answer need"):
+            runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 8)
+    assert len(generated) == 1
 
 
 def test_prompts_differ_in_their_seed_and_systems_do_not(world):
     _, generated = world
     with DeviceRunner(ARTIFACTS, RECIPE, "transport", INFO) as runner:
         for system, prompt_id in (("hyco", "p1"), ("cloud-mtp", "p1"), ("hyco", "p2")):
-            runner.generate(system, "torch", Prompt(prompt_id, (2,)), Sampling(), 8)
+            runner.generate(system, "torch", Prompt(prompt_id, (2,)), PAPER_SAMPLING, 8)
     seeds = [request.seed for _, request, _, _ in generated]
     assert seeds[0] == seeds[1] == prompt_seed(RECIPE.validation.seed, "p1")
     assert seeds[2] != seeds[0]
@@ -102,8 +112,8 @@ def test_prompts_differ_in_their_seed_and_systems_do_not(world):
 def test_devices_are_closed_when_a_generation_fails(world):
     opened, _ = world
     with pytest.raises(HycoError, match="unknown system"), DeviceRunner(ARTIFACTS, RECIPE, None, INFO) as runner:
-        runner.generate("hyco", "torch", PROMPT, Sampling(), 8)
-        runner.generate("no such", "torch", PROMPT, Sampling(), 8)
+        runner.generate("hyco", "torch", PROMPT, PAPER_SAMPLING, 8)
+        runner.generate("no such", "torch", PROMPT, PAPER_SAMPLING, 8)
     assert opened["torch"].closed
 
 
@@ -116,5 +126,5 @@ def test_the_run_folder_and_target_reach_the_device(monkeypatch, world):
     seen = []
     monkeypatch.setattr(system_runner, "open_device", lambda *where: seen.append(where) or FakeDevice())
     with DeviceRunner(ARTIFACTS, RECIPE, None, INFO) as runner:
-        runner.generate("hyco", "qnn", PROMPT, Sampling(), 8)
+        runner.generate("hyco", "qnn", PROMPT, PAPER_SAMPLING, 8)
     assert seen == [(Path("run"), "qnn", RECIPE.target)]

@@ -4,7 +4,7 @@ import pytest
 from synthetic_traces import generation, round_trace
 
 from hyco_export.evaluate.trials import GREEDY, WARM_UP_TOKENS, Prompt, check_greedy, plain_texts, run_interleaved
-from hyco_export.runtime.wire import Sampling
+from hyco_export.runtime.wire import PAPER_SAMPLING
 
 PROMPTS = [Prompt("a", (1, 2)), Prompt("b", (3,)), Prompt("c", (4,))]
 
@@ -29,7 +29,7 @@ def ignore(label, done, total):
 
 def test_all_systems_answer_a_prompt_before_the_next_and_take_turns_in_going_first():
     runner = ScriptedRunner()
-    sampling = Sampling()
+    sampling = PAPER_SAMPLING
     traces = run_interleaved(runner, ("x", "y"), "onnx-cpu", PROMPTS, sampling, 16, ignore)
     assert [call[:3:2] for call in runner.calls[2:]] == [
         ("x", "a"), ("y", "a"), ("y", "b"), ("x", "b"), ("x", "c"), ("y", "c"),
@@ -40,7 +40,7 @@ def test_all_systems_answer_a_prompt_before_the_next_and_take_turns_in_going_fir
 
 def test_the_warm_up_is_short_and_not_measured():
     runner = ScriptedRunner()
-    traces = run_interleaved(runner, ("x", "y"), "onnx-cpu", PROMPTS, Sampling(), 16, ignore)
+    traces = run_interleaved(runner, ("x", "y"), "onnx-cpu", PROMPTS, PAPER_SAMPLING, 16, ignore)
     assert [(call[0], call[4]) for call in runner.calls[:2]] == [("x", WARM_UP_TOKENS), ("y", WARM_UP_TOKENS)]
     assert all(len(trace.tokens) == 16 for trace in traces["x"])
 
@@ -63,7 +63,7 @@ def test_a_shorter_run_is_compared_with_the_beginning_of_the_plain_text():
 
 def test_progress_counts_prompts():
     seen = []
-    run_interleaved(ScriptedRunner(), ("x", "y"), "torch", PROMPTS, Sampling(), 4, lambda *step: seen.append(step))
+    run_interleaved(ScriptedRunner(), ("x", "y"), "torch", PROMPTS, PAPER_SAMPLING, 4, lambda *step: seen.append(step))
     assert seen == [("prompts answered by x, y", done, 3) for done in (1, 2, 3)]
 
 

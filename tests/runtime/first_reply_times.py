@@ -73,7 +73,7 @@ def measure(link: str, first_rows: int, seed: int) -> Times:
     clock = SkippingClock(lambda: 0.0)
     transport = LinkTransport(LocalTransport(engine, INFO), find_link(link), seed, clock)
     request = Request(
-        "toy", "p", wire.Sampling(0.0), wire.Acceptance(), 1, TOKENS, head_digest="head", first_rows=first_rows
+        "toy", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, TOKENS, head_digest="head", first_rows=first_rows
     )
     trace = generate(PROMPT, request, HalfRight(), transport, clock)
     committed = 1 + np.cumsum([len(entry.tokens) for entry in trace.rounds])

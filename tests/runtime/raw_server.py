@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hyco_export.runtime import wire
 
@@ -24,13 +25,14 @@ class RawServer:
     Attributes:
         requests: raw bytes of every request, in order.
         connections: how many were accepted.
+        end: set when the server is closed.
     """
 
     def __init__(self, answers: Sequence[bytes | None]) -> None:
         self._answers = list(answers)
         self.requests: list[bytes] = []
         self.connections = 0
-        self._end = threading.Event()
+        self.end = threading.Event()
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -40,10 +42,13 @@ class RawServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()
+        self.end.set()
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread, which close alone does not
         for opened in (self._listener, *self._open):
             opened.close()
+
+    def send(self, connection: socket.socket, answer: bytes) -> None:
+        connection.sendall(answer)
 
     def close_connections(self) -> None:
         """What a server does with idle connections."""
@@ -53,7 +58,7 @@ class RawServer:
         self._open.clear()
 
     def _accept(self) -> None:
-        while not self._end.is_set():
+        while not self.end.is_set():
             try:
                 accepted, _ = self._listener.accept()
             except OSError:
@@ -77,15 +82,16 @@ class RawServer:
             self.requests.append(request)
             answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
             if answer is HANG:
-                self._end.wait()
+                self.end.wait()
                 return
             if answer == DROP:
                 connection.close()
                 return
             if answer.startswith(LATE):
-                self._end.wait(LATE_S)
+                self.end.wait(LATE_S)
                 answer = answer.removeprefix(LATE)
-            connection.sendall(answer)
+            with suppress(OSError):  # a client may have seen enough
+                self.send(connection, answer)
             if len(answer) < _announced(answer):
                 connection.close()
                 return

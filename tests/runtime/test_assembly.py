@@ -97,7 +97,7 @@ def served(recipe: Recipe, run: Path) -> tuple[Engine, wire.ServerInfo]:
 
 
 def request(prompt: list[int], **changes: object) -> wire.PrimeRequest:
-    plain = wire.PrimeRequest(wire.PROTOCOL_VERSION, prompt, GREEDY, wire.Acceptance(), 1, 40, "device", 0, "")
+    plain = wire.PrimeRequest(wire.PROTOCOL_VERSION, prompt, GREEDY, wire.EXACT, 1, 40, "device", 0, "")
     return msgspec.structs.replace(plain, **changes)
 
 
@@ -146,6 +146,7 @@ def test_info_says_what_the_server_is(served: tuple[Engine, wire.ServerInfo], ch
     assert (info.vocab_size, info.stop_ids) == (gemma.VOCAB, gemma.STOP_IDS)
     assert (info.head_digest, info.keepset_digest) == ("key-of-the-head", "of the keep set")
     assert (info.server_steps, info.prompt_limit, info.node_limit) == (4, gemma.CONTEXT - 1, 64)
+    assert info.context_limit == gemma.CONTEXT
     assert info.rules == list(RULES) and info.clock in ("thread-cpu", "process-cpu")
 
 

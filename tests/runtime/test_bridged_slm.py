@@ -115,7 +115,7 @@ def test_greedy_text_is_the_verifiers_own(system, seed):
         drafter = HybridDrafter(head, SlmFeed(slm), BRIDGE.verifier_ids, rule, frozenset({1}))
     else:
         drafter = SpecEdgeDrafter(SlmFeed(slm), BRIDGE.verifier_ids, rule, frozenset({1}))
-    sampling, acceptance = wire.Sampling(0.0, 0, 1.0), wire.Acceptance("exact")
+    sampling, acceptance = wire.Sampling(0.0, 0, 1.0), wire.Acceptance("exact", 1.0)
     digest = "h" if system == "hybrid" else ""
     request = Request("x", "p", sampling, acceptance, seed, 40, head_digest=digest)
     prompt = [4, 9, 2, 7, 11, 5]

@@ -259,7 +259,7 @@ def test_greedy_text_is_plain_greedy_through_both_graphs(seed: int, prompt_lengt
     head, head_graph = toy_head(WINDOW, sliding_span)
     slm, tree_graph, _ = toy_slm(rows=8)
     drafter = HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP_IDS, RULE, {STOP_ID})
-    request = Request("hyco", "p", wire.Sampling(temperature=0.0), wire.Acceptance(), 1, 30)
+    request = Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 30)
     trace = generate(prompt, request, drafter, ScriptedServer(model))
     assert list(trace.tokens) == model.answer(prompt, 30)
     if trace.rounds:
@@ -278,7 +278,7 @@ def test_a_right_draft_is_accepted_whole_while_the_window_holds_the_context() ->
     head, _ = toy_head(WINDOW, None)
     slm, _, _ = toy_slm(rows=8)
     drafter = HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), np.array(KEEP_IDS), RULE, {STOP_ID})
-    request = Request("hyco", "p", wire.Sampling(temperature=0.0), wire.Acceptance(), 1, 7)
+    request = Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 7)
     trace = generate(prompt, request, drafter, ScriptedServer(MODEL))
     answer = MODEL.answer(prompt, 7)
     assert set(answer[1:6]) <= set(map(int, KEEP_IDS)), "choose another seed: the chain must be draftable"

@@ -27,7 +27,7 @@ NO_STOP = -1e9
 
 
 def request(max_new_tokens: int = 24, **changes: object) -> Request:
-    base = Request("test", "p0", wire.Sampling(temperature=0.0), wire.Acceptance(), 7, max_new_tokens)
+    base = Request("test", "p0", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 7, max_new_tokens)
     return msgspec.structs.replace(base, **changes)
 
 

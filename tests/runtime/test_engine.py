@@ -158,7 +158,7 @@ def test_the_server_drafts_its_own_chain_but_no_more_than_can_be_committed() -> 
 
 def test_a_repeated_round_returns_the_stored_reply_without_a_second_draw() -> None:
     bench = Bench()
-    reply = bench.engine.prime(prime_request(sampling=wire.Sampling()))
+    reply = bench.engine.prime(prime_request(sampling=wire.PAPER_SAMPLING))
     ids = [*PROMPT, reply.root]
     request = round_request(ids, [3, 4], [ROOT, ROOT])
     first = bench.engine.verify(reply.session, 1, request)
@@ -234,8 +234,10 @@ def test_a_tree_where_the_server_drafts_is_refused() -> None:
         ({"sampling": wire.Sampling(1.0, -1, 1.0)}, "value_range", "sampling.top_k is -1"),
         ({"sampling": wire.Sampling(1.0, 0, 0.0)}, "value_range", "sampling.top_p is 0.0"),
         ({"acceptance": wire.Acceptance("epsilon", 0.0)}, "value_range", "acceptance.epsilon is 0.0"),
-        ({"acceptance": wire.Acceptance("exact", float("inf"))}, "value_range", "acceptance.epsilon is inf"),
-        ({"acceptance": wire.Acceptance("fuzzy")}, "unsupported", "acceptance.rule is 'fuzzy'"),
+        ({"acceptance": wire.Acceptance("exact", float("inf"))}, "unsupported", "acceptance.epsilon is inf"),
+        ({"draft_side": "cloud"}, "unsupported", "draft_side is 'cloud'"),
+        ({"draft_scope": "x" * 99}, "unsupported", f"draft_scope is '{'x' * 40}'"),
+        ({"acceptance": wire.Acceptance("fuzzy", 1.0)}, "unsupported", "acceptance.rule is 'fuzzy'"),
         ({"acceptance": wire.Acceptance("exact", 0.5)}, "unsupported", "acceptance.epsilon is 0.5"),
         ({"draft_scope": "artifact"}, "unsupported", "the server drafts nothing in this session"),
         ({"draft_side": "reply", "draft_steps": 0}, "value_range", "draft_steps is 0"),

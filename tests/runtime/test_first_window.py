@@ -37,7 +37,7 @@ def toy_engine() -> Engine:
 
 def prime_request(prompt: list[int], first_rows: int) -> wire.PrimeRequest:
     return wire.PrimeRequest(
-        1, prompt, wire.Sampling(0.0), wire.Acceptance(), 1, 40, "device", 0, "head", first_rows=first_rows
+        1, prompt, wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 40, "device", 0, "head", first_rows=first_rows
     )
 
 
@@ -79,7 +79,7 @@ def test_text_and_the_ring_in_the_end_are_those_of_the_whole_window(
             HeadFeed(head, HANDOFF), SlmFeed(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID}
         )
         request = Request(
-            "hyco", "p", wire.Sampling(0.0), wire.Acceptance(), 3, 60, head_digest="head", first_rows=rows
+            "hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, 60, head_digest="head", first_rows=rows
         )
         trace = generate(prompt, request, drafter, LocalTransport(toy_engine(), INFO))
         assert list(trace.tokens) == MODEL.answer(prompt, 60)

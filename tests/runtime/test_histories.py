@@ -49,10 +49,10 @@ CAP = 20
 MOST_CLIENTS = 4  # few, so that much happens to each
 KINDS = ("plain", "oracle", "hybrid", "server", "reply", "proactive", "keeping")
 RULES = {
-    "exact": wire.Acceptance(),
+    "exact": wire.EXACT,
     "epsilon": wire.Acceptance("epsilon", 0.1),
     "epsilon-at-rejections": wire.Acceptance("epsilon-at-rejections", 0.1, True),
-    "typical": wire.Acceptance("typical"),
+    "typical": wire.Acceptance("typical", 1.0),
 }
 RULE = TreeRule(math.log(0.66), 8, 8)
 SIDES = {"server": "server", "reply": "reply"}
@@ -199,7 +199,7 @@ class Histories(RuleBasedStateMachine):
     @rule(prompt=st.lists(st.integers(2, VOCAB_SIZE - 1), min_size=1, max_size=12))
     def hang_up(self, prompt: list[int]) -> None:
         """A caller that nobody hears of again."""
-        request = wire.PrimeRequest(1, prompt, wire.Sampling(), wire.Acceptance(), 1, CAP, "device", 0, "")
+        request = wire.PrimeRequest(1, prompt, wire.PAPER_SAMPLING, wire.EXACT, 1, CAP, "device", 0, "")
         held = self.engine.session_count, self.engine.reserved_bytes
         with suppress(ProtocolError):
             self.engine.prime(request, lambda: True)

@@ -49,7 +49,7 @@ def texts_and_sizes(pad_bytes: int) -> tuple[tuple[int, ...], set[int], list[int
     app = create_app(engine, INFO, pad_bytes=pad_bytes)
     # the oracle runs dry at times: rounds commit different numbers of tokens
     drafter = OracleDrafter(lambda ids, depth: MODEL.greedy(ids, ids[-1] % (depth + 1)), 5)
-    request = Request("oracle", "p", wire.Sampling(0.0), wire.Acceptance(), 3, 40, head_digest="head")
+    request = Request("oracle", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, 40, head_digest="head")
     with running(app) as url:
         transport = HttpTransport(url)
         trace = generate(PROMPT, request, drafter, transport)

@@ -76,7 +76,7 @@ class WatchedDrafter(ProactiveSpecEdgeDrafter):
 
 
 def request(cap: int = 30) -> Request:
-    return Request("specedge-pd", "p", wire.Sampling(0.0), wire.Acceptance(), 7, cap)
+    return Request("specedge-pd", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 7, cap)
 
 
 def run(

@@ -10,6 +10,7 @@ import pytest
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import HandoffSpec, KvRows, KvShape
+from hyco_export.errors import ProtocolError
 from hyco_export.runtime import server, wire
 from hyco_export.runtime.admission import Limits
 from hyco_export.runtime.guard.slow_peers import SLOWEST_READER_BYTES_PER_S, PeerLimits
@@ -55,7 +56,7 @@ COMMITTED = [*PROMPT, 9259]
 EXAMPLES = {
     "prime-request": wire.encode(
         wire.PrimeRequest(
-            1, PROMPT, wire.Sampling(), wire.Acceptance("epsilon", 0.005), 20261011, 256, "device", 0, "5f2c"
+            1, PROMPT, wire.PAPER_SAMPLING, wire.Acceptance("epsilon", 0.005), 20261011, 256, "device", 0, "5f2c"
         )
     ),
     "prime-reply": wire.encode(
@@ -165,7 +166,7 @@ def test_largest_bodies_fit_the_limits() -> None:
     limits = Limits()
     prompt = [2**31 - 1] * limits.prompt_limit
     prime = wire.PrimeRequest(
-        1, prompt, wire.Sampling(), wire.Acceptance(), 2**64 - 1, 2**31, "device", 0, "f" * 64, 2**31
+        1, prompt, wire.PAPER_SAMPLING, wire.EXACT, 2**64 - 1, 2**31, "device", 0, "f" * 64, 2**31
     )
     assert len(wire.encode(prime)) <= server.ENVELOPE_BYTES + server.ID_BYTES * limits.prompt_limit
     nodes = [2**31 - 1] * limits.node_limit
@@ -177,6 +178,23 @@ def test_a_round_of_32_nodes_stays_below_300_bytes() -> None:
     # the paper's vocabulary: ids of up to 262,143 take 5 B each, parents 1 B
     body = wire.VerifyRequest(1, 32_000, bytes(8), [262_143] * 32, [-1, *range(31)])
     assert len(wire.encode(body)) < 300
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_field_may_be_left_out_exactly_where_the_page_says_optional(name: str) -> None:
+    optional = {row[1].strip("`") for row in table_after(f"### {name}") if row[3].startswith("optional")}
+    fields = msgspec.structs.fields(KINDS[name])
+    assert optional == {field.name for field in fields if not field.required}
+
+
+@pytest.mark.parametrize("short", [[], [0.0], [0.0, 1]])
+def test_settings_that_are_left_out_are_malformed_and_not_guessed(short: list[float]) -> None:
+    for place in (2, 3):  # sampling, acceptance
+        fields = msgspec.msgpack.decode(EXAMPLES["prime-request"])
+        fields[place] = fields[place][: len(short)] if place == 2 else fields[place][: len(short) // 2]
+        with pytest.raises(ProtocolError) as refusal:
+            wire.decode(msgspec.msgpack.encode(fields), wire.PrimeRequest)
+        assert refusal.value.code == "malformed" and f"$[{place}]" in refusal.value.message
 
 
 def test_additional_fields_at_the_end_are_ignored_and_defaults_may_be_left_out() -> None:

@@ -69,7 +69,7 @@ def test_a_killed_replica_costs_no_token_and_touches_no_session_of_the_other(
         drafter = OracleDrafter(
             MODEL.greedy, 1
         )  # two tokens a round: thirty rounds, each of 30 ms and the others' turns
-        request = Request("toy", str(number), wire.Sampling(0.0), wire.Acceptance(), 3, CAP)
+        request = Request("toy", str(number), wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, CAP)
         try:
             traces[number] = generate(PROMPT, request, drafter, transport)
         except Exception as error:  # seen by the test, not lost with the thread

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -109,7 +110,7 @@ def test_typical_takes_the_best_of_all_paths(case: Judged, cap: float, alpha: fl
 def test_rejections_alone_never_take_more_than_every_node(case: Judged, eps: float) -> None:
     everywhere = decide(case, wire.Acceptance("epsilon", eps), STOPS)
     rejections = decide(case, wire.Acceptance("epsilon-at-rejections", eps), STOPS)
-    exact = decide(case, wire.Acceptance(), STOPS)
+    exact = decide(case, wire.EXACT, STOPS)
     assert len(exact.accepted) <= len(rejections.accepted) <= len(everywhere.accepted)
     assert all(by_epsilon(eps)(case, row) for row in rejections.accepted)
     assert rejections.accepted[: len(exact.accepted)] == exact.accepted  # it starts with every draw that was drafted
@@ -119,14 +120,14 @@ def test_rejections_alone_never_take_more_than_every_node(case: Judged, eps: flo
 @given(judged(), st.sampled_from(["epsilon", "epsilon-at-rejections"]))
 def test_an_epsilon_of_one_is_exact(case: Judged, rule: str) -> None:
     assume(len(case.probs) == 0 or case.probs.max() < 1.0)
-    assert decide(case, wire.Acceptance(rule, 1.0), STOPS) == decide(case, wire.Acceptance(), STOPS)
+    assert decide(case, wire.Acceptance(rule, 1.0), STOPS) == decide(case, wire.EXACT, STOPS)
 
 
 @settings(max_examples=200, deadline=None)
 @given(judged(greedy=True), st.sampled_from(sorted(RULES)))
 def test_no_rule_adds_anything_to_greedy(case: Judged, rule: str) -> None:
     options = wire.Acceptance(rule, 0.005 if "epsilon" in RULES[rule].options else 1.0)
-    assert decide(case, options, STOPS) == decide(case, wire.Acceptance(), STOPS)
+    assert decide(case, options, STOPS) == decide(case, wire.EXACT, STOPS)
 
 
 @settings(max_examples=300, deadline=None)
@@ -149,7 +150,7 @@ def test_a_token_that_the_cuts_removed_is_the_last_choice_of_typical() -> None:
     # both children are typical; p~ has cut the first
     probs, raw = np.array([0.0, 0.2], np.float32), np.array([0.5, 0.3])
     case = Judged((4, 5), (ROOT, ROOT), (0, 1, 1), probs, raw, np.ones(3))
-    assert decide(case, wire.Acceptance("typical"), STOPS).accepted == (1,)
+    assert decide(case, wire.Acceptance("typical", 1.0), STOPS).accepted == (1,)
 
 
 @settings(max_examples=150, deadline=None)
@@ -165,7 +166,7 @@ def test_typical_reads_the_softmax_at_the_temperature_before_any_cut(seed: int, 
     np.testing.assert_allclose(seen.entropies, -(p * np.log(p)).sum(axis=1), rtol=1e-9, atol=1e-12)
     direct = [row for row, token in enumerate(tokens) if token == seen.draws[parents[row] + 1] or
               seen.raw_probs[row] > min(0.09, 0.3 * math.exp(-seen.entropies[parents[row] + 1]))]  # fmt: skip
-    accepted = decide(seen, wire.Acceptance("typical"), STOPS).accepted
+    accepted = decide(seen, wire.Acceptance("typical", 1.0), STOPS).accepted
     assert accepted == ((0, 1) if direct == [0, 1] else (0,) if 0 in direct else ())
 
 
@@ -185,7 +186,8 @@ def test_greedy_is_one_hot_for_typical() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (wire.Acceptance("judge"), "unsupported", "acceptance.rule is 'judge'"),
+        (wire.Acceptance("judge", 1.0), "unsupported", "acceptance.rule is 'judge'"),
+        (wire.Acceptance("x" * 999, 1.0), "unsupported", f"acceptance.rule is '{'x' * 40}'"),
         (wire.Acceptance("epsilon", 0.0), "value_range", "acceptance.epsilon is 0.0"),
         (wire.Acceptance("epsilon", math.nan), "value_range", "acceptance.epsilon is nan"),
         (wire.Acceptance("epsilon-at-rejections", 1.5), "value_range", "acceptance.epsilon is 1.5"),
@@ -193,6 +195,11 @@ def test_greedy_is_one_hot_for_typical() -> None:
         (wire.Acceptance("typical", 1.0, False, 0.1, math.inf), "value_range", "acceptance.posterior_alpha is inf"),
         (wire.Acceptance("typical", 1.0, False, 0.1, -1.0), "value_range", "acceptance.posterior_alpha is -1.0"),
         (wire.Acceptance("exact", 0.5), "unsupported", "acceptance.epsilon is 0.5, but the rule exact does not read"),
+        (wire.Acceptance("exact", -1.0), "unsupported", "acceptance.epsilon is -1.0, but the rule exact does not read"),
+        (wire.Acceptance("exact", math.nan), "unsupported", "acceptance.epsilon is nan, but the rule exact does not"),
+        (wire.Acceptance("typical", 0.0), "unsupported", "acceptance.epsilon is 0.0, but the rule typical does not"),
+        (wire.Acceptance("epsilon", 0.5, False, math.nan), "unsupported", "acceptance.posterior_threshold is nan"),
+        (wire.Acceptance("exact", 1.0, False, 0.09, -1.0), "unsupported", "acceptance.posterior_alpha is -1.0"),
         (wire.Acceptance("exact", 1.0, True), "unsupported", "acceptance.stop_needs_draw is True"),
         (wire.Acceptance("typical", 0.5), "unsupported", "acceptance.epsilon is 0.5"),
         (wire.Acceptance("epsilon", 0.5, False, 0.2), "unsupported", "acceptance.posterior_threshold is 0.2"),
@@ -210,5 +217,5 @@ def test_every_rule_is_taken_with_its_defaults_and_its_own_options() -> None:
     values = {"epsilon": 0.5, "stop_needs_draw": True, "posterior_threshold": 0.2, "posterior_alpha": 0.5}
     assert len(RULES) == 4
     for name, rule in RULES.items():
-        check_acceptance(wire.Acceptance(name))
-        check_acceptance(wire.Acceptance(name, **{option: values[option] for option in rule.options}))  # type: ignore[arg-type]
+        check_acceptance(wire.Acceptance(name, 1.0))
+        check_acceptance(msgspec.structs.replace(wire.EXACT, rule=name, **{key: values[key] for key in rule.options}))

@@ -17,7 +17,7 @@ from hyco_export.runtime.sampling import (
     sampling_support,
     uniforms,
 )
-from hyco_export.runtime.wire import Sampling
+from hyco_export.runtime.wire import PAPER_SAMPLING, Sampling
 
 SETTINGS = (
     Sampling(1.0, 64, 0.95),
@@ -108,7 +108,7 @@ def test_rows_without_a_finite_logit_are_refused(bad: float) -> None:
     logits = np.zeros((2, 5), np.float32)
     logits[1] = bad
     with pytest.raises(ValueError, match=r"rows \[1\] of the logits are not finite"):
-        sampling_distribution(logits, Sampling())
+        sampling_distribution(logits, PAPER_SAMPLING)
 
 
 @settings(max_examples=60, deadline=None)

@@ -30,6 +30,7 @@ from hyco_export.runtime.serving import bind, serve
 from hyco_export.runtime.tree import ROOT
 
 HEAD = "head-artifact-key"
+BODY = {"Content-Type": wire.MEDIA_TYPE}
 PROMPT = [5, 6, 7, 8]
 FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 4096, HEAD, WINDOW, 4)
 LIMITS = Limits(sessions=4, node_limit=32, prompt_limit=100)
@@ -48,9 +49,7 @@ INFO = wire.ServerInfo(
     rules=["exact", "epsilon"],
     clock="thread-cpu",
 )
-PRIME = wire.PrimeRequest(
-    wire.PROTOCOL_VERSION, PROMPT, wire.Sampling(0.0, 0, 1.0), wire.Acceptance(), 7, 50, "device", 0, ""
-)
+PRIME = wire.PrimeRequest(wire.PROTOCOL_VERSION, PROMPT, wire.Sampling(0.0, 0, 1.0), wire.EXACT, 7, 50, "device", 0, "")
 
 
 def toy_engine() -> Engine:
@@ -65,7 +64,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[TestClient]:
-    with TestClient(create_app(engine, INFO)) as client:
+    with TestClient(create_app(engine, INFO), headers=BODY) as client:
         yield client
 
 
@@ -129,6 +128,39 @@ def test_bad_trees_get_400_with_a_typed_code(
     assert client.post(path, content=round_body(ids, [], [])).status_code == 200
 
 
+def test_the_first_broken_rule_is_named_in_the_order_of_the_page(client: TestClient) -> None:
+    reply = prime(client)
+    ids = [*PROMPT, reply.root]
+    path = f"/v1/sessions/{reply.session}/rounds"
+    many, bad = [3] * 66, [VOCAB_SIZE]
+    plain = {"Content-Type": "text/plain"}
+    refused(client.post("/v1/sessions", content=b"\0" * 2000, headers=plain | {"Origin": "x"}), "origin")
+    refused(client.post("/v1/sessions", content=b"\0" * 2000, headers=plain), "body_size")
+    refused(client.post(f"{path}/one", content=b"?", headers=plain), "media_type")
+    assert "the round in the path" in refused(client.post(f"{path}/one", content=b"?"), "malformed").message
+    refused(client.post("/v1/sessions/nobody/rounds/1", content=b"?"), "malformed")
+    refused(client.post("/v1/sessions/nobody/rounds/9", content=round_body(ids, many, [])), "unknown_session")
+    refused(client.post(f"{path}/9", content=round_body([1], many, [])), "round_future")
+    refused(client.post(f"{path}/1", content=round_body([1], many, [])), "length_differs")
+    refused(client.post(f"{path}/1", content=round_body(ids, many, [])), "tree_shape")
+    refused(client.post(f"{path}/1", content=round_body(ids, bad * 66, [9] * 66)), "tree_size")
+    refused(client.post(f"{path}/1", content=round_body(ids, bad * 2, [9] * 2)), "token_range")
+    refused(client.post(f"{path}/1", content=round_body(ids, [3, *bad], [9, 9])), "parent_order")
+    changes: dict[str, object] = {}
+    for code, more in (  # from the last rule to the first: each new mistake hides the ones before
+        ("head_mismatch", {"head_digest": "x"}),
+        ("value_range", {"draft_steps": 3}),
+        ("unsupported", {"acceptance": wire.Acceptance("exact", float("nan"))}),
+        ("value_range", {"seed": -1}),
+        ("prompt_size", {"prompt": [VOCAB_SIZE] * 101}),
+        ("unsupported", {"draft_side": "x"}),
+        ("value_range", {"attempt": "x" * 65}),
+        ("version", {"version": 2}),
+    ):
+        changes |= more
+        refused(client.post("/v1/sessions", content=wire.encode(msgspec.structs.replace(PRIME, **changes))), code)
+
+
 def test_conflicting_rounds_get_409(client: TestClient) -> None:
     reply = prime(client)
     ids = [*PROMPT, reply.root]
@@ -143,7 +175,7 @@ def test_conflicting_rounds_get_409(client: TestClient) -> None:
 def test_a_prompt_that_is_too_long_gets_413_and_a_value_out_of_range_422(client: TestClient) -> None:
     long = msgspec.structs.replace(PRIME, prompt=[2] * 101)
     refused(client.post("/v1/sessions", content=wire.encode(long)), "prompt_size")
-    greedy = msgspec.structs.replace(PRIME, sampling=wire.Sampling(-1.0))
+    greedy = msgspec.structs.replace(PRIME, sampling=wire.Sampling(-1.0, 64, 0.95))
     refused(client.post("/v1/sessions", content=wire.encode(greedy)), "value_range")
     other = msgspec.structs.replace(PRIME, head_digest="another")
     refused(client.post("/v1/sessions", content=wire.encode(other)), "head_mismatch")
@@ -172,9 +204,43 @@ def test_the_right_version_is_asked_for(client: TestClient) -> None:
 
 def test_unknown_paths_and_methods_are_typed_too(client: TestClient) -> None:
     refused(client.get("/v1/nothing"), "unknown_route")
-    refused(client.get("/v1/info/"), "unknown_route")
+    for method, path in (
+        ("GET", "/v1/info/"),
+        ("POST", "/v1/sessions/"),
+        ("DELETE", "/v1/sessions/"),
+        ("POST", "/v1/sessions/a/rounds/1/"),
+        ("POST", "/v1/sessions/a/rounds/"),
+        ("DELETE", "/v1/sessions/a/"),
+    ):  # no path is guessed: a redirection would carry no refusal
+        refused(client.request(method, path, follow_redirects=False), "unknown_route")
     refused(client.get("/v1/sessions"), "method")
     refused(client.post("/v1/sessions/a/b/c/d", content=b""), "unknown_route")
+
+
+@pytest.mark.parametrize(
+    ("headers", "seen"),
+    [
+        ({"Content-Type": "text/plain"}, "said to be 'text/plain'"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, "said to be 'application/x-www-form-urlencoded'"),
+        ({"Content-Type": ""}, "said to be ''"),
+        ({"Content-Encoding": "gzip"}, "has a Content-Encoding"),
+    ],
+)
+def test_bodies_of_another_kind_are_refused(
+    client: TestClient, engine: Engine, headers: dict[str, str], seen: str
+) -> None:
+    for path in ("/v1/sessions", "/v1/sessions/a/rounds/1"):
+        assert seen in refused(client.post(path, content=wire.encode(PRIME), headers=headers), "media_type").message
+    assert engine.session_count == 0
+    parameters = {"Content-Type": f"{wire.MEDIA_TYPE.upper()}; version=1"}
+    assert client.post("/v1/sessions", content=wire.encode(PRIME), headers=parameters).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["https://example.org", "http://127.0.0.1:8411", "null"])
+def test_web_pages_cannot_call(client: TestClient, engine: Engine, origin: str) -> None:
+    for method, path in (("POST", "/v1/sessions"), ("GET", "/v1/info"), ("DELETE", "/v1/sessions/a")):
+        refused(client.request(method, path, content=wire.encode(PRIME), headers={"Origin": origin}), "origin")
+    assert engine.session_count == 0
 
 
 def test_full_servers_say_429(client: TestClient) -> None:
@@ -184,7 +250,7 @@ def test_full_servers_say_429(client: TestClient) -> None:
 
 
 def test_health_and_readiness(engine: Engine) -> None:
-    client = TestClient(create_app(engine, INFO))
+    client = TestClient(create_app(engine, INFO), headers=BODY)
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 503  # the application has not started
     refused(client.post("/v1/sessions", content=wire.encode(PRIME)), "shutting_down")
@@ -227,7 +293,7 @@ class BlockingSession(ScriptedSession):
 
 def test_the_loop_answers_while_the_model_works() -> None:
     model = ToyLanguageModel(stop_bias=-99.0)
-    with TestClient(create_app(Engine(lambda: BlockingSession(model), FACTS, LIMITS), INFO)) as client:
+    with TestClient(create_app(Engine(lambda: BlockingSession(model), FACTS, LIMITS), INFO), headers=BODY) as client:
         reply = prime(client)
         body = round_body([*PROMPT, reply.root], [], [])
         path = f"/v1/sessions/{reply.session}/rounds/1"
@@ -251,7 +317,7 @@ def test_a_model_fault_gets_500_and_the_server_lives_on() -> None:
             return super().prime(ids)
 
     model = ToyLanguageModel()
-    with TestClient(create_app(Engine(lambda: Faulty(model), FACTS, LIMITS), INFO)) as client:
+    with TestClient(create_app(Engine(lambda: Faulty(model), FACTS, LIMITS), INFO), headers=BODY) as client:
         bad = msgspec.structs.replace(PRIME, prompt=[9, 9])
         refusal = refused(client.post("/v1/sessions", content=wire.encode(bad)), "model_fault")
         assert refusal.message == "the model failed: RuntimeError"
@@ -260,7 +326,8 @@ def test_a_model_fault_gets_500_and_the_server_lives_on() -> None:
 
 def dropped_call(url: httpx.URL, path: str, body: bytes, entered: threading.Event) -> None:
     """Send a call and close the connection while the model works."""
-    head = f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    lines = (f"POST {path} HTTP/1.1", "Host: here", f"Content-Type: {wire.MEDIA_TYPE}", f"Content-Length: {len(body)}")
+    head = "\r\n".join([*lines, "", ""]).encode()
     with socket.create_connection((url.host, url.port)) as connection:
         connection.sendall(head + body)
         assert entered.wait(timeout=30)
@@ -288,7 +355,9 @@ def test_a_caller_that_hangs_up_frees_a_prime_and_keeps_a_session() -> None:
     thread.start()
     while not process.started:
         thread.join(0.01)
-    with httpx.Client(base_url=f"http://127.0.0.1:{process.servers[0].sockets[0].getsockname()[1]}") as http:
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{process.servers[0].sockets[0].getsockname()[1]}", headers=BODY
+    ) as http:
         answer = http.post("/v1/sessions", content=wire.encode(PRIME))
         kept = wire.decode(answer.content, wire.PrimeReply)
         long = msgspec.structs.replace(PRIME, prompt=[4] * 100)  # 3 s of passes
@@ -347,7 +416,7 @@ def test_as_a_process_it_binds_to_loopback_picks_a_port_and_stops_when_told() ->
         assert process.stdout is not None
         host, port = process.stdout.readline().split()
         assert host == "127.0.0.1" and int(port) > 0
-        with httpx.Client(base_url=f"http://{host}:{port}") as http:
+        with httpx.Client(base_url=f"http://{host}:{port}", headers=BODY) as http:
             reply = wire.decode(http.post("/v1/sessions", content=wire.encode(PRIME)).content, wire.PrimeReply)
             body = round_body([*PROMPT, reply.root], [], [])
             answer = http.post(f"/v1/sessions/{reply.session}/rounds/1", content=body)

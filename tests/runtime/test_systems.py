@@ -54,7 +54,7 @@ SETTINGS = Settings(
 FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4, restricts=True)
 INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
 PROMPT = [5, 9, 2, 7]
-GREEDY, PAPER = wire.Sampling(0.0), wire.Sampling(1.0, 64, 0.95)
+GREEDY, PAPER = wire.Sampling(0.0, 64, 0.95), wire.Sampling(1.0, 64, 0.95)
 
 
 def toy_device() -> Device:

@@ -1,8 +1,10 @@
 """The client of the wire: bytes counted exactly, rounds retried, everything else told apart and named."""
 
 import math
+import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -12,7 +14,8 @@ from raw_server import DROP, HANG, LATE, LATE_S, RawServer, http_answer
 from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
 from test_systems import SETTINGS
 
-from hyco_export.errors import ProtocolError, ServerError
+from hyco_export.errors import ProtocolError, ServerError, UnreachableError
+from hyco_export.runtime import transport as transport_module
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.devices.device import Device
@@ -26,7 +29,7 @@ from hyco_export.runtime.transport import HttpTransport, LocalTransport, Patienc
 
 REPLY = wire.VerifyReply(1, 3, [], [], [5], "", None, 0, 1.0)
 VERIFY = wire.VerifyRequest(1, 4, b"12345678", [5, 6], [-1, 0])
-PRIME = wire.PrimeRequest(1, [5, 6], wire.Sampling(0.0), wire.Acceptance(), 1, 9, "device", 0, "")
+PRIME = wire.PrimeRequest(1, [5, 6], wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 9, "device", 0, "")
 INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 0, ["exact"], "thread-cpu")
 VERDICT = http_answer(wire.encode(REPLY))
 
@@ -178,6 +181,44 @@ def test_an_endless_answer_is_refused_by_its_announced_length() -> None:
             transport.info()
 
 
+class Trickle(RawServer):
+    """Sends its answer byte by byte, each one long before any limit."""
+
+    def send(self, connection: socket.socket, answer: bytes) -> None:
+        for place in range(len(answer)):
+            connection.sendall(answer[place : place + 1])
+            if self.end.wait(0.02):
+                return
+
+
+@pytest.mark.parametrize("start", [b"", http_answer(b"x" * 10_000)[:-10_000]])
+def test_a_server_that_trickles_is_given_up_by_one_limit_for_the_whole_answer(start: bytes) -> None:
+    """In the head, and in the body: each byte comes in time, the answer would take minutes."""
+    slow = start + (b"HTTP/1.1 200 OK\r\nX: " if not start else b"") + b"x" * 10_000 + b"\r\n\r\n"
+    with Trickle([slow]) as server:
+        transport = HttpTransport(server.url, Patience(info_s=0.3, reply_s=0.3, pauses_s=()))
+        for call in (transport.info, partial(transport.verify, "s", 3, VERIFY)):
+            with pytest.raises(UnreachableError, match=r"no answer from the verifier server at .*timed out"):
+                call()
+            transport.close()
+
+
+def test_a_chunked_answer_is_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "ANSWER_LIMIT_BYTES", 100_000)
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {wire.MEDIA_TYPE}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    chunk = b"2710\r\n" + b"\0" * 10_000 + b"\r\n"
+    with RawServer([head + 1_000 * chunk]) as server:
+        transport, _ = transport_to(server.url)
+        with pytest.raises(UnreachableError, match="its answer is larger than 100,000 B"):
+            transport.info()
+    body = wire.encode(INFO)
+    whole = head + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    with RawServer([whole]) as server:
+        transport, _ = transport_to(server.url)
+        assert [transport.info(), transport.info()] == [INFO, INFO]
+        assert server.connections == 1
+
+
 def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
     with pytest.raises(ServerError, match="user name or password") as refusal:
         split_url("http://me:secret@host:1")
@@ -227,7 +268,7 @@ def hybrid() -> HybridDrafter:
 
 
 def request() -> Request:
-    return Request("hyco", "p", wire.Sampling(0.0), wire.Acceptance(), 3, 25, head_digest="head")
+    return Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, 25, head_digest="head")
 
 
 @pytest.fixture
@@ -263,7 +304,7 @@ def test_every_system_runs_over_http(served: tuple[str, Engine], name: str) -> N
     keep = np.arange(VOCAB_SIZE)
     device = Device(ScriptedHead(MODEL), ScriptedSlm(MODEL, keep), HANDOFF, keep)
     drafter, policy = make_drafter(system, settings, device), make_policy(system, settings)
-    asked = make_request(system, settings, "p", wire.Sampling(0.0), 3, 40)
+    asked = make_request(system, settings, "p", wire.Sampling(0.0, 64, 0.95), 3, 40)
     trace = generate(PROMPT, asked, drafter, HttpTransport(url), policy=policy)
     assert trace.tokens == tuple(MODEL.answer(PROMPT, 40))
     assert all(entry.evidence is not None for entry in trace.rounds)

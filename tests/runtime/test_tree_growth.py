@@ -189,7 +189,7 @@ def test_greedy_text_is_plain_greedy(seed: int, prompt_length: int, rows: int, c
         drafter = SpecEdgeDrafter(SlmFeed(slm), keep, rule, {STOP_ID}, 4)
     else:
         drafter = HybridDrafter(HeadFeed(ScriptedHead(model), HANDOFF), SlmFeed(slm), keep, rule, {STOP_ID}, 2)
-    request = Request(kind, "p", wire.Sampling(0.0), wire.Acceptance(), 7, 30)
+    request = Request(kind, "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 7, 30)
     trace = generate(prompt, request, drafter, ScriptedServer(model))
     assert list(trace.tokens) == model.answer(prompt, 30)
     assert slm.tokens == [*prompt, *trace.tokens][slm.first : slm.length]

@@ -122,7 +122,7 @@ def test_it_drafts_for_the_verifier_and_changes_nothing(respelled: Path, tmp_pat
         prompt = tokenizer.encode(f"<|turn>user\n{question}<turn|>\n<|turn>model\n").ids
         texts = []
         for one in (NullDrafter(), drafter):
-            request = Request("any", "p", GREEDY, wire.Acceptance("exact"), 1, 24)
+            request = Request("any", "p", GREEDY, wire.Acceptance("exact", 1.0), 1, 24)
             trace = generate(prompt, request, one, transport)
             texts.append(trace.tokens)
             accepted += sum(

@@ -38,7 +38,7 @@ def _accepted(ids: Sequence[int], root: int, steps: int, transport: Transport) -
             version=wire.PROTOCOL_VERSION,
             prompt=list(ids[:root]),
             sampling=GREEDY,
-            acceptance=wire.Acceptance(),
+            acceptance=wire.EXACT,
             seed=SEED,
             max_new_tokens=steps + 3,  # the round does not end at the cap
             draft_side="server",

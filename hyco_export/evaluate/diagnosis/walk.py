@@ -123,7 +123,7 @@ def _prime_request(prefix: Sequence[int], tokens: int, head_digest: str) -> wire
         version=wire.PROTOCOL_VERSION,
         prompt=list(prefix),
         sampling=GREEDY,
-        acceptance=wire.Acceptance(),
+        acceptance=wire.EXACT,
         seed=SEED,
         max_new_tokens=tokens,
         draft_side="device",

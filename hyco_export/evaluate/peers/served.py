@@ -22,7 +22,7 @@ class CloudMtp:
 
     def answer(self, ids: Sequence[int], max_new_tokens: int) -> Answer:
         """From the request to the last token, everything on the way included."""
-        request = Request(self.name, "", GREEDY, wire.Acceptance(), 0, max_new_tokens, "server", self._steps)
+        request = Request(self.name, "", GREEDY, wire.EXACT, 0, max_new_tokens, "server", self._steps)
         start_s = time.perf_counter()
         trace = generate(ids, request, NullDrafter(), self._transport)
         return Answer(trace.tokens, time.perf_counter() - start_s, len(trace.rounds))

@@ -4,10 +4,7 @@ Knows owners and session names; nothing of models, ids or HTTP. A session of ano
 never was. Callable from any thread.
 """
 
-import math
 import threading
-import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -16,7 +13,7 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.first_window import OlderRows, check_first_rows, split_window
 from hyco_export.runtime.guard.tokens import ANYBODY
 from hyco_export.runtime.ports import EnginePort, Gone, never_gone
-from hyco_export.runtime.sessions import no_such_session
+from hyco_export.runtime.sessions import longest_spare, no_such_session, when_to_try_again
 
 LONGEST_ATTEMPT = 64  # characters
 LOST_CODES = (wire.UNKNOWN_SESSION, "model_fault")  # the engine has dropped the session
@@ -24,9 +21,17 @@ LOST_CODES = (wire.UNKNOWN_SESSION, "model_fault")  # the engine has dropped the
 
 class _Entry(msgspec.Struct):
     owner: str
-    last_used_s: float
     older: OlderRows | None
     attempt: str
+
+
+class _Opening:
+    """A PRIME in flight. replaced: the same attempt has been sent again meanwhile, nobody waits for this one."""
+
+    def __init__(self, owner: str, attempt: str) -> None:
+        self.owner = owner
+        self.attempt = attempt
+        self.replaced = False
 
 
 class Desk:
@@ -35,44 +40,41 @@ class Desk:
     Args:
         engine: who does the work.
         sessions_per_owner: an owner's sessions at once; callers that nobody tells apart have the engine's limit only.
-        idle_s: seconds without a call after which the engine forgets a session.
-        now: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        engine: EnginePort,
-        sessions_per_owner: int = 1,
-        idle_s: float = math.inf,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, engine: EnginePort, sessions_per_owner: int = 1) -> None:
         self._engine = engine
         self._sessions_per_owner = sessions_per_owner
-        self._idle_s = idle_s
-        self._now = now
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # taken before the engine's, never inside it
         self._entries: dict[str, _Entry] = {}
-        self._opening: dict[str, int] = {}  # PRIME calls in flight by owner
+        self._opening: list[_Opening] = []
 
     def prime(self, owner: str, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply:
-        """Open a session of `owner`; one that an earlier try of this call opened is closed.
+        """Open a session of `owner`; one that an earlier try of this call opened, or is about to, is closed. An owner
+        whose share is used up gives the finished session that was unused for the longest.
 
         Raises:
-            ProtocolError: code sessions_full for this owner, value_range; whatever the engine refuses.
+            ProtocolError: code sessions_full for this owner, value_range; cancelled for a try that was sent again;
+                whatever the engine refuses.
         """
         check_first_rows(request)
         if len(request.attempt) > LONGEST_ATTEMPT:
             seen = f"attempt has {len(request.attempt)} characters, at most {LONGEST_ATTEMPT} are taken"
             raise ProtocolError("value_range", seen)
         self._close_attempt(owner, request.attempt)
-        self._reserve(owner)
+        opening = self._reserve(owner, request.attempt)
         try:
-            reply, older = split_window(self._engine.prime(request, gone), request.first_rows)
+            primed = self._engine.prime(request, lambda: opening.replaced or gone())
+            reply, older = split_window(primed, request.first_rows)
             with self._lock:
-                self._entries[reply.session] = _Entry(owner, self._now(), older, request.attempt)
-            return reply
+                if not opening.replaced:
+                    self._entries[reply.session] = _Entry(owner, older, request.attempt)
+                    return reply
         finally:
-            self._release(owner)
+            with self._lock:
+                self._opening.remove(opening)
+        self._engine.close(reply.session)
+        raise ProtocolError("cancelled", "the same attempt was sent again meanwhile", "wait for the later try's reply")
 
     def verify(
         self,
@@ -113,42 +115,46 @@ class Desk:
         for name in names:
             self.close(owner, name)
 
-    def _reserve(self, owner: str) -> None:
+    def _reserve(self, owner: str, attempt: str) -> _Opening:
         """Count a PRIME in flight, so that many at once cannot pass the limit together."""
         with self._lock:
-            self._expire()
-            held = sum(entry.owner == owner for entry in self._entries.values()) + self._opening.get(owner, 0)
-            if owner != ANYBODY and held >= self._sessions_per_owner:
-                raise ProtocolError(
-                    "sessions_full",
-                    f"this caller holds {held} sessions, at most {self._sessions_per_owner} are given to one",
-                    "close a session or try again later",
-                )
-            self._opening[owner] = self._opening.get(owner, 0) + 1
+            for earlier in self._opening:
+                earlier.replaced |= bool(attempt) and (earlier.owner, earlier.attempt) == (owner, attempt)
+            self._require_share(owner)
+            opening = _Opening(owner, attempt)
+            self._opening.append(opening)
+            return opening
 
-    def _release(self, owner: str) -> None:
-        with self._lock:
-            self._opening[owner] -= 1
-            if not self._opening[owner]:
-                del self._opening[owner]
+    def _require_share(self, owner: str) -> None:
+        """The lock is held."""
+        held = self._engine.held()
+        self._entries = {session: entry for session, entry in self._entries.items() if session in held}
+        if owner == ANYBODY:
+            return
+        mine = {session: held[session] for session, entry in self._entries.items() if entry.owner == owner}
+        count = len(mine) + sum(opening.owner == owner for opening in self._opening)
+        if count < self._sessions_per_owner:
+            return
+        spare = longest_spare(mine)
+        if spare is None:
+            raise ProtocolError(
+                "sessions_full",
+                f"this caller holds {count} sessions, at most {self._sessions_per_owner} are given to one",
+                when_to_try_again(mine),
+            )
+        del self._entries[spare]
+        self._engine.close(spare)
 
     def _require(self, owner: str, session: str) -> _Entry:
         with self._lock:
             entry = self._entries.get(session)
             if entry is None or entry.owner != owner:
                 raise no_such_session()
-            entry.last_used_s = self._now()
             return entry
 
     def _forget(self, session: str) -> None:
         with self._lock:
             self._entries.pop(session, None)
-
-    def _expire(self) -> None:
-        """Drop what the engine has dropped by now."""
-        oldest_s = self._now() - self._idle_s
-        for session in [name for name, entry in self._entries.items() if entry.last_used_s < oldest_s]:
-            del self._entries[session]
 
 
 def _with_older_rows(reply: wire.VerifyReply, round_number: int, entry: _Entry) -> wire.VerifyReply:

@@ -39,7 +39,9 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
-            transport.write(_too_many(self._limits.connections))
+            seen = f"all {self._limits.connections} connections are in use"
+            refusal = ProtocolError("connections_full", seen, "try again later")
+            transport.write(_farewell(refusal, "Service Unavailable"))
             transport.close()
             return
         self._head_timer = self.loop.call_later(self._limits.head_s, transport.close)
@@ -70,6 +72,12 @@ class PatientProtocol(H11Protocol):
         super().timeout_keep_alive_handler()
         self.loop.call_later(self._limits.stall_s, self.transport.abort)  # close alone waits for the reader
 
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP request: bytes of TLS, a head that is too long or contradicts itself."""
+        hint = "see PROTOCOL.md; a head may have " + f"{self._limits.head_bytes} B, and this port may want TLS or none"
+        self.transport.write(_farewell(ProtocolError("malformed", msg, hint), "Bad Request"))
+        self.transport.close()
+
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -97,11 +105,11 @@ def protocol_with(limits: PeerLimits) -> "partial[PatientProtocol]":
     return partial(PatientProtocol, limits)
 
 
-def _too_many(limit: int) -> bytes:
-    refusal = ProtocolError("connections_full", f"all {limit} connections are in use", "try again later")
+def _farewell(refusal: ProtocolError, reason: str) -> bytes:
+    """The last answer of a connection."""
     body = wire.encode(body_of(refusal))
     head = (
-        f"HTTP/1.1 {status_of(refusal)} Service Unavailable\r\nContent-Type: {wire.MEDIA_TYPE}\r\n"
+        f"HTTP/1.1 {status_of(refusal)} {reason}\r\nContent-Type: {wire.MEDIA_TYPE}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

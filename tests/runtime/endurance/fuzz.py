@@ -34,6 +34,10 @@ UNHURRIED = CallLimits(calls_per_s=1e9, burst=1_000_000_000)
 WARM_UP = 0.2  # share of the bodies after which memory must stay
 MB = 1e6
 OK = 200
+HEADERS = (
+    "Authorization", "Content-Type", "Content-Encoding", "Origin", "Expect", "Accept-Encoding", "Range", "Cookie",
+)  # fmt: skip
+BODY = {"Content-Type": wire.MEDIA_TYPE}
 
 
 @dataclass
@@ -72,7 +76,7 @@ class Caller:
             version=wire.PROTOCOL_VERSION,
             prompt=[int(token) for token in dice.integers(2, VOCAB_SIZE, int(dice.integers(1, 30)))],
             sampling=wire.Sampling(float(dice.choice([0.0, 1.0])), 8, 0.95),
-            acceptance=wire.Acceptance("epsilon", 0.05) if dice.random() < 0.5 else wire.Acceptance(),
+            acceptance=wire.Acceptance("epsilon", 0.05) if dice.random() < 0.5 else wire.EXACT,
             seed=int(dice.integers(1 << 40)),
             max_new_tokens=int(dice.integers(1, 60)),
             draft_side="server" if self.on_server else "device",
@@ -172,7 +176,7 @@ def _http_prime(connection: http.client.HTTPConnection, caller: Caller) -> None:
         connection.request("DELETE", f"/v1/sessions/{caller.session}")
         connection.getresponse().read()
     right = caller.prime()
-    connection.request("POST", "/v1/sessions", wire.encode(right))
+    connection.request("POST", "/v1/sessions", wire.encode(right), BODY)
     caller.primed(right.prompt, wire.decode(connection.getresponse().read(), wire.PrimeReply))
 
 
@@ -182,7 +186,7 @@ def _http_step(connection: http.client.HTTPConnection, caller: Caller, found: Fi
     on_server = caller.on_server
     body = caller.mutator.body(caller.prime() if is_prime else caller.round())
     caller.on_server = on_server
-    method, headers = "POST", {}
+    method, headers = "POST", dict(BODY)
     path = "/v1/sessions"
     if not is_prime:
         number = caller.mutator.number(caller.next_round)
@@ -195,7 +199,7 @@ def _http_step(connection: http.client.HTTPConnection, caller: Caller, found: Fi
             dice.choice(["/", "/v1", "/v1/sessions/", "//v1/sessions", path + "/x", path + "?q=1", "/v1/%2e%2e/"])
         )
     elif fate < 0.15:
-        name = str(dice.choice(["Authorization", "Content-Type", "Expect", "Accept-Encoding", "Range", "Cookie"]))
+        name = str(dice.choice(HEADERS))
         headers[name] = dice.bytes(int(dice.integers(1, 60))).hex()
     connection.request(method, path, body, headers)
     answer = connection.getresponse()

@@ -110,7 +110,7 @@ def soak(
         done = 0
         while go_on(done, time.monotonic() - started):
             prompt = prompts[(number + done) % len(prompts)]
-            request = Request("soak", str(number), GREEDY, wire.Acceptance(), done, len(texts[prompt]))
+            request = Request("soak", str(number), GREEDY, wire.EXACT, done, len(texts[prompt]))
             drafter = KnowingDrafter(prompt, texts[prompt], vocab_size, number * 100_000 + done)
             done += 1
             try:
@@ -141,7 +141,7 @@ def soak(
 def plain_texts(url: str, access: Access, prompts: Sequence[tuple[int, ...]], tokens: int) -> Texts:
     """The server's own greedy texts, one token a round."""
     transport = HttpTransport(url, access=access)
-    request = Request("plain", "p", GREEDY, wire.Acceptance(), 0, tokens)
+    request = Request("plain", "p", GREEDY, wire.EXACT, 0, tokens)
     return {prompt: generate(prompt, request, NullDrafter(), transport).tokens for prompt in prompts}
 
 

@@ -17,7 +17,7 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.guard.desk import Desk
 from hyco_export.runtime.guard.tokens import ANYBODY, Tokens
-from hyco_export.runtime.ports import Gone, never_gone
+from hyco_export.runtime.ports import Gone, Held, never_gone
 from hyco_export.runtime.server import CallLimits, create_app
 
 CALLS = CallLimits(sessions=2)
@@ -30,7 +30,9 @@ def engine() -> Engine:
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[TestClient]:
-    with TestClient(create_app(engine, INFO, Tokens([ALICE, BOB]), CALLS)) as client:
+    with TestClient(
+        create_app(engine, INFO, Tokens([ALICE, BOB]), CALLS), headers={"Content-Type": wire.MEDIA_TYPE}
+    ) as client:
         yield client
 
 
@@ -107,7 +109,10 @@ def test_primes_in_flight_are_counted() -> None:
         def close(self, session_id: str) -> None:
             raise AssertionError
 
-    desk = Desk(Unlocked(), 2, 60.0)
+        def held(self) -> dict[str, Held]:
+            return {thread.name: Held(None, spare=False) for thread in threads}
+
+    desk = Desk(Unlocked(), 2)
     threads = [threading.Thread(target=desk.prime, args=("alice", PRIME)) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -129,7 +134,7 @@ def test_sessions_that_the_engine_lost_are_not_held_against_their_owner() -> Non
             raise RuntimeError("broken")
 
     engine = Engine(lambda: Faulty(MODEL), FACTS, LIMITS, now=lambda: now_s[0])
-    desk = Desk(engine, 1, LIMITS.idle_s, now=lambda: now_s[0])
+    desk = Desk(engine, 1)
     reply = desk.prime("alice", PRIME)
     message = wire.decode(first_round(reply), wire.VerifyRequest)
     with pytest.raises(ProtocolError, match="the model failed"):
@@ -145,7 +150,7 @@ def test_sessions_that_the_engine_lost_are_not_held_against_their_owner() -> Non
 
 
 def test_a_prime_sent_again_replaces_its_first_try_and_no_other_session(engine: Engine) -> None:
-    desk = Desk(engine, 8, 60.0)
+    desk = Desk(engine, 8)
     tried = msgspec.structs.replace(PRIME, attempt="a")
     first = desk.prime("alice", tried)
     others = [desk.prime("bob", tried), desk.prime("alice", msgspec.structs.replace(PRIME, attempt="b"))]
@@ -162,19 +167,83 @@ def test_a_prime_sent_again_replaces_its_first_try_and_no_other_session(engine: 
         desk.prime("alice", msgspec.structs.replace(PRIME, attempt="x" * 65))
 
 
+def test_a_try_that_is_overtaken_by_the_next_one_leaves_no_session(engine: Engine) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    class Overtaken:
+        """The engine, whose first PRIME is held up after it was answered: its reply is lost on the way."""
+
+        verify, close, held = engine.verify, engine.close, engine.held
+
+        def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply:
+            reply = engine.prime(request)
+            if not entered.is_set():
+                entered.set()
+                assert release.wait(timeout=30)
+                assert gone()
+            return reply
+
+    desk, tried = Desk(Overtaken(), 8), msgspec.structs.replace(PRIME, attempt="a")
+    refusals: list[ProtocolError] = []
+
+    def first_try() -> None:
+        with pytest.raises(ProtocolError) as refusal:
+            desk.prime("alice", tried)
+        refusals.append(refusal.value)
+
+    first = threading.Thread(target=first_try)
+    first.start()
+    assert entered.wait(timeout=30)
+    again = desk.prime("alice", tried)
+    release.set()
+    first.join(timeout=30)
+    assert [refusal.code for refusal in refusals] == ["cancelled"]
+    assert set(engine.held()) == {again.session}
+
+
+def test_finished_sessions_make_room_and_running_ones_do_not(engine: Engine) -> None:
+    desk = Desk(engine, 2)
+    short = msgspec.structs.replace(PRIME, max_new_tokens=1)
+    running, ended = desk.prime("alice", PRIME), [desk.prime("alice", short)]
+    for _ in range(3 * LIMITS.sessions):  # each takes the place of the one before
+        ended.append(desk.prime("alice", short))
+        assert set(engine.held()) == {running.session, ended[-1].session}
+    message = wire.decode(first_round(running), wire.VerifyRequest)
+    with pytest.raises(ProtocolError) as refusal:
+        desk.verify("alice", ended[0].session, 1, message)
+    assert refusal.value.code == wire.UNKNOWN_SESSION
+    desk.prime("alice", PRIME)
+    with pytest.raises(ProtocolError, match="holds 2 sessions") as refusal:
+        desk.prime("alice", short)
+    assert refusal.value.hint.endswith(f"in {LIMITS.idle_s:.0f} s the longest idle one expires")
+    assert desk.verify("alice", running.session, 1, message).round == 1
+
+
+def test_what_the_engine_evicts_is_not_held_against_its_owner(engine: Engine) -> None:
+    desk, short = Desk(engine, 1), msgspec.structs.replace(PRIME, max_new_tokens=1)
+    first = desk.prime("alice", short)
+    others = [desk.prime(ANYBODY, short) for _ in range(LIMITS.sessions)]
+    assert set(engine.held()) == {reply.session for reply in others}  # alice's was the oldest
+    again = desk.prime("alice", PRIME)
+    assert again.session != first.session and others[0].session not in engine.held()
+
+
 def test_callers_whom_nobody_tells_apart_have_the_engines_limit_only() -> None:
-    desk = Desk(toy_engine(), 1, 60.0)
+    desk = Desk(toy_engine(), 1)
     for _ in range(LIMITS.sessions):
         desk.prime(ANYBODY, PRIME)
-    with pytest.raises(ProtocolError, match=f"all {LIMITS.sessions} sessions are in use"):
+    with pytest.raises(ProtocolError, match=f"all {LIMITS.sessions} sessions are in use") as refusal:
         desk.prime(ANYBODY, PRIME)
+    assert refusal.value.hint == (
+        f"close a session or try again when one has ended; in {LIMITS.idle_s:.0f} s the longest idle one expires"
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["a", "b"])), max_size=20))
 def test_random_histories_of_two_owners_never_mix(steps: list[tuple[str, str]]) -> None:
     """(who calls, whose session): a round is answered exactly when the two are one, and goes on where it was."""
-    desk = Desk(toy_engine(), 1, 60.0)
+    desk = Desk(toy_engine(), 1)
     replies = {owner: desk.prime(owner, msgspec.structs.replace(PRIME, prompt=[*PROMPT, 2])) for owner in ("a", "b")}
     ids = {owner: [*PROMPT, 2, reply.root] for owner, reply in replies.items()}
     rounds = dict.fromkeys(replies, 0)

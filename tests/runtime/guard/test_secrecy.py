@@ -42,7 +42,7 @@ def test_refusals_and_faults_log_no_prompt(caplog: pytest.LogCaptureFixture, mon
     caplog.set_level(logging.DEBUG)
     secret = msgspec.structs.replace(PRIME, prompt=SECRET)
     engine = Engine(lambda: Talkative(MODEL), FACTS, LIMITS)
-    with TestClient(create_app(engine, INFO, Tokens([ALICE]))) as client:
+    with TestClient(create_app(engine, INFO, Tokens([ALICE])), headers={"Content-Type": wire.MEDIA_TYPE}) as client:
 
         def post(path: str, body: bytes) -> int:
             return client.post(path, content=body, headers=bearer(ALICE)).status_code

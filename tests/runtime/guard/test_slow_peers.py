@@ -5,6 +5,7 @@ import time
 from contextlib import closing, suppress
 
 import msgspec
+import pytest
 from live_server import running
 from starlette.applications import Starlette
 from starlette.responses import Response
@@ -71,7 +72,26 @@ def test_a_body_that_never_ends_is_refused() -> None:
 def test_large_heads_are_refused_before_they_are_whole() -> None:
     with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
         peer.sendall(b"GET /v1/info HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 3 * PEERS.head_bytes)
-        assert received(peer).startswith(b"HTTP/1.1 400")
+        answer = received(peer)
+        assert answer.startswith(b"HTTP/1.1 400") and refusal_in(answer).code == "malformed"
+        assert HttpTransport(url).info() == INFO
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",  # the beginning of TLS
+        b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /v1/info HTTP/1.1\r\n\r\n",  # no Host
+    ],
+)
+def test_what_is_no_request_gets_a_typed_refusal(sent: bytes) -> None:
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(sent)
+        answer = received(peer)
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b"Connection: close" in answer
+        assert refusal_in(answer).code == "malformed"
         assert HttpTransport(url).info() == INFO
 
 

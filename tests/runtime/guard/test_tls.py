@@ -52,7 +52,7 @@ def url(files: Files) -> Iterator[str]:
 def test_a_generation_over_tls_with_a_token(url: str, files: Files) -> None:
     assert url.startswith("https://")
     transport = HttpTransport(url, access=Access(ALICE, files.authority))
-    request = Request("plain", "p", wire.Sampling(0.0), wire.Acceptance(), 3, 12)
+    request = Request("plain", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, 12)
     assert generate(PROMPT, request, NullDrafter(), transport).tokens == tuple(MODEL.answer(PROMPT, 12))
 
 

@@ -13,9 +13,7 @@ MODEL = ToyLanguageModel(stop_bias=-99.0)
 FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 4096, HEAD, WINDOW, 4)
 LIMITS = Limits(sessions=8, node_limit=32, prompt_limit=100)
 PROMPT = [5, 6, 7, 8]
-PRIME = wire.PrimeRequest(
-    wire.PROTOCOL_VERSION, PROMPT, wire.Sampling(0.0, 0, 1.0), wire.Acceptance(), 7, 50, "device", 0, ""
-)
+PRIME = wire.PrimeRequest(wire.PROTOCOL_VERSION, PROMPT, wire.Sampling(0.0, 0, 1.0), wire.EXACT, 7, 50, "device", 0, "")
 INFO = wire.ServerInfo(
     1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], HEAD, "k", 32, 100, 4, ["exact", "epsilon"], "thread-cpu"
 )

@@ -50,7 +50,7 @@ def hybrid() -> Drafter:
 def request(kind: str = "hyco") -> Request:
     head = "head" if kind == "hyco" else ""
     side, steps = ("server", 4) if kind == "cloud-mtp" else ("device", 0)
-    return Request(kind, "p", wire.Sampling(0.0), wire.Acceptance(), 3, CAP, side, steps, head)
+    return Request(kind, "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, CAP, side, steps, head)
 
 
 class Chaos(LocalTransport):
@@ -152,7 +152,7 @@ def test_a_round_is_tried_again_like_over_http_and_priming_is_not() -> None:
     clock = SkippingClock(lambda: 0.0)
     transport = LinkTransport(inner, Link("dead", 10.0, 0.0, 1.0, 1.0, resets=0.999999), 1, clock)
     with pytest.raises(UnreachableError, match=r"link dead: the (request|reply) was lost"):
-        transport.prime(wire.PrimeRequest(1, PROMPT, wire.Sampling(0.0), wire.Acceptance(), 1, 9, "device", 0, ""))
+        transport.prime(wire.PrimeRequest(1, PROMPT, wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 9, "device", 0, ""))
     before = clock()
     with pytest.raises((UnreachableError, ProtocolError)):
         for _ in range(50):
@@ -190,7 +190,7 @@ def persistent(script: Script, patience_s: float) -> tuple[PersistentTransport, 
     return PersistentTransport(script, patience_s, lambda: sum(pauses), pauses.append), pauses  # type: ignore[arg-type]
 
 
-PRIME = wire.PrimeRequest(1, PROMPT, wire.Sampling(0.0), wire.Acceptance(), 1, 9, "device", 0, "")
+PRIME = wire.PrimeRequest(1, PROMPT, wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 9, "device", 0, "")
 
 
 def test_persistence_doubles_its_pauses_and_ends() -> None:
