@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer, Gemma4TextModel
 
+FIXED_ROTARY = ("default", "proportional", "linear")  # transformers' names of rotary embeddings that know no context
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and signed sin, [R, 1, d] each
 
 
@@ -29,7 +30,7 @@ class Attention(Protocol):
         ...
 
     def attend(self, layer_type: str, query: torch.Tensor, scale: float) -> torch.Tensor:
-        """query [R, H, d] over the type's newest K/V -> [R, H, d]."""
+        """query [R, H, d] over the type's newest K/V -> [R, H * d]."""
         ...
 
 
@@ -62,16 +63,27 @@ class FusedStack:
         self._layers = [_Layer(layer, kind, compiled) for layer, kind in zip(_layers(model), types, strict=True)]
         self._norm = _norm_of(model.norm.weight, model.norm.eps)
         self._types = sorted(model.unique_layer_types)
+        self._dtype = model.norm.weight.dtype
+        self._frequencies = _frequencies(model.rotary_emb, self._types)
 
     def rotations(self, positions: torch.Tensor) -> dict[str, Rotation]:
         """By layer type, for positions [R]."""
         result = {}
+        where = positions[:, None, None]
         for layer_type in self._types:
-            cos, sin = self._model.rotary_emb(self._model.norm.weight, positions[None], layer_type)  # [1, R, d]
-            half = sin.shape[-1] // 2
-            signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
-            result[layer_type] = cos[0, :, None], signed[:, None]
+            if layer_type in self._frequencies:
+                angles = where * self._frequencies[layer_type]  # [R, 1, d]
+                result[layer_type] = angles.cos().to(self._dtype), angles.sin().to(self._dtype)
+            else:
+                result[layer_type] = self._scaled_rotation(positions, layer_type)
         return result
+
+    def _scaled_rotation(self, positions: torch.Tensor, layer_type: str) -> Rotation:
+        """As transformers computes it, for frequencies that depend on the context's length, or come with a factor."""
+        cos, sin = self._model.rotary_emb(self._model.norm.weight, positions[None], layer_type)  # [1, R, d]
+        half = sin.shape[-1] // 2
+        signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        return cos[0, :, None], signed[:, None]
 
     def per_layer_inputs(self, ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor | None:
         """[R, layers, P] of ids [R] with embeddings [R, D], where the model has such inputs."""
@@ -94,6 +106,16 @@ class FusedStack:
         return self._norm(hidden), hidden
 
 
+def _frequencies(rotary: Any, layer_types: list[str]) -> dict[str, torch.Tensor]:
+    """Float32 [d] of the layer types with fixed ones, negative in the first half: cosines are even, sines odd."""
+    result = {}
+    for layer_type in layer_types:
+        if rotary.rope_type[layer_type] in FIXED_ROTARY and getattr(rotary, f"{layer_type}_attention_scaling") == 1.0:
+            half = getattr(rotary, f"{layer_type}_inv_freq").float()
+            result[layer_type] = torch.cat((-half, half))
+    return result
+
+
 class _Norm(NamedTuple):
     """RMS norm: x * w * sqrt(D) / hypot(|x|, sqrt(D * eps)), in float32 as transformers does."""
 
@@ -101,8 +123,10 @@ class _Norm(NamedTuple):
     floor: torch.Tensor  # sqrt(D * eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        real = x.float()
-        return (real * self.scale / self.length(real)).type_as(x)
+        if x.dtype != torch.float32:
+            real = x.float()
+            return (real * self.scale / self.length(real)).type_as(x)
+        return (x * self.scale).div_(self.length(x))
 
     def added_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """residual + norm(x)."""
@@ -110,9 +134,14 @@ class _Norm(NamedTuple):
             return residual + self(x)
         return torch.addcdiv(residual, x * self.scale, self.length(x))
 
+    def unscaled(self, x: torch.Tensor) -> torch.Tensor:
+        """norm(x) for weights of 1."""
+        real = x.float()
+        return (real * math.sqrt(x.shape[-1]) / self.length(real)).type_as(x)
+
     def length(self, real: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., 1]."""
-        return torch.hypot(torch.linalg.vector_norm(real, dim=-1, keepdim=True), self.floor)
+        return torch.hypot(torch.linalg.vector_norm(real, 2, -1, True), self.floor)
 
 
 def _norm_of(weight: torch.Tensor, eps: float) -> _Norm:
@@ -135,16 +164,19 @@ class _Layer:
         inputs = [attention.q_proj]
         scales = [attention.q_norm.weight.expand(attention.config.num_attention_heads, -1)]
         self._kv_heads = 0
+        self._values_are_keys = attention.v_proj is None if not attention.is_kv_shared_layer else False
         if not attention.is_kv_shared_layer:
             self._kv_heads = attention.k_proj.weight.shape[0] // attention.head_dim
             inputs += [attention.k_proj] if attention.v_proj is None else [attention.k_proj, attention.v_proj]
             scales.append(attention.k_norm.weight.expand(self._kv_heads, -1))
+            if attention.v_proj is not None:
+                scales.append(torch.ones_like(scales[-1]))  # v's norm has no scale
         self._in = _side_by_side(inputs)
         self._out = attention.o_proj.weight
         self._heads = _norm_of(torch.cat(scales), attention.q_norm.eps)
         self._gate_up = _side_by_side([mlp.gate_proj, mlp.up_proj])
         self._down = mlp.down_proj.weight
-        self._act = mlp.act_fn
+        self._act = mlp.act_fn.forward  # without the hooks of a module's call
         norms = (
             layer.input_layernorm,
             layer.post_attention_layernorm,
@@ -163,11 +195,11 @@ class _Layer:
     ) -> torch.Tensor:
         """hidden [R, D] -> [R, D]."""
         query, keys, values = self._project(
-            hidden, self._before_attention, self._in, self._heads, self._kv_heads, rotation
+            hidden, self._before_attention, self._in, self._heads, self._kv_heads, self._values_are_keys, rotation
         )
         if self._kv_heads:
             attention.store(index, self.layer_type, keys, values, self._shares_kv)
-        seen = attention.attend(self.layer_type, query, self._scaling).flatten(1)
+        seen = attention.attend(self.layer_type, query, self._scaling)
         norms = self._after_attention, self._before_mlp
         hidden, fed = self._feed(hidden, seen, self._out, norms, self._gate_up, self._act, self._down)
         if self._experts is not None:
@@ -181,23 +213,38 @@ class _Layer:
 
 
 def _project(
-    hidden: torch.Tensor, before: _Norm, matrix: torch.Tensor, norm: _Norm, kv_heads: int, rotation: Rotation
+    hidden: torch.Tensor,
+    before: _Norm,
+    matrix: torch.Tensor,
+    norm: _Norm,
+    kv_heads: int,
+    values_are_keys: bool,
+    rotation: Rotation,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """hidden [R, D] -> query [R, H, d], keys and values [R, N, d], normed, the first two rotated.
 
-    `norm` is that of q and k, scales [H + N, d]; without K/V of the layer's own N is 0.
+    `norm` has a row of scales for every head of the product; where V is K before its scale, V has no heads there.
+    Without K/V of the layer's own (N = 0) keys and values mean nothing.
     """
-    turned_heads, head_dim = norm.scale.shape
-    heads = functional.linear(before(hidden), matrix).view(hidden.shape[0], -1, head_dim)  # q, k (, v)
-    real = heads.float()
-    length = norm.length(real)
-    turned = (real[:, :turned_heads] * norm.scale / length[:, :turned_heads]).type_as(hidden)
+    heads = functional.linear(before(hidden), matrix).view(len(hidden), -1, norm.scale.shape[1])  # q, k (, v)
+    if not kv_heads:
+        return _rotated(norm(heads), rotation), heads, heads
+    every = heads.shape[1]
+    if values_are_keys:
+        values = norm.unscaled(heads.narrow(1, every - kv_heads, kv_heads))
+        turned = _rotated(norm(heads), rotation)
+    else:
+        normed = norm(heads)
+        values = normed.narrow(1, every - kv_heads, kv_heads)
+        turned = _rotated(normed.narrow(1, 0, every - kv_heads), rotation)
+    query_heads = turned.shape[1] - kv_heads
+    return turned.narrow(1, 0, query_heads), turned.narrow(1, query_heads, kv_heads), values
+
+
+def _rotated(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """heads [R, ., d] turned by their rows' positions."""
     cos, sin = rotation
-    turned = torch.addcmul(turned * cos, turned.roll(head_dim // 2, -1), sin)
-    query_heads = turned_heads - kv_heads
-    first_value = heads.shape[1] - kv_heads
-    values = (real[:, first_value:] * math.sqrt(head_dim) / length[:, first_value:]).type_as(hidden)
-    return turned[:, :query_heads], turned[:, query_heads:], values
+    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
 
 
 def _feed(
@@ -212,8 +259,10 @@ def _feed(
     """hidden [R, D], and what its rows saw [R, H * d] -> hidden after the attention, and the MLP's output [R, D]."""
     after, before = norms
     hidden = after.added_to(hidden, functional.linear(seen, out))
-    gate, up = functional.linear(before(hidden), gate_up).chunk(2, dim=-1)
-    return hidden, functional.linear(act(gate) * up, down)
+    both = functional.linear(before(hidden), gate_up)
+    width = down.shape[1]
+    gated = act(both.narrow(-1, 0, width)).mul_(both.narrow(-1, width, width))
+    return hidden, functional.linear(gated, down)
 
 
 @cache

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.nn.fused_stack import FusedStack, fits
@@ -57,6 +58,7 @@ class ChainDrafter:
     ) -> None:
         head.model.set_attn_implementation(slot_attention.NAME)
         self._head = head
+        self._in, self._out = head.pre_projection.weight, head.post_projection.weight
         self._kept_ids = kept_ids
         self._stack = FusedStack(head.model, compiled) if fused and fits(head.model) else None
         sliding = head.config.get_text_config().sliding_window + INCLUSIVE_END
@@ -85,11 +87,13 @@ class ChainDrafter:
         seen = dict.fromkeys(keys_values, [Seen(1, None)] * len(roots))
         layers = (self._fused if self._stack else self._plain)(positions, keys_values, seen)
         hidden = torch.stack([root.state for root in roots])  # [S, H]
-        head, drafted = self._head, []
-        for _ in range(steps):
-            last = layers(head.pre_projection(torch.cat([embed(token), hidden], dim=-1)))
-            token, hidden = self._best(last), head.post_projection(last)
+        drafted: list[torch.Tensor] = []
+        for step in range(steps):
+            last = layers(functional.linear(torch.cat([embed(token), hidden], dim=-1), self._in))
+            token = self._best(last)
             drafted.append(token)
+            if step + 1 < steps:
+                hidden = functional.linear(last, self._out)
         return list(zip(*torch.stack(drafted).tolist(), strict=True))  # one transfer for all steps
 
     def _fused(
@@ -122,7 +126,7 @@ class ChainDrafter:
         """The likeliest allowed tokens [S] of states [S, width]."""
         head = self._head
         if head.masked_embedding is None:
-            logits = head.lm_head(last)
+            logits = functional.linear(last, head.lm_head.weight)
         else:
             logits = head.masked_embedding(last[None], head.lm_head.weight)[0]
         if self._kept_ids is None:

@@ -2,7 +2,8 @@
 
 Everything else in a layer treats rows alike, so the rows of all sessions go through it together; here they part. A
 registered attention of transformers: over plain tensors it is its `sdpa`, so a model that uses it stays an ordinary
-one. K/V heads are not repeated for the query heads that share them: nothing of the context is copied.
+one. K/V heads are not repeated for the query heads that share them: nothing of the context is copied. Of few rows such
+query heads stand below each other, as R * G rows of one head, so that its K/V are read once.
 
 Legend: H query heads, N K/V heads, G = H / N, R rows of one session, T keys it sees, d head dimension.
 """
@@ -17,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "hyco_slots"
+FEW_ROWS = 64  # a root and its tree; a prompt's pieces have more, and masks that cost more G times than they save
 KeysValues = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]  # by session
 
 
@@ -41,7 +43,19 @@ def attend(
         plain = cast(torch.Tensor, value), cast(torch.Tensor | None, attention_mask)
         return sdpa_attention_forward(module, query, key, *plain, scaling=scaling, **kwargs)
     assert attention_mask is not None and not isinstance(value, torch.Tensor)
-    return _attend_all(query[0], key, value, cast(Sequence[Seen], attention_mask), scaling)[None], None
+    rows = query[0].transpose(0, 1)
+    seen = _by_query(cast(Sequence[Seen], attention_mask), query.shape[1] // key[0].shape[0])
+    return _attend_all(rows, key, value, seen, scaling).view(1, *rows.shape), None
+
+
+def _by_query(seen: Sequence[Seen], group: int) -> list[Seen]:
+    """The masks [1, 1, R * G, T] of few rows, each row's as often as there are queries that share a K/V head."""
+    return [
+        part
+        if part.mask is None or part.rows > FEW_ROWS
+        else Seen(part.rows, part.mask.transpose(1, 2).expand(-1, -1, group, -1).reshape(1, 1, part.rows * group, -1))
+        for part in seen
+    ]
 
 
 def _attend_all(
@@ -51,12 +65,12 @@ def _attend_all(
     seen: Sequence[Seen],
     scaling: float | None,
 ) -> torch.Tensor:
-    """query [H, sum of R, d] -> [sum of R, H, d]."""
+    """query [sum of R, H, d] -> [sum of R, H * d]."""
     if len(seen) == 1:
         return _attend_one(query, key[0], value[0], seen[0].mask, scaling)
     parts, start = [], 0
     for keys, values, (rows, mask) in zip(key, value, seen, strict=True):
-        parts.append(_attend_one(query[:, start : start + rows], keys, values, mask, scaling))
+        parts.append(_attend_one(query[start : start + rows], keys, values, mask, scaling))
         start += rows
     return torch.cat(parts)
 
@@ -64,14 +78,28 @@ def _attend_all(
 def _attend_one(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
-    """query [H, R, d], keys and values [N, T, d] -> [R, H, d]."""
+    """query [R, H, d], keys and values [N, T, d], a mask of `_by_query` -> [R, H * d]."""
+    rows, _, head_dim = query.shape
     kv_heads = keys.shape[0]
-    grouped = query.unflatten(0, (kv_heads, -1))  # [N, G, R, d]
+    if mask is not None and rows > FEW_ROWS:
+        return _attend_many(query, keys, values, mask, scaling)
+    grouped = query.reshape(rows, kv_heads, -1, head_dim).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
+    output = functional.scaled_dot_product_attention(grouped, keys[None], values[None], attn_mask=mask, scale=scaling)
+    return output.view(kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
+
+
+def _attend_many(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    """The same for many rows, whose masks [1, 1, R, T] are too large to be repeated."""
+    rows, _, head_dim = query.shape
+    kv_heads = keys.shape[0]
+    grouped = query.reshape(rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [N, G, R, d]
     shape = (-1, grouped.shape[1], -1, -1)  # the group's queries read one K/V head: a view, not a copy
     output = functional.scaled_dot_product_attention(
         grouped, keys[:, None].expand(shape), values[:, None].expand(shape), attn_mask=mask, scale=scaling
     )
-    return output.flatten(0, 1).transpose(0, 1)
+    return output.permute(2, 0, 1, 3).reshape(rows, -1)
 
 
 class PackedAttention:
@@ -91,6 +119,7 @@ class PackedAttention:
         given: Mapping[str, KeysValues] | None = None,
     ) -> None:
         self._seen = seen
+        self._by_query: dict[str, list[Seen]] = {}
         self._update = update
         self._shared: dict[str, KeysValues] = dict(given or {})
         self._newest: dict[str, KeysValues] = {}
@@ -104,7 +133,10 @@ class PackedAttention:
     def attend(self, layer_type: str, query: torch.Tensor, scale: float) -> torch.Tensor:
         own = layer_type in self._newest
         keys, values = self._newest.pop(layer_type) if own else self._shared[layer_type]
-        return _attend_all(query.transpose(0, 1), keys, values, self._seen[layer_type], scale)
+        seen = self._by_query.get(layer_type)  # the layers of a type have the same heads
+        if seen is None:
+            seen = self._by_query[layer_type] = _by_query(self._seen[layer_type], query.shape[1] // keys[0].shape[0])
+        return _attend_all(query, keys, values, seen, scale)
 
 
 AttentionInterface.register(NAME, attend)

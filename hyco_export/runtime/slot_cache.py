@@ -17,7 +17,6 @@ from transformers import PreTrainedConfig
 from hyco_export.core.handoff import KvShape
 from hyco_export.nn.verifier import layer_kv_shape
 
-K, V = 0, 1
 REUSES_KV = "reuse"  # transformers' mode of a layer that reads another layer's K/V
 
 
@@ -89,6 +88,7 @@ class _Store:
         self.data = torch.empty(
             (len(group.layers), 2, group.shape.heads, slots, group.shape.dim), dtype=dtype, device=device
         )
+        self.layers = [tuple(layer) for layer in self.data]  # K and V [N, C, d] of each: views cost time at every pass
 
     def make_room(self, length: int, rows: int) -> None:
         """Move what is kept to the front where `rows` more do not fit behind it."""
@@ -144,12 +144,13 @@ class SlotCache:
         """Write keys, values [N, R, d] behind the committed rows; views of what this pass sees, [N, visible + R, d]."""
         store, row = self._places[layer]
         start = self.length - store.first
-        end = start + keys.shape[1]
-        data = store.data[row]
-        data[K, :, start:end] = keys
-        data[V, :, start:end] = values
+        rows = keys.shape[1]
+        all_keys, all_values = store.layers[row]
+        all_keys.narrow(1, start, rows).copy_(keys)
+        all_values.narrow(1, start, rows).copy_(values)
         first = self.first_visible(store.group.window) - store.first
-        return data[K, :, first:end], data[V, :, first:end]
+        visible = start + rows - first
+        return all_keys.narrow(1, first, visible), all_values.narrow(1, first, visible)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last pass (ascending), in this order; the rest is forgotten."""
@@ -176,9 +177,9 @@ class SlotCache:
         if wanted > self.held(layer):
             raise RuntimeError(f"layer {layer} holds {self.held(layer)} positions, not {wanted}")
         store, row = self._places[layer]
-        end = self.length - store.first
-        data = store.data[row]
-        return data[K, :, end - wanted : end], data[V, :, end - wanted : end]
+        start = self.length - store.first - wanted
+        keys, values = store.layers[row]
+        return keys.narrow(1, start, wanted), values.narrow(1, start, wanted)
 
 
 class PackedCache:
@@ -196,6 +197,9 @@ class PackedCache:
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **unused: object
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """keys, values [1, N, sum of R, d] -> what the rows of each session see, [N, visible + R, d] each."""
+        if len(self._parts) == 1:
+            seen = self._parts[0][0].update(keys[0], values[0], layer_idx)
+            return [seen[0]], [seen[1]]
         start = 0
         seen_keys, seen_values = [], []
         for cache, rows in self._parts:

@@ -12,7 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbedding
 
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.core.limits import NODE_LIMIT
@@ -73,6 +76,7 @@ class Verifier:
         self._model = model
         self._backbone = model.get_decoder()
         self._stack = FusedStack(self._backbone, compiled) if fused and fits(self._backbone) else None
+        self._table = _table_of(model.get_input_embeddings())
         self._soft_cap = config.final_logit_softcapping
         self._windows = {"full_attention": None, "sliding_attention": config.sliding_window}
         # transformers cuts rows before KV-shared layers when this is an integer, and fails without per-layer embeddings
@@ -88,7 +92,10 @@ class Verifier:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [...] -> input embeddings [..., H] with their factor."""
-        return self._model.get_input_embeddings()(ids)
+        if self._table is None:
+            return self._model.get_input_embeddings()(ids)
+        weight, factor = self._table
+        return functional.embedding(ids, weight) * factor
 
     @torch.inference_mode()
     def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
@@ -301,6 +308,13 @@ def _torch_session(part: Prefill | Check | Chain) -> TorchVerifierSession:
     """The session of a part; only this module makes sessions for these models."""
     assert isinstance(part.session, TorchVerifierSession)
     return part.session
+
+
+def _table_of(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The embedding's rows [V, H] and their factor, where it is plain: a lookup without a module's call."""
+    if type(module) is not Gemma4TextScaledWordEmbedding or type(module.weight) is not nn.Parameter:
+        return None
+    return module.weight, module.embed_scale.to(module.weight.dtype)
 
 
 def _ids(part: Prefill | Check) -> np.ndarray:
