@@ -93,6 +93,11 @@ class Scheduler:
         else:
             self._changed.notify_all()
 
+    @property
+    def waiting(self) -> bool:
+        """Does a call wait for a pass; the lock is held."""
+        return bool(self._waiting)
+
     def settle(self) -> None:
         """Wait until the pass in progress has ended; the lock is held, and given up meanwhile."""
         running = self._running

@@ -51,6 +51,12 @@ class Call(ABC):
         """What the server's own head is to draft before the pass."""
         return None
 
+    def next_chain(self) -> Chain | None:
+        """What the server's own head can draft for the session's next round, when this call has been answered."""
+        if self.session.settings.draft_side != "server" or self.session.verifier is None:
+            return None
+        return self._own_chain()
+
     @abstractmethod
     def part(self, chain: Sequence[int]) -> Prefill | Check:
         """What the pass computes for this call; `chain` is what the server drafted for it."""
@@ -180,9 +186,13 @@ class RoundCall(Call):
         return None
 
     def chain(self) -> Chain | None:
-        return self._own_chain() if self._on_server else None
+        return self._own_chain() if self._on_server and self.session.ahead is None else None
 
     def part(self, chain: Sequence[int]) -> Check:
+        ahead, self.session.ahead = self.session.ahead, None
+        if ahead is not None:
+            chain = ahead.chain
+            self.server_ms += ahead.server_ms
         if self._on_server:
             self._tokens, self._parents = chain, range(ROOT, ROOT + len(chain))
         tokens, parents = rounds.joined(self._request.kept, self._tokens, self._parents)

@@ -21,7 +21,7 @@ from hyco_export.runtime.clocks import Clock, ThreadCpuClock
 from hyco_export.runtime.guard.faults import place_of
 from hyco_export.runtime.one_by_one import OneByOne
 from hyco_export.runtime.ports import Check, Gone, Held, Prefill, VerifierModels, VerifierSession, never_gone
-from hyco_export.runtime.sessions import PRIME_AGAIN, Session, SessionTable
+from hyco_export.runtime.sessions import PRIME_AGAIN, Ahead, Session, SessionTable
 
 _log = logging.getLogger(__name__)
 
@@ -161,16 +161,47 @@ class Engine:
         try:
             return self._pass([call for call in batch if self._needs_pass(call, ended)], ended)
         finally:
+            self._answer(batch, ended)
+            self._draft_ahead(ended)
+
+    def _answer(self, batch: Sequence[Call], ended: Sequence["_Ended"]) -> None:
+        """Let the sessions of a pass rest, then tell the callers that need no further one."""
+        with self._lock:
+            for call in batch:
+                self._table.rest(call.session)
+            for call, _ in ended:
+                call.session.calls -= 1
+        for call, outcome in ended:
+            if isinstance(outcome, HycoError):
+                call.future.set_exception(outcome)
+            else:
+                call.future.set_result(outcome)
+
+    def _draft_ahead(self, ended: Sequence["_Ended"]) -> None:
+        """While replies travel and nobody waits, draft what these sessions will ask for next."""
+        with self._lock:
+            if self._scheduler.waiting:
+                return
+            wanted = {}
+            for call, _ in ended:
+                free = not call.session.dropped and call.session.ahead is None
+                if free and (chain := call.next_chain()) is not None:
+                    wanted[call.session] = chain
+                    call.session.busy = True
+        if not wanted:
+            return
+        try:
+            mark = self.clock.start()
+            drafted = self._models.draft(list(wanted.values()))
+            each_ms = self.clock.elapsed_ms(mark) / len(wanted)
+            for session, tokens in zip(wanted, drafted, strict=True):
+                session.ahead = Ahead(tokens, each_ms)
+        except Exception as error:
+            _log.error("drafting ahead failed, the next round tries again: %s", place_of(error))
+        finally:
             with self._lock:
-                for call in batch:
-                    self._table.rest(call.session)
-                for call, _ in ended:
-                    call.session.calls -= 1
-            for call, outcome in ended:
-                if isinstance(outcome, HycoError):
-                    call.future.set_exception(outcome)
-                else:
-                    call.future.set_result(outcome)
+                for session in wanted:
+                    self._table.rest(session)
 
     def _needs_pass(self, call: Call, ended: list["_Ended"]) -> bool:
         try:

@@ -49,6 +49,13 @@ class Answered(NamedTuple):
     reply: wire.VerifyReply
 
 
+class Ahead(NamedTuple):
+    """What the server's own head drafted for the next round, and what that cost."""
+
+    chain: Sequence[int]
+    server_ms: float
+
+
 class Session:
     """One generation: its settings, its committed ids (prompt and root included), its place in the protocol.
 
@@ -68,6 +75,7 @@ class Session:
         self.room = request.max_new_tokens - request.continue_from  # tokens that may still be committed
         self.next_round = 1
         self.answered: Answered | None = None
+        self.ahead: Ahead | None = None
         self.last_used_s = 0.0
 
     @property

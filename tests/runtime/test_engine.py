@@ -1,5 +1,6 @@
 """The engine over the scripted toy model: rounds, retries, refusals, endings, expiry, faults."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -854,3 +855,49 @@ def test_kept_tokens_count_as_nodes() -> None:
     body = round_request([*PROMPT, reply.root], [2, 3, 4], [ROOT] * 3)
     refused = refusal(bench.engine.verify, reply.session, 1, msgspec.structs.replace(body, kept=[2, 3, 4]))
     assert refused.code == "tree_size"
+
+
+class Drafts(Passes):
+    """Says when something was drafted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.failing = False
+
+    def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
+        failing = self.failing
+        self.begun.put(len(chains))
+        if failing:
+            raise RuntimeError("out of memory")
+        return super().draft(chains)
+
+
+def drafting_engine() -> tuple[Engine, Drafts, ToyLanguageModel]:
+    model, models = ToyLanguageModel(stop_bias=-99.0), Drafts()
+    return Engine(lambda: ScriptedSession(model), FACTS, Limits(prompt_limit=40), models=models), models, model
+
+
+def test_the_next_chain_is_drafted_while_the_reply_travels() -> None:
+    engine, models, model = drafting_engine()
+    reply = engine.prime(prime_request(draft_side="server", draft_steps=4))
+    assert models.begun.get(timeout=30) == 1  # nobody has asked for a round yet
+    ids = [*PROMPT, reply.root]
+    answer = engine.verify(reply.session, 1, round_request(ids))
+    assert answer.drafted == 4 and answer.tokens == model.greedy(ids, len(answer.tokens))
+    assert models.begun.get(timeout=30) == 1  # the second round's
+    assert engine.verify(reply.session, 1, round_request(ids)) == answer
+    engine.shut_down()
+    assert models.begun.empty() and engine.reserved_bytes == 0
+
+
+def test_a_fault_while_drafting_ahead_ends_no_session() -> None:
+    engine, models, model = drafting_engine()
+    models.failing = True
+    reply = engine.prime(prime_request(draft_side="server", draft_steps=4))
+    assert models.begun.get(timeout=30) == 1
+    models.failing = False
+    ids = [*PROMPT, reply.root]
+    answer = engine.verify(reply.session, 1, round_request(ids))
+    assert answer.drafted == 4 and answer.tokens == model.greedy(ids, len(answer.tokens))
+    engine.shut_down()
