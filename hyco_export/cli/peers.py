@@ -10,12 +10,13 @@ from hyco_export.cli.runs import open_run
 from hyco_export.cli.server_process import server_process
 
 RATIO_DIGITS = 2
+AIMED_RATIO = 2.0  # of our tokens per second to those of transformers with the same head
 
 
 def bench_peers(
     recipe_path: Path | None, run_dir: Path | None, prompts: int, max_new_tokens: int, vllm_python: Path | None
 ) -> int:
-    """Compare, print; 0 when all texts are the same, 1 when one differs."""
+    """Compare, print; 0 when all texts are the same and the aimed ratio is met, else 1."""
     from hyco_export.evaluate.meeting import read_prompts
     from hyco_export.evaluate.peers.comparison import Contestant, compare
     from hyco_export.evaluate.peers.served import CloudMtp
@@ -37,6 +38,7 @@ def bench_peers(
     with ExitStack() as stack, ConsoleProgress() as progress:
         url = stack.enter_context(server_process(recipe_path, run.root))
         peers = [transformers_peer(here, verifier, helper, threads, dtype) for helper in (head, None)]
+        assisted = peers[0].name
         if vllm_python is not None:
             steps = recipe.head.steps
             peers += [vllm_peer(vllm_python, verifier, helper, threads, dtype, steps) for helper in (head, None)]
@@ -61,4 +63,8 @@ def bench_peers(
         for standing in comparison.standings:
             if standing.differing:
                 output.print(f"{standing.name} says something else for {', '.join(standing.differing)}")
-    return 0 if comparison.same_text else 1
+    ratio = comparison.ratio(assisted)
+    met = ratio >= AIMED_RATIO
+    verdict = f"{ratio:.{RATIO_DIGITS}f} times the tokens per second of {assisted}: {'at least' if met else 'below'}"
+    output.print(f"{verdict} the {AIMED_RATIO:g} aimed at", highlight=False, soft_wrap=True)
+    return 0 if comparison.same_text and met else 1

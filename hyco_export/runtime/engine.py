@@ -34,7 +34,7 @@ class Engine:
         facts: what the models are.
         limits: what a caller gets at most.
         clock: measures server_ms: the call's share of the passes it was in (draft, forward), by rows, and its own
-            sampling and hand-off.
+            sampling and hand-off; a chain drafted ahead counts in the round that it is for.
         now: monotonic seconds, for the expiry of idle sessions.
         models: computes several sessions together.
         batching: how calls share a pass.
