@@ -184,7 +184,7 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_short_sequences_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="no calibration sequence of 6 tokens or more"):
+    with pytest.raises(ArtifactError, match="no captured text has 6 tokens or more"):
         build(make_inputs(tmp_path, answer_tokens=1), tmp_path / "out")
 
 
