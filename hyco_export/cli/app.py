@@ -26,7 +26,7 @@ RecipeArgument = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help=
 RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="The same, as an option.", show_default=False)]
 INTERRUPTED = 130  # typer's exit code after Ctrl-C
 UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
-SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run")
+SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run", "serve")
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
 TokenOption = Annotated[
@@ -41,7 +41,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan an
 
 @app.callback()
 def launched(context: typer.Context) -> None:
-    # of the processes of an `accelerate launch` only the main one does what they cannot do together
+    # of the processes of a launch only the main one does what they cannot do together
     if not is_main() and context.invoked_subcommand not in SHARED_COMMANDS:
         raise typer.Exit()
 

@@ -1,13 +1,22 @@
-"""Which process of an `accelerate launch` this is, told by the launcher's variables alone: imports nothing heavy."""
+"""Which process of a launch (`accelerate launch`, `torchrun`) this is, told by the launcher's variables alone.
+
+Imports nothing heavy.
+"""
 
 import os
 
 RANK = "RANK"  # number of this process; absent where there is only one
+WORLD_SIZE = "WORLD_SIZE"  # how many there are
 
 
 def is_launched() -> bool:
     """Is this one of several processes?"""
     return RANK in os.environ
+
+
+def is_shared() -> bool:
+    """Are there others?"""
+    return int(os.environ.get(WORLD_SIZE, "1")) > 1
 
 
 def is_main() -> bool:

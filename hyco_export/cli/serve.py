@@ -1,5 +1,6 @@
 """What `serve` does: say early what cannot work, put the server together, test it, serve."""
 
+import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hyco_export.cli.console import output, problems
+from hyco_export.cli.launch import is_main, is_shared
 from hyco_export.cli.runs import open_run
 from hyco_export.errors import ArtifactError, ServerError
 from hyco_export.stages.threads import use_threads
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from hyco_export.runtime.engine import Engine
+    from hyco_export.runtime.parallel import Followers
     from hyco_export.runtime.serve_options import ServeOptions
     from hyco_export.runtime.wire import ServerInfo
 
@@ -44,6 +47,11 @@ def serve_run(
     from hyco_export.runtime.guard.tls import check_exposure, server_context
     from hyco_export.runtime.guard.tokens import Tokens, read_tokens
 
+    if not is_main():
+        _follow(recipe_path, run_dir, device, threads, options)
+        return
+    if is_shared() and replicas > 1:
+        raise ServerError("--replicas: the processes of a launch make one verifier", "leave one of them out")
     if (door.certificate is None) != (door.key is None):
         raise ServerError("--tls-cert and --tls-key belong together", "give both")
     tls = server_context(door.certificate, door.key) if door.certificate and door.key else None
@@ -52,12 +60,12 @@ def serve_run(
     port = require_free_port(door.host, door.port)  # a taken one is said before models are loaded
     run = open_run(recipe_path, run_dir)
 
-    def build() -> "Starlette":
+    def build(followers: "Followers | None" = None) -> "Starlette":
         from hyco_export.runtime.assembly import open_server_engine
         from hyco_export.runtime.server import create_app
 
         use_threads(threads or run.recipe.threads)
-        engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options)
+        engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options, followers)
         if info.head_digest:
             _self_test(run.root, engine, info)
         return create_app(engine, info, Tokens(tokens), pad_bytes=door.pad_bytes)
@@ -72,7 +80,32 @@ def serve_run(
         return
     from hyco_export.runtime.serving import serve
 
+    if is_shared():
+        from hyco_export.nn.crew import Line, current_crew
+        from hyco_export.runtime.parallel import Followers
+
+        with Followers(current_crew(), Line()) as followers:
+            serve(build(followers), host=door.host, port=door.port, on_ready=ready, tls=tls)
+        return
     serve(build(), host=door.host, port=door.port, on_ready=ready, tls=tls)
+
+
+def _follow(
+    recipe_path: Path | None, run_dir: Path | None, device: str, threads: int | None, options: "ServeOptions"
+) -> None:
+    """Hold a shard of the verifier that the main process of this launch serves, until it ends."""
+    from hyco_export.nn.crew import Line, current_crew
+    from hyco_export.runtime.assembly import open_shard
+    from hyco_export.runtime.parallel import follow
+    from hyco_export.runtime.serving import STOP_SIGNALS
+
+    run = open_run(recipe_path, run_dir)
+    use_threads(threads or run.recipe.threads)
+    crew, line = current_crew(), Line()
+    shard = open_shard(run.recipe, crew, device, run.recipe_folder, options)
+    for number in STOP_SIGNALS:  # the launcher's reach all processes: the main one ends calls in flight, then the rest
+        signal.signal(number, signal.SIG_IGN)
+    follow(shard, line)
 
 
 def _self_test(root: Path, engine: "Engine", info: "ServerInfo") -> None:

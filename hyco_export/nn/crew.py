@@ -18,6 +18,7 @@ from torch import distributed
 from hyco_export.errors import CrewError
 
 Item = TypeVar("Item")
+LINE_PATIENCE = timedelta(days=3650)  # of a process that waits for its next task: a server may be idle for long
 PATIENCE = timedelta(
     days=7
 )  # of a process that waits: the others may compile or capture for days; a dead one is noticed
@@ -75,6 +76,40 @@ class Crew:
         with _lost_processes():
             distributed.all_gather(found, tensor.contiguous())
         return found
+
+
+class Line:
+    """Bytes from the main process to all others, through the CPU: who waits for them keeps no GPU busy. Every process
+    of the crew opens it at the same time.
+
+    Raises:
+        CrewError: another process is gone; so do `send` and `receive`.
+    """
+
+    def __init__(self) -> None:
+        with _lost_processes():
+            group = distributed.new_group(backend="gloo", timeout=LINE_PATIENCE)
+        assert isinstance(group, distributed.ProcessGroup)  # this process is in it
+        self._group = group
+
+    def send(self, message: bytes) -> None:
+        """Only in the main process."""
+        self._broadcast(torch.tensor([len(message)]))
+        if message:
+            self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+
+    def receive(self) -> bytes:
+        """The next message, in every other process."""
+        size = torch.empty(1, dtype=torch.int64)
+        self._broadcast(size)
+        message = torch.empty(int(size), dtype=torch.uint8)
+        if len(message):
+            self._broadcast(message)
+        return message.numpy().tobytes()
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        with _lost_processes():
+            distributed.broadcast(tensor, src=0, group=self._group)
 
 
 ALONE = Crew(0, 1, torch.device("cpu"))

@@ -5,8 +5,9 @@ their K/V are. Serves capture, QAT and the verifier server; knows nothing of qua
 recipe's reference into a folder.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -21,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     logging,
 )
+from transformers.distributed import DistributedConfig
 
 from hyco_export.core.handoff import LAYER_TYPES, KvShape, LayerType
 from hyco_export.core.recipe import Dtype
@@ -82,7 +84,22 @@ def load_language_model(
     Raises:
         CheckpointError: unreadable, a tensor missing or misshaped.
     """
-    return _load(AutoModelForCausalLM, folder, dtype, device, attention)
+    return _load(AutoModelForCausalLM, folder, dtype, {"device_map": device}, attention)
+
+
+def load_shard(folder: Path, dtype: Dtype, config: PreTrainedConfig, distributed: DistributedConfig) -> PreTrainedModel:
+    """This process's shard of a verifier, on the process's device, in evaluation mode, without gradients; all
+    processes of the launch load at the same time.
+
+    config, distributed: `nn.sharding`'s: the configuration with a plan, and transformers' word for what it is for.
+
+    Raises:
+        CheckpointError: as `load_verifier`.
+    """
+    options = {"config": config, "distributed_config": distributed}
+    model = _load(AutoModelForCausalLM, folder, dtype, options, "sdpa")
+    handoff_layers(model.config)
+    return model
 
 
 def load_head(
@@ -98,7 +115,9 @@ def load_head(
         raise CheckpointError(
             f"{folder} holds a {model_type!r} model, the head must be a gemma4_assistant", "correct $.models.head"
         )
-    return cast(Gemma4AssistantForCausalLM, _load(Gemma4AssistantForCausalLM, folder, dtype, device, attention))
+    return cast(
+        Gemma4AssistantForCausalLM, _load(Gemma4AssistantForCausalLM, folder, dtype, {"device_map": device}, attention)
+    )
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -129,15 +148,18 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return cast(PreTrainedTokenizerFast, tokenizer)
 
 
-def _load(kind: type, folder: Path, dtype: Dtype, device: str, attention: Attention) -> PreTrainedModel:
+def _load(
+    kind: type, folder: Path, dtype: Dtype, placement: Mapping[str, Any], attention: Attention
+) -> PreTrainedModel:
+    """placement: transformers' options that say where the parameters go."""
     require_checkpoint(folder)
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]  # auto classes share no base with models
             folder,
             dtype=TORCH_DTYPES[dtype],
             attn_implementation=attention,
-            device_map=device,
             output_loading_info=True,
+            **placement,
         )
     except ImportError as error:  # of a quantised checkpoint: transformers names the library that reads it
         raise CheckpointError(

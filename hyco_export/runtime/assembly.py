@@ -3,6 +3,7 @@
 Knows where they lie and what must fit together; loading, serving and judging are others'.
 """
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,9 @@ from hyco_export.core.layout import HEAD, KEEPSET
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import ArtifactError, ServerError
 from hyco_export.nn.checkpoint import checkpoint_digest, checkpoint_folder, tokenizer_digest
+from hyco_export.nn.crew import Crew
 from hyco_export.nn.family import check_family
+from hyco_export.nn.sharding import load_sharded_verifier
 from hyco_export.nn.verifier import load_head, load_verifier, stop_ids
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
@@ -28,6 +31,7 @@ from hyco_export.runtime.cuda_clock import clock_for
 from hyco_export.runtime.devices.backends import require_keepset
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.handoff_encoder import HandoffEncoder
+from hyco_export.runtime.parallel import Followers, LeadingVerifier
 from hyco_export.runtime.rules import RULES
 from hyco_export.runtime.serve_options import ServeOptions
 from hyco_export.runtime.tree import ROOT
@@ -50,6 +54,7 @@ def open_server_engine(
     device: str = "cpu",
     recipe_folder: Path | None = None,
     options: ServeOptions | None = None,
+    followers: Followers | None = None,
 ) -> tuple[Engine, wire.ServerInfo]:
     """The engine of a recipe's verifier, and what it says of itself.
 
@@ -61,37 +66,43 @@ def open_server_engine(
         device: torch device, e.g. `cpu`, `cuda`, `cuda:1`.
         recipe_folder: where the recipe's relative paths start; None for the embedded recipe.
         options: sessions, batching and memory.
+        followers: processes that hold shards of the verifier beside this one; each follows with an `open_shard`.
 
     Raises:
         CheckpointError: a checkpoint is missing, unreadable or does not belong with the others.
         ArtifactError: the head artifact or the keep set is damaged, or they are of others; before a model is loaded.
         ServerError: the device is not there.
     """
-    place = _device(device)
     options = options or ServeOptions()
+    place = _own_device(device, followers.crew, options) if followers else _device(device)
     folder = checkpoint_folder(recipe.models.verifier, recipe_folder)
     digest = checkpoint_digest(folder)
     artifact = read_head_artifact(artifacts, digest) if artifacts else None
     keepset = _keepset(artifacts, artifact)
     precision = recipe.models.verifier.dtype  # the server's head reads the verifier's states and K/V: one precision
-    model = load_verifier(folder, precision, device)
-    head = load_head(checkpoint_folder(recipe.models.require_head(), recipe_folder), precision, device)
+    heads = None
+    if followers is None:
+        model = load_verifier(folder, precision, device)
+    else:
+        model, heads = load_sharded_verifier(folder, precision, followers.crew)
+    head = load_head(checkpoint_folder(recipe.models.require_head(), recipe_folder), precision, str(place))
     check_family(model.config, head.config)
 
     restricts = artifact is not None and keepset is not None
     facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
     usual = Limits()
+    sharers = followers.crew.size if followers and place.type == "cpu" else 1  # of the memory
     limits = Limits(
         sessions=options.sessions or usual.sessions,
         prompt_limit=min(usual.prompt_limit, facts.context_limit - 1),
-        cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place)),
+        cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place) / sharers),
     )
     encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
     restricted = None
     if artifact is not None and keepset is not None:
         kept_ids = torch.from_numpy(keepset.ids.astype(np.int64)).to(place)
         restricted = ChainDrafter(head, kept_ids, artifact.spec.handoff.window, compiled=options.compiled)
-    verifier = Verifier(
+    verifier = (partial(LeadingVerifier, followers) if followers else Verifier)(
         model,
         ChainDrafter(head, compiled=options.compiled),
         encoder,
@@ -99,6 +110,7 @@ def open_server_engine(
         prefill_rows=options.batching.prefill_rows,
         node_limit=limits.node_limit,
         compiled=options.compiled,
+        heads=heads,
     )
     if options.compiled:
         warm_up(verifier, recipe.head.steps)
@@ -106,6 +118,27 @@ def open_server_engine(
     engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else (keepset.digest if keepset else "")
     return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+
+
+def open_shard(
+    recipe: Recipe,
+    crew: Crew,
+    device: str = "cpu",
+    recipe_folder: Path | None = None,
+    options: ServeOptions | None = None,
+) -> Verifier:
+    """This process's shard of the recipe's verifier, to follow the engine that the main process opens.
+
+    Raises:
+        CheckpointError: the verifier's checkpoint is missing or unreadable.
+        ServerError: the device is not there, or an option that shards do not have.
+    """
+    options = options or ServeOptions()
+    _own_device(device, crew, options)
+    folder = checkpoint_folder(recipe.models.verifier, recipe_folder)
+    model, heads = load_sharded_verifier(folder, recipe.models.verifier.dtype, crew)
+    rows = options.batching.prefill_rows
+    return Verifier(model, prefill_rows=rows, node_limit=Limits().node_limit, heads=heads)
 
 
 def warm_up(verifier: Verifier, steps: int) -> None:
@@ -194,6 +227,23 @@ def _facts(
         server_steps=server_steps,
         restricts=restricts,
     )
+
+
+def _own_device(name: str, crew: Crew, options: ServeOptions) -> torch.device:
+    """Where this process of a sharded verifier computes; `name` is what the user asked for.
+
+    Raises:
+        ServerError: not what the launch gives each process, or an option that shards do not have.
+    """
+    if name != crew.device.type:
+        others = ", or hide the GPUs: CUDA_VISIBLE_DEVICES=" if name == "cpu" else ""
+        raise ServerError(
+            f"--device {name}, but the processes of this launch compute on {crew.device.type}",
+            f"give --device {crew.device.type}{others}",
+        )
+    if options.compiled:
+        raise ServerError("--compile: the layers of a sharded verifier are not compiled", "leave it out")
+    return crew.device
 
 
 def _device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from hyco_export.core.handoff import KvShape
+from hyco_export.nn.sharding import HeadShares
 from hyco_export.nn.verifier import layer_kv_shape
 
 REUSES_KV = "reuse"  # transformers' mode of a layer that reads another layer's K/V
@@ -61,11 +62,16 @@ class CacheLayout:
 
 
 def cache_layout(
-    config: PreTrainedConfig, prefill_rows: int, tree_rows: int, read_back: Mapping[int, int] | None = None
+    config: PreTrainedConfig,
+    prefill_rows: int,
+    tree_rows: int,
+    read_back: Mapping[int, int] | None = None,
+    heads: HeadShares | None = None,
 ) -> CacheLayout:
     """The layout of a Gemma 4 verifier's cache.
 
     read_back: newest positions of a layer, by its index, that something beside the verifier reads.
+    heads: of a sharded verifier.
     """
     text = config.get_text_config()
     layers: dict[tuple[KvShape, int | None, int | None], list[int]] = {}
@@ -74,7 +80,8 @@ def cache_layout(
             continue
         window = text.sliding_window if text.layer_types[index] == "sliding_attention" else None
         kept = None if window is None else max(window - 1, (read_back or {}).get(index, 0))
-        layers.setdefault((layer_kv_shape(text, index), window, kept), []).append(index)
+        shape = layer_kv_shape(text, index)
+        layers.setdefault((heads.kept(index, shape) if heads else shape, window, kept), []).append(index)
     groups = tuple(LayerGroup(*key, tuple(indices)) for key, indices in layers.items())
     return CacheLayout(groups, prefill_rows, tree_rows)
 
@@ -183,12 +190,16 @@ class SlotCache:
 
 
 class PackedCache:
-    """The caches of the sessions whose rows stand one behind the other in a pass, each with its number of rows."""
+    """The caches of the sessions whose rows stand one behind the other in a pass, each with its number of rows.
+
+    heads: of a sharded verifier.
+    """
 
     is_compileable = False  # transformers asks
 
-    def __init__(self, parts: Sequence[tuple[SlotCache, int]]) -> None:
+    def __init__(self, parts: Sequence[tuple[SlotCache, int]], heads: HeadShares | None = None) -> None:
         self._parts = parts
+        self._heads = heads
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # transformers asks to derive positions, which are given
@@ -197,6 +208,8 @@ class PackedCache:
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, **unused: object
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """keys, values [1, N, sum of R, d] -> what the rows of each session see, [N, visible + R, d] each."""
+        if self._heads is not None:
+            keys, values = self._heads.gathered(layer_idx, keys, values)
         if len(self._parts) == 1:
             seen = self._parts[0][0].update(keys[0], values[0], layer_idx)
             return [seen[0]], [seen[1]]
@@ -205,6 +218,8 @@ class PackedCache:
         for cache, rows in self._parts:
             end = start + rows
             key, value = cache.update(keys[0, :, start:end], values[0, :, start:end], layer_idx)
+            if self._heads is not None:
+                key, value = self._heads.computed(layer_idx, key), self._heads.computed(layer_idx, value)
             seen_keys.append(key)
             seen_values.append(value)
             start = end

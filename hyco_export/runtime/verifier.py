@@ -20,6 +20,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbed
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.core.limits import NODE_LIMIT
 from hyco_export.nn.fused_stack import FusedStack, fits
+from hyco_export.nn.sharding import HeadShares
 from hyco_export.nn.verifier import ATTENTION_NAMES, handoff_layers
 from hyco_export.runtime import slot_attention, wire
 from hyco_export.runtime.chain_drafter import ChainDrafter, Root
@@ -44,6 +45,7 @@ class Verifier:
         node_limit: nodes of a tree, at most.
         fused: compute the layers with `nn.fused_stack` where the model fits.
         compiled: let torch's compiler make the fused layers.
+        heads: of a sharded model.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Verifier:
         node_limit: int = NODE_LIMIT,
         fused: bool = True,
         compiled: bool = False,
+        heads: HeadShares | None = None,
     ) -> None:
         config = model.config.get_text_config()
         self.drafter = drafter
@@ -67,13 +70,14 @@ class Verifier:
             encoder.spec.window if encoder else 0,
         )
         sliding = self.handoff_layers["sliding"]
-        self.layout = cache_layout(config, prefill_rows, node_limit + 1, {sliding: read_back})
+        self.layout = cache_layout(config, prefill_rows, node_limit + 1, {sliding: read_back}, heads)
         self.prefill_rows = prefill_rows
         self.context_limit = config.max_position_embeddings
         self.device = model.device
         self.dtype = model.dtype
         model.set_attn_implementation(slot_attention.NAME)
         self._model = model
+        self._heads = heads
         self._backbone = model.get_decoder()
         self._stack = FusedStack(self._backbone, compiled) if fused and fits(self._backbone) else None
         self._table = _table_of(model.get_input_embeddings())
@@ -119,6 +123,14 @@ class Verifier:
     @torch.inference_mode()
     def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
         """ports.VerifierModels: one pass of all parts, whose K/V rows are written behind the committed ones."""
+        wanted = self.advance(parts)
+        logits = self._logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
+        split = np.split(logits, np.cumsum([len(rows) for rows in wanted])[:-1])
+        return [rows[0] if isinstance(part, Prefill) else rows for part, rows in zip(parts, split, strict=True)]
+
+    @torch.inference_mode()
+    def advance(self, parts: Sequence[Prefill | Check]) -> list[torch.Tensor]:
+        """What `forward` does to the sessions; the states [n, H] of the rows whose logits it returns, by part."""
         blocks = [prompt_rows(part.rows) if isinstance(part, Prefill) else tree_rows(part.parents) for part in parts]
         sessions = [_torch_session(part) for part in parts]
         caches = [session.cache for session in sessions]
@@ -132,10 +144,10 @@ class Verifier:
                 )
             ),
             {name: self._seen(caches, blocks, window) for name, window in self._windows.items()},
-            PackedCache([(cache, part.rows) for cache, part in zip(caches, parts, strict=True)]),
+            PackedCache([(cache, part.rows) for cache, part in zip(caches, parts, strict=True)], self._heads),
         )
         ends = np.cumsum([part.rows for part in parts]).tolist()
-        wanted = []  # rows whose logits are asked for
+        wanted = []
         for part, session, end in zip(parts, sessions, ends, strict=True):
             start = end - part.rows
             if isinstance(part, Prefill):
@@ -144,9 +156,7 @@ class Verifier:
             else:
                 session.hold(after[start:end], handed[start:end])
                 wanted.append(after[start:end])
-        logits = self._logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
-        split = np.split(logits, np.cumsum([len(rows) for rows in wanted])[:-1])
-        return [rows[0] if isinstance(part, Prefill) else rows for part, rows in zip(parts, split, strict=True)]
+        return wanted
 
     def _seen(
         self, caches: Sequence[SlotCache], blocks: Sequence[tuple[np.ndarray, np.ndarray]], window: int | None

@@ -48,9 +48,10 @@ STRUCTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def text_config(pattern: str, **fields: Any) -> Gemma4TextConfig:
-    fields = {"hidden_size_per_layer_input": 0, **fields}
     return Gemma4TextConfig(
-        num_hidden_layers=len(pattern), layer_types=[LAYER_TYPES[letter] for letter in pattern], **SHAPE, **fields
+        num_hidden_layers=len(pattern),
+        layer_types=[LAYER_TYPES[letter] for letter in pattern],
+        **{**SHAPE, "hidden_size_per_layer_input": 0, **fields},
     )
 
 
