@@ -211,16 +211,23 @@ class PackedCache:
         if self._heads is not None:
             keys, values = self._heads.gathered(layer_idx, keys, values)
         if len(self._parts) == 1:
-            seen = self._parts[0][0].update(keys[0], values[0], layer_idx)
-            return [seen[0]], [seen[1]]
+            key, value = self._visible(self._parts[0][0], keys[0], values[0], layer_idx)
+            return [key], [value]
         start = 0
         seen_keys, seen_values = [], []
         for cache, rows in self._parts:
             end = start + rows
-            key, value = cache.update(keys[0, :, start:end], values[0, :, start:end], layer_idx)
-            if self._heads is not None:
-                key, value = self._heads.computed(layer_idx, key), self._heads.computed(layer_idx, value)
+            key, value = self._visible(cache, keys[0, :, start:end], values[0, :, start:end], layer_idx)
             seen_keys.append(key)
             seen_values.append(value)
             start = end
         return seen_keys, seen_values
+
+    def _visible(
+        self, cache: SlotCache, keys: torch.Tensor, values: torch.Tensor, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one session's rows; what they see of the heads that this process computes with."""
+        key, value = cache.update(keys, values, layer)
+        if self._heads is None:
+            return key, value
+        return self._heads.computed(layer, key), self._heads.computed(layer, value)

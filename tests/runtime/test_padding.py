@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from live_server import running
+from oracle import OracleDrafter
 from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
 
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
-from hyco_export.runtime.drafters import OracleDrafter
 from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.padding import BIN32_HEADER_BYTES, pad, padded_size

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from oracle import OracleDrafter
 from scripted import ToyLanguageModel
 
 from hyco_export.errors import ServerError
 from hyco_export.runtime import wire
-from hyco_export.runtime.drafters import OracleDrafter
 from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.persistence import PersistentTransport
 from hyco_export.runtime.replicas import serve_replicas

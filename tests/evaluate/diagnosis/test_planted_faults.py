@@ -39,6 +39,7 @@ from hyco_export.evaluate.diagnosis.slm_host import slm_host_findings
 from hyco_export.evaluate.diagnosis.walk import walk
 from hyco_export.evaluate.run_artifacts import RunArtifacts, open_artifacts
 from hyco_export.graph.initializers import read_weight, weight_tensor
+from hyco_export.nn.fused_stack import FusedStack
 from hyco_export.nn.tiny.tokenizer import train_tokenizer
 from hyco_export.runtime.devices import head as device_head
 from hyco_export.runtime.devices import rings as device_rings
@@ -356,7 +357,8 @@ def test_a_graph_of_another_head(small_run: SmallRun, tmp_path: Path) -> None:
 def test_a_server_with_another_verifier(small_run: SmallRun, served: Served) -> None:
     verifier = verifier_of(served[0])
     other = builders.small_verifier(len(small_run.tokenizer), seed=5)
-    verifier._model, verifier._backbone = other, other.get_decoder()
+    verifier._model, verifier._backbone, verifier._table = other, other.get_decoder(), None
+    verifier._stack = FusedStack(verifier._backbone, compiled=False)
     require(in_server(small_run, served), "verifier", "the server", "nothing in common")
 
 
