@@ -42,7 +42,8 @@ def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None)
 
         show_next(create_respelled(out))
         return
-    from hyco_export.nn.created.family import DEFAULT_SEED, RECIPE_FILE, create_family
+    from hyco_export.nn.created.family import DEFAULT_SEED, create_family
+    from hyco_export.nn.created.recipe import RECIPE_FILE
     from hyco_export.nn.created.scale import find_scale
 
     scale = find_scale(scale_name)

@@ -4,22 +4,19 @@ Knows which parts there are and in which order they are written; the shapes are 
 folder beside the wanted one, which is renamed at the end: a family exists whole or not at all.
 """
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from hyco_export.core.resources import CHECKPOINTS, resource_path
-from hyco_export.errors import CheckpointError
 from hyco_export.nn.created.head import write_head
-from hyco_export.nn.created.recipe import recipe_text
+from hyco_export.nn.created.new_folder import new_folder
+from hyco_export.nn.created.recipe import RECIPE_FILE, recipe_text
 from hyco_export.nn.created.scale import Scale
 from hyco_export.nn.created.slm import e2b_config, small_config, write_packed_slm
 from hyco_export.nn.created.tokenizer import write_tokenizer
 from hyco_export.nn.created.verifier import write_verifier
 
 DEFAULT_SEED = 20261011
-PARTIAL_SUFFIX = ".partial"
-RECIPE_FILE = "recipe.yaml"
 PROMPTS = {"calibration": "calibration_data/train.jsonl", "validation": "calibration_data/validation.jsonl"}
 
 Progress = Callable[[str, float], None]
@@ -37,17 +34,8 @@ def create_family(out: Path, scale: Scale, tokenizer: Path | None, seed: int, on
     Raises:
         CheckpointError: the folder exists, or the tokenizer cannot be used.
     """
-    if out.exists():
-        raise CheckpointError(f"{out} exists already", "give a new folder")
-    partial = out.with_name(f".{out.name}{PARTIAL_SUFFIX}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with new_folder(out) as partial:
         _write_parts(partial, scale, tokenizer or CHECKPOINTS / "verifier", seed, on_progress)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def _write_parts(folder: Path, scale: Scale, tokenizer: Path, seed: int, on_progress: Progress) -> None:

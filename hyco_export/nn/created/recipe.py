@@ -2,6 +2,7 @@
 
 from hyco_export.nn.created.scale import Scale
 
+RECIPE_FILE = "recipe.yaml"
 TEMPLATE = """\
 # Created checkpoints at scale `{scale}`: random weights in real shapes. Sizes, times and memory are those to expect of
 # real ones; answers and agreements mean nothing. Fields that are not here have the paper's values.

@@ -5,7 +5,6 @@ rows of its tables follow, all else stays. Knows the files of a packed checkpoin
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from safetensors.numpy import load_file, save_file
 
 from hyco_export.core.recipe import embedded_recipe
 from hyco_export.core.resources import CHECKPOINTS
-from hyco_export.errors import CheckpointError
+from hyco_export.nn.created.new_folder import new_folder
+from hyco_export.nn.created.recipe import RECIPE_FILE
 
 SPECIALS = {"<bos>": "<|begin|>", "<eos>": "<|end|>", "<|turn>": "<|im_start|>", "<turn|>": "<|im_end|>"}
 FORGOTTEN_SHARE = 0.3  # of the merges
 SEED = 20261011
-RECIPE_FILE = "recipe.yaml"
 ROW_TENSORS = ("embed_tokens", "lm_head")  # their names; scalars among them have no rows
 IDS_IN_CONFIG = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -34,30 +33,26 @@ def create_respelled(out: Path) -> Path:
     Raises:
         CheckpointError: the folder exists.
     """
-    if out.exists():
-        raise CheckpointError(f"{out} exists already", "give a new folder")
-    source, partial = CHECKPOINTS / "slm", out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    (partial / "slm").mkdir(parents=True)
+    with new_folder(out) as partial:
+        _write_slm(CHECKPOINTS / "slm", partial / "slm")
+        (partial / RECIPE_FILE).write_text(_recipe(), encoding="utf-8")
+    return out / RECIPE_FILE
+
+
+def _write_slm(source: Path, folder: Path) -> None:
+    folder.mkdir()
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     kept = _respell(tokenizer)
-    _write_json(partial / "slm" / "tokenizer.json", tokenizer)
+    _write_json(folder / "tokenizer.json", tokenizer)
     named = (source / "tokenizer_config.json").read_text()
-    (partial / "slm" / "tokenizer_config.json").write_text(_renamed(named))
+    (folder / "tokenizer_config.json").write_text(_renamed(named))
     for name in ("config.json", "generation_config.json"):
-        _write_json(partial / "slm" / name, _respelled_config(json.loads((source / name).read_text()), kept))
-    tensors = load_file(source / "model.safetensors")
-    save_file(
-        {
-            name: np.ascontiguousarray(array[kept]) if _has_rows(name, array) else array
-            for name, array in tensors.items()
-        },
-        partial / "slm" / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    (partial / RECIPE_FILE).write_text(_recipe(), encoding="utf-8")
-    partial.rename(out)
-    return out / RECIPE_FILE
+        _write_json(folder / name, _respelled_config(json.loads((source / name).read_text()), kept))
+    tensors = {
+        name: np.ascontiguousarray(array[kept]) if _has_rows(name, array) else array
+        for name, array in load_file(source / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _respell(tokenizer: dict[str, Any]) -> np.ndarray:
