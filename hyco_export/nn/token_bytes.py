@@ -11,7 +11,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from hyco_export.nn.tokenizer_file import TokenizerFile
-from hyco_export.nn.vocabulary import NO_TOKEN, known_byte_ids, placeholder_ids, special_ids
+from hyco_export.nn.vocabulary import (
+    NO_TOKEN,
+    byte_letters,
+    falls_back,
+    known_byte_ids,
+    placeholder_ids,
+    special_ids,
+)
 
 SPACE_MARK = "▁"  # a space in the vocabularies that fall back to bytes
 
@@ -53,7 +60,7 @@ def spelling(tokenizer: TokenizerFile, vocab_size: int) -> Spelling:
     by_byte = known_byte_ids(backend)
     silent = {*special_ids(tokenizer, vocab_size).tolist(), *placeholder_ids(backend, vocab_size).tolist()}
     as_they_stand = backend.get_added_tokens_decoder()  # text, whatever the kind of tokenizer
-    letters = None if _falls_back(backend) else _letters()
+    letters = None if falls_back(backend) else {letter: byte for byte, letter in byte_letters().items()}
     values = {int(token): byte for byte, token in enumerate(by_byte) if token != NO_TOKEN}
     entries: list[bytes | None] = []
     for token in range(vocab_size):
@@ -66,17 +73,6 @@ def spelling(tokenizer: TokenizerFile, vocab_size: int) -> Spelling:
         else:
             entries.append(_piece_bytes(backend.id_to_token(token) or "", letters))
     return Spelling(backend, entries, by_byte)
-
-
-def _falls_back(backend: Tokenizer) -> bool:
-    return backend.token_to_id("<0x20>") is not None
-
-
-def _letters() -> dict[str, int]:
-    """Byte values by letter, in a byte-level vocabulary."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _piece_bytes(piece: str, letters: dict[str, int] | None) -> bytes | None:

@@ -64,12 +64,22 @@ def known_byte_ids(tokenizer: Tokenizer) -> np.ndarray:
     Tokenizers with byte fallback (Gemma, Llama) name them `<0x00>`..`<0xFF>`; byte-level ones (GPT-2) by a letter each.
     """
     fallback = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(BYTE_TOKENS)]
-    if fallback[ord(" ")] is None:
-        from transformers.convert_slow_tokenizer import bytes_to_unicode  # hundreds of MB that Gemma does without
-
-        letters = bytes_to_unicode()
+    if not falls_back(tokenizer):
+        letters = byte_letters()
         fallback = [tokenizer.token_to_id(letters[byte]) for byte in range(BYTE_TOKENS)]
     return np.array([NO_TOKEN if token is None else token for token in fallback], dtype=np.int32)
+
+
+def falls_back(tokenizer: Tokenizer) -> bool:
+    """Does it spell by byte tokens what it has no piece for (Gemma); else its pieces are letters for bytes (GPT-2)."""
+    return tokenizer.token_to_id("<0x20>") is not None
+
+
+def byte_letters() -> dict[int, str]:
+    """The letter that stands for each byte in a byte-level vocabulary."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # hundreds of MB that Gemma does without
+
+    return bytes_to_unicode()
 
 
 def token_texts(tokenizer: Tokenizer, vocab_size: int) -> Iterator[str]:
