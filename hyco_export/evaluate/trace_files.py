@@ -12,12 +12,17 @@ from hyco_export.errors import HycoError
 from hyco_export.runtime.trace import GenerationTrace, from_lines, to_lines
 
 
+def trace_bytes(trace: GenerationTrace) -> bytes:
+    """The lines of one generation."""
+    return b"".join(line + b"\n" for line in to_lines(trace))
+
+
 def write_traces(path: Path, traces: Iterable[GenerationTrace]) -> None:
     """One file of generations, replacing what is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for trace in traces:
-            file.writelines(line + b"\n" for line in to_lines(trace))
+            file.write(trace_bytes(trace))
 
 
 def read_traces(path: Path) -> tuple[GenerationTrace, ...]:

@@ -13,7 +13,8 @@ import msgspec
 
 from hyco_export.core.json_file import pretty_json
 from hyco_export.errors import ArtifactError
-from hyco_export.runtime.trace import GenerationTrace, from_lines, to_lines
+from hyco_export.evaluate.trace_files import trace_bytes
+from hyco_export.runtime.trace import GenerationTrace, from_lines
 
 PLAN_FILE, PROGRESS_FILE = "plan.json", "progress.json"
 ANOTHER_FOLDER = "give another --out, or remove the folder"
@@ -51,7 +52,7 @@ class TraceStore:
     def add(self, trace: GenerationTrace) -> None:
         """Keep a finished generation."""
         system = trace.system
-        lines = b"".join(line + b"\n" for line in to_lines(trace))
+        lines = trace_bytes(trace)
         with self.path(system).open("ab") as stream:
             stream.write(lines)
             stream.flush()
