@@ -33,6 +33,7 @@ from hyco_export.core.devicespec import (
     read_spec,
 )
 from hyco_export.core.graphspec import GraphSession, GraphSpec
+from hyco_export.core.heap import release_freed
 from hyco_export.core.json_file import write_json
 from hyco_export.core.layout import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, linears_of_width
@@ -111,6 +112,7 @@ def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, prog
     for done, job in enumerate(jobs):
         name = job.spec.name
         progress.step("graphs compiled and compared", done, len(jobs))
+        release_freed()  # of the graph before, on the CPU: the compiler's process needs the memory
         reading = _read(job, two_bit if name in SLM_GRAPHS else None, config.gates.emulated_feeds)
         contexts[name] = compile_context(job.model, out_dir, name, config.target, log, reading.two_bit)
         if reading.feeds:

@@ -22,6 +22,7 @@ from hyco_export.core import recipe as recipes
 from hyco_export.core.devicespec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, write_spec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm, KvShape
+from hyco_export.core.heap import release_freed
 from hyco_export.core.json_file import write_json
 from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.layout import CAPTURE, ENCODINGS_FILE, FINAL_NORM_FILE, HEAD, HEAD_SAMPLES_FILE, KEEPSET, QAT_HEAD
@@ -64,9 +65,12 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 
 def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Calibrate, emit, compare; see the module for the files."""
+    from hyco_export.graph.reference import ReferenceSession
     from hyco_export.nn.checkpoint import checkpoint_digest
     from hyco_export.nn.head.calibration import captured_ranges, clipped_shares
+    from hyco_export.nn.head.comparison import run_session
     from hyco_export.nn.head.device import float_head, with_projected_table
+    from hyco_export.nn.head.static_pass import TorchHeadSession
 
     settings, calibration = config.head, config.calibration
     head = float_head(inputs, settings.steps, settings.runner_up_steps, settings.window, config.hidden_norm)
@@ -80,19 +84,26 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     spec = _spec(head.network, graph, grids, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value)
     write_spec(out_dir / HEAD_SPEC_FILE, spec)
     positions = _positions(config, head.network, graph, inputs, held_out)
+    progress.note(f"comparing drafts at {len(positions)} validation positions")
+    floating = run_session(TorchHeadSession(head, graph), positions)
+    table = {} if table_db is None else _table_metrics(head, emitted, table_db)
+    del head, emitted  # whose floats nobody needs beside transformers' heads, and those beside ONNX Runtime's
+    release_freed()
     write_samples(out_dir / HEAD_SAMPLES_FILE, {HEAD_GRAPH: [position.feeds for position in positions[::SAVED_EVERY]]})
     steps, window = settings.steps, settings.window
     golden = write_golden_files(
         inputs, keepset, grids, config.hidden_norm, config.dtype, steps, window, out_dir, progress
     )
+    release_freed()  # transformers' modules are freed by a collection only
+    integer = run_session(ReferenceSession(out_dir / GRAPH_FILE), positions)
     return {
-        **_compare(head, graph, out_dir / GRAPH_FILE, positions, keepset, progress),
+        **_compare(integer, floating, positions, keepset),
         "golden": golden,
         "clipped_share": {name: round(share, 6) for name, share in clipped_shares(held_out, grids).items()},
         "round_bytes": spec.handoff.round_bytes,
         "row_bytes": spec.handoff.row_bytes,
         "bytes": (out_dir / GRAPH_FILE).stat().st_size,
-        **({} if table_db is None else _table_metrics(head, emitted, table_db)),
+        **table,
     }
 
 
@@ -178,21 +189,11 @@ def _positions(
 
 
 def _compare(
-    head: "FloatHead",
-    graph: "GraphSpec",
-    path: Path,
-    positions: Sequence["ComparedPosition"],
-    keepset: KeepSet,
-    progress: Progress,
+    integer: "Drafts", floating: "Drafts", positions: Sequence["ComparedPosition"], keepset: KeepSet
 ) -> Metrics:
     """The graph on CPU against its weights in float, step by step, and against the original head."""
-    from hyco_export.graph.reference import ReferenceSession
-    from hyco_export.nn.head.comparison import match_original, run_session
-    from hyco_export.nn.head.static_pass import TorchHeadSession
+    from hyco_export.nn.head.comparison import match_original
 
-    progress.note(f"comparing drafts at {len(positions)} validation positions")
-    integer = run_session(ReferenceSession(path), positions)
-    floating = run_session(TorchHeadSession(head, graph), positions)
     return {
         "positions": len(positions),
         **_equal_shares(integer, floating),

@@ -30,6 +30,7 @@ from hyco_export.core import recipe as recipes
 from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_SPEC_FILE, SLM_TREE_GRAPH, write_spec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
+from hyco_export.core.heap import release_freed
 from hyco_export.core.json_file import write_json
 from hyco_export.core.keepset import read_keepset
 from hyco_export.core.layout import CAPTURE, ENCODINGS_FILE, KEEPSET, SLM, SLM_OPENING_FILE, SLM_SAMPLES_FILE
@@ -133,7 +134,8 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, out_dir, progress), out_dir)
     equal = require_equal(weight_pairs(reference.truth, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     parity, original_best = reference.parity, reference.original_best
-    del reference  # and transformers' model with it
+    del reference  # and transformers' model with it, which only a collection frees
+    release_freed()
     quality = _measure(config, surgery, graphs, validation, original_best, out_dir)
     if config.graph.evidence_passes:
         subject = Subject(surgery, graphs.encodings, config.calibration.mask_value)

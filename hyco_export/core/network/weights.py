@@ -44,9 +44,13 @@ class IntegerMatrix:
     def real(self) -> np.ndarray:
         """float32 [N, K]."""
         if self.multipliers is None:
-            return self.integers.astype(np.float32) * self.scales[:, None]
-        blocks = self.multipliers.astype(np.float32) * self.scales[:, None]  # [N, J]
-        return self.integers.astype(np.float32) * np.repeat(blocks, self.block, axis=1)
+            factors = self.scales[:, None]
+        else:
+            blocks = self.multipliers.astype(np.float32) * self.scales[:, None]  # [N, J]
+            factors = np.repeat(blocks, self.block, axis=1)
+        real = self.integers.astype(np.float32)
+        real *= factors  # in place: an output layer of 262,144 rows is a gigabyte
+        return real
 
     def columns(self, start: int, stop: int) -> "IntegerMatrix":
         """These inputs alone; with blocks, whole ones.

@@ -21,7 +21,7 @@ from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, STATE_
 from hyco_export.core.network.weights import IntegerMatrix, IntegerTable
 from hyco_export.nn.capture import Capture
 from hyco_export.nn.final_norm import FinalNorm
-from hyco_export.nn.head.fake_quant import linear_layers, load_weight, untie_output_layer
+from hyco_export.nn.head.fake_quant import linear_layers, load_weight
 from hyco_export.nn.head.stored import stored_name
 from hyco_export.nn.verifier import ATTENTION_NAMES
 
@@ -73,7 +73,6 @@ def _shortened(walk: Walk, tokens: int, steps: int) -> Walk:
 
 def load_stored(head: Gemma4AssistantForCausalLM, matrices: Mapping[str, IntegerMatrix]) -> None:
     """Put the artifact's weights into transformers' module; a matrix that is stored in two is put together again."""
-    untie_output_layer(head)
     for name, layer in linear_layers(head):
         stored = stored_name(name)
         if stored == PRE_PROJECTION and stored not in matrices:
@@ -81,6 +80,8 @@ def load_stored(head: Gemma4AssistantForCausalLM, matrices: Mapping[str, Integer
         else:
             real = matrices[stored].real()
         load_weight(layer, torch.from_numpy(real))
+    # the table it was tied to, which a head never looks up, would stay beside it: a gigabyte
+    head.get_input_embeddings().weight = head.lm_head.weight
 
 
 def on_grids(capture: Capture, grids: Mapping[str, Encoding]) -> Capture:
