@@ -48,6 +48,7 @@ class Manifest(msgspec.Struct, frozen=True):
     origins: dict[str, str] = {}  # checkpoint -> Hub id and commit, or the folder's reference in the recipe
     peak_rss_bytes: int = 0  # of the process that built it; 0 in manifests of older versions
     children_rss_bytes: int = 0  # of its child processes together, at their peak
+    total_rss_bytes: int = 0  # of all of them at one moment: what the machine must have
 
     @property
     def size_bytes(self) -> int:

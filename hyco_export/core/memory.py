@@ -1,7 +1,8 @@
-"""How much memory a piece of work took: the peak of this process's resident set, and of all its children's together.
+"""How much memory a piece of work took: peaks of this process's resident set, of all its children's, and of both.
 
 Knows processes, not what they do. The kernel keeps a process's peak since it started; it is reset
-before the work where that is allowed (`/proc/self/clear_refs`), else samples stand for it, as they do for children.
+before the work where that is allowed (`/proc/self/clear_refs`), else samples stand for it, as they do for children and
+for the sum of both. A page that several processes share counts in each of them.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ class PeakMemory:
 
     own_bytes: int = 0
     children_bytes: int = 0  # of all descendants at one moment
+    total_bytes: int = 0  # of this process and all descendants at one moment: the peaks above may be minutes apart
 
 
 @contextlib.contextmanager
@@ -44,6 +46,7 @@ def measured() -> Iterator[PeakMemory]:
         _take(peak)
         if resettable:
             peak.own_bytes = max(peak.own_bytes, _own_peak_bytes())
+        peak.total_bytes = max(peak.total_bytes, peak.own_bytes)
 
 
 def _sample(peak: PeakMemory, stop: threading.Event) -> None:
@@ -53,9 +56,11 @@ def _sample(peak: PeakMemory, stop: threading.Event) -> None:
 
 def _take(peak: PeakMemory) -> None:
     process = psutil.Process()
-    peak.own_bytes = max(peak.own_bytes, _resident_bytes(process))
     settled = [child for child in process.children(recursive=True) if _age_s(child) > SETTLED_S]
-    peak.children_bytes = max(peak.children_bytes, sum(map(_resident_bytes, settled)))
+    own_bytes, children_bytes = _resident_bytes(process), sum(map(_resident_bytes, settled))
+    peak.own_bytes = max(peak.own_bytes, own_bytes)
+    peak.children_bytes = max(peak.children_bytes, children_bytes)
+    peak.total_bytes = max(peak.total_bytes, own_bytes + children_bytes)
 
 
 def _reset_peak() -> bool:

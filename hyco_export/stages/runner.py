@@ -102,6 +102,7 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
         wall_s=round(time.monotonic() - began, 3),
         peak_rss_bytes=peak.own_bytes,
         children_rss_bytes=peak.children_bytes,
+        total_rss_bytes=peak.total_bytes,
         origins=origins(run, item.stage),
     )
     with said_of(build_dir):

@@ -34,3 +34,17 @@ def test_children_are_counted_apart() -> None:
     with measured() as peak:
         subprocess.run([sys.executable, "-c", script], check=True)
     assert 100 * MEGABYTE < peak.children_bytes < 160 * MEGABYTE
+
+
+def test_the_total_is_of_one_moment() -> None:
+    script = "import time; held = b'x' * (200 << 20); time.sleep(0.5)"
+    with measured() as apart:
+        fill(200)
+        subprocess.run([sys.executable, "-c", script], check=True)
+    assert apart.total_bytes < apart.own_bytes + apart.children_bytes - 100 * MEGABYTE
+    assert apart.total_bytes >= max(apart.own_bytes, apart.children_bytes)
+    held = b"x" * (200 * MEGABYTE)
+    with measured() as together:
+        subprocess.run([sys.executable, "-c", script], check=True)
+    assert together.total_bytes > len(held) + 200 * MEGABYTE
+    assert together.total_bytes <= together.own_bytes + together.children_bytes

@@ -138,7 +138,7 @@ def test_estimates_of_a_created_family_are_what_its_run_takes(tmp_path: Path) ->
         manifest, estimate = manifests[item.stage.name], item.estimate
         assert estimate is not None
         assert estimate.disk_bytes == pytest.approx(manifest.size_bytes, rel=CLOSE), item.stage.name
-        measured = manifest.peak_rss_bytes + manifest.children_rss_bytes
+        measured = manifest.total_rss_bytes
         assert estimate.ram_bytes == pytest.approx(measured, abs=CLOSE * measured + elsewhere), item.stage.name
     assert before.stages[0].estimate.tokens == manifests["capture"].metrics["tokens"]
     binaries = sum(path.stat().st_size for path in run.folder(STAGES[-1]).glob("*.bin"))
