@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.golden import SHOWN_LOGITS
 from hyco_export.nn.capture import teacher_forced
-from hyco_export.nn.head.golden import Walk, chain_logits, choose_walks, golden_root, on_grids
+from hyco_export.nn.head.golden import Walk, chain_logits, choose_walks, golden_root, load_stored, on_grids
+from hyco_export.nn.head.fake_quant import linear_weights
+from hyco_export.nn.head.layer_grids import LayerGrid, nearest_on
+from hyco_export.nn.head.stored import stored_name
 from hyco_export.nn.head.unroll import head_spans, response_rows, unroll
 
 VOCAB, LENGTH, START, STEPS = 60, 30, 10, 3
@@ -48,6 +51,17 @@ def test_long_texts_cross_the_window_by_rounds_and_by_prime():
 def test_texts_that_are_too_short_give_nothing():
     assert choose_walks([(10, 12)], 64, 4) == []
     assert Walk(0, 7, 2).roots(3) == [7, 11, 15]
+
+
+def test_stored_weights_replace_the_tied_table_too(capture):
+    head = builders.small_head(VOCAB)
+    weights = linear_weights(head)
+    matrices = nearest_on(weights, dict.fromkeys(weights, LayerGrid(4)))
+    assert head.get_input_embeddings().weight is head.lm_head.weight
+    load_stored(head, {stored_name(name): matrix for name, matrix in matrices.items()})
+    for name, weight in linear_weights(head).items():
+        np.testing.assert_array_equal(weight.numpy(), matrices[name].real())
+    assert head.get_input_embeddings().weight is head.lm_head.weight  # one table in memory, not two
 
 
 @pytest.mark.parametrize("window", [100, 4])
