@@ -116,7 +116,7 @@ def _combinations(
 ) -> list[Combination]:
     """The first 1, 2, 4, ... layers at 8 bits, measured together."""
     from hyco_export.nn.head.agreement import compare_heads
-    from hyco_export.nn.head.fake_quant import load_matrices
+    from hyco_export.nn.head.linears import load_matrices
     from hyco_export.nn.head.sensitivity import prefix_sizes
     from hyco_export.nn.head.stored import stored_name
 

@@ -88,7 +88,7 @@ def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Search clips, train, compare with the original head; see the module for the files."""
     from hyco_export.nn.crew import current_crew
-    from hyco_export.nn.head import fake_quant
+    from hyco_export.nn.head import fake_quant, linears
     from hyco_export.nn.head.agreement import match_verifier
     from hyco_export.nn.head.split_projection import split_matrices, split_projection
     from hyco_export.nn.head.stored import store
@@ -100,14 +100,14 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     held_out = sequence_paths(inputs[CAPTURE], "validation")
     if crew.main:
         require_norm_side(inputs[CAPTURE], held_out, teacher, reading)
-    fake_quant.untie_output_layer(student)
-    variants = _plain_variants(config.qat, fake_quant.linear_weights(student))
+    linears.untie_output_layer(student)
+    variants = _plain_variants(config.qat, linears.linear_weights(student))
     if config.qat.split_projection:
         split_projection(teacher)
         split_projection(student)
         variants = {name: split_matrices(matrices) for name, matrices in variants.items()}
     if _asks_for_more(config.qat):
-        variants[CHOSEN] = _on_chosen_grids(config.qat, fake_quant.linear_weights(student))
+        variants[CHOSEN] = _on_chosen_grids(config.qat, linears.linear_weights(student))
     start = variants.get(CHOSEN, variants[SEARCHED])
     fake_quant.attach(student, start)
     if config.qat.trained_grids:
@@ -229,7 +229,7 @@ def _compare(
 ) -> dict[str, list["DepthAgreement"]]:
     """Each variant's weights in turn in one float module, against the original head."""
     from hyco_export.nn.head.agreement import compare_heads
-    from hyco_export.nn.head.fake_quant import load_matrices
+    from hyco_export.nn.head.linears import load_matrices
 
     found = {}
     for done, (name, matrices) in enumerate(variants.items(), 1):

@@ -164,7 +164,7 @@ def _differing_share(left: np.ndarray, right: np.ndarray) -> float:
 
 def origin_findings(run: Path, head_checkpoint: Path, dtype: Dtype) -> list[Finding]:
     """The trained head against the checkpoint it was trained from: its own weights, every channel at its size."""
-    from hyco_export.nn.head.fake_quant import linear_weights, untie_output_layer
+    from hyco_export.nn.head.linears import linear_weights, untie_output_layer
     from hyco_export.nn.head.stored import norm_vectors, stored_name
     from hyco_export.nn.verifier import load_head
 

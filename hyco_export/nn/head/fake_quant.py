@@ -7,36 +7,24 @@ clips, backward is a straight-through estimator that passes gradients inside the
 Legend: N output channels, K inputs of a linear layer, J blocks of inputs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from aimet_torch.common import py_libpymo
 from aimet_torch.quantization.affine import GroupedBlockQuantizeDequantize, QuantizeDequantize
 from torch import nn
 from torch.nn.utils import parametrize
-from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.encodings import symmetric_limits
 from hyco_export.core.network.weights import MULTIPLIER_BITS, IntegerMatrix
 from hyco_export.nn.block_grids import block_matrix
+from hyco_export.nn.head.linears import linear_layers
 from hyco_export.nn.weight_grids import integer_matrix
 
-
-def linear_layers(head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Every linear layer by its name in the module: projections, attention, MLPs, output layer."""
-    for name, module in head.named_modules():
-        if isinstance(module, nn.Linear):
-            yield name, module
-
-
-def linear_weights(head: nn.Module) -> dict[str, torch.Tensor]:
-    """Weight [N, K] of every linear layer by its name in the module, without a gradient."""
-    return {name: layer.weight.detach() for name, layer in linear_layers(head)}
-
-
-def untie_output_layer(head: Gemma4AssistantForCausalLM) -> None:
-    """Give the output layer weights of its own; the tied table is never looked up by a head."""
-    head.lm_head.weight = nn.Parameter(head.lm_head.weight.detach().clone(), requires_grad=False)
+# aimet-torch keeps the error by which it notices that a part of it is not installed, and that error's traceback keeps
+# every frame that led to this import with all they hold, models too, until the process ends
+py_libpymo.IMPORT_ERROR.__traceback__ = None
 
 
 def attach(head: nn.Module, matrices: Mapping[str, IntegerMatrix]) -> None:
@@ -99,14 +87,3 @@ def detach(head: nn.Module) -> None:
     for _, layer in list(linear_layers(head)):
         parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
         layer.weight.requires_grad_(False)
-
-
-def load_matrices(head: nn.Module, matrices: Mapping[str, IntegerMatrix]) -> None:
-    """Put the real values of stored matrices into the linear layers of a float head (output layer untied)."""
-    for name, layer in linear_layers(head):
-        load_weight(layer, torch.from_numpy(matrices[name].real()))
-
-
-def load_weight(layer: nn.Linear, real: torch.Tensor) -> None:
-    """Put a weight [N, K] into a layer of a float head; the one it had stays as it is for those who hold it."""
-    layer.weight = nn.Parameter(real.to(layer.weight.dtype).to(layer.weight.device), requires_grad=False)

@@ -21,7 +21,7 @@ from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, STATE_
 from hyco_export.core.network.weights import IntegerMatrix, IntegerTable
 from hyco_export.nn.capture import Capture
 from hyco_export.nn.final_norm import FinalNorm
-from hyco_export.nn.head.fake_quant import linear_layers, load_weight
+from hyco_export.nn.head.linears import linear_layers, load_weight
 from hyco_export.nn.head.stored import stored_name
 from hyco_export.nn.verifier import ATTENTION_NAMES
 

@@ -17,7 +17,7 @@ from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.errors import RecipeError
 from hyco_export.nn.block_grids import LPBQ_BLOCK, nearest_blocks, searched_blocks
-from hyco_export.nn.head.fake_quant import linear_layers
+from hyco_export.nn.head.linears import linear_layers
 from hyco_export.nn.head.split_projection import split_projection
 from hyco_export.nn.head.stored import stored_name
 from hyco_export.nn.verifier import load_config

@@ -16,7 +16,7 @@ from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.sizes.amounts import PACKED_ROWS
-from hyco_export.nn.head.fake_quant import linear_layers, linear_weights, load_weight
+from hyco_export.nn.head.linears import linear_layers, linear_weights, load_weight
 from hyco_export.nn.head.qat import divergences, packs
 from hyco_export.nn.head.unroll import RootRows, unroll
 

@@ -11,7 +11,7 @@ from hyco_export.core.network.head import HeadNetwork, logits_name
 from hyco_export.core.network.head_grids import handoff_encodings, head_encodings
 from hyco_export.core.network.weights import IntegerTable
 from hyco_export.nn.capture import load_capture, save_capture, teacher_forced
-from hyco_export.nn.head import fake_quant
+from hyco_export.nn.head import linears
 from hyco_export.nn.head.calibration import (
     ROOTS_PER_PASS,
     activation_ranges,
@@ -40,8 +40,8 @@ def paths(tmp_path_factory):
 @pytest.fixture(scope="module")
 def head():
     module = builders.small_head(VOCAB)
-    fake_quant.untie_output_layer(module)
-    weights = fake_quant.linear_weights(module)
+    linears.untie_output_layer(module)
+    weights = linears.linear_weights(module)
     stored = store(module, nearest_matrices(weights, 4), 4)
     rng = np.random.default_rng(0)
     table = IntegerTable(rng.integers(0, 255, (VOCAB, builders.HIDDEN), np.uint8), np.full(VOCAB, 0.01, np.float32))

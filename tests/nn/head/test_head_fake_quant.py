@@ -1,12 +1,15 @@
 """Grids are chosen per channel, trained values are exactly the stored ones, and nothing but the weights moves."""
 
+import subprocess
+import sys
+
 import builders
 import numpy as np
 import pytest
 import torch
 
 from hyco_export.nn import weight_grids
-from hyco_export.nn.head import fake_quant
+from hyco_export.nn.head import fake_quant, linears
 from hyco_export.nn.head.layer_grids import LayerGrid, searched_on
 
 VOCAB = 60
@@ -16,7 +19,7 @@ RATIOS = np.linspace(1.0, 0.6, 41)
 @pytest.fixture
 def head():
     head = builders.small_head(VOCAB)
-    fake_quant.untie_output_layer(head)
+    linears.untie_output_layer(head)
     return head
 
 
@@ -25,7 +28,7 @@ def error(weight, scales, bits):
 
 
 def test_every_linear_layer_is_found(head):
-    names = [name for name, _ in fake_quant.linear_layers(head)]
+    names = [name for name, _ in linears.linear_layers(head)]
     assert len(names) == 3 * 5 + 3  # q, o, gate, up, down a layer; both projections and the output layer
     assert {"lm_head", "pre_projection", "post_projection", "model.layers.2.mlp.down_proj"} <= set(names)
 
@@ -55,7 +58,7 @@ def test_the_search_finds_the_best_ratio_of_each_channel():
 
 @pytest.mark.parametrize("block", [None, 8])
 def test_the_fake_quantised_head_computes_with_the_stored_integers(head, block):
-    weights = fake_quant.linear_weights(head)
+    weights = linears.linear_weights(head)
     grids = dict.fromkeys(weights, LayerGrid(4, block)) | {"lm_head": LayerGrid(8)}
     fake_quant.attach(head, searched_on(weights, grids, RATIOS))
     x = torch.randn(5, 2 * builders.HIDDEN, generator=torch.Generator().manual_seed(2))
@@ -64,7 +67,7 @@ def test_the_fake_quantised_head_computes_with_the_stored_integers(head, block):
     matrices = fake_quant.trained_matrices(head)
     fake_quant.detach(head)
     assert torch.equal(head.pre_projection.weight, weights["pre_projection"])
-    fake_quant.load_matrices(head, matrices)
+    linears.load_matrices(head, matrices)
 
     torch.testing.assert_close(head.pre_projection(x), while_training, atol=1e-6, rtol=1e-6)
     for name, matrix in matrices.items():
@@ -75,7 +78,7 @@ def test_the_fake_quantised_head_computes_with_the_stored_integers(head, block):
 
 
 def test_only_weights_are_trainable_and_the_estimator_is_straight_through(head):
-    weights = fake_quant.linear_weights(head)
+    weights = linears.linear_weights(head)
     clipped = {name: weight_grids.clipped_scales(w, 4, 0.6) for name, w in weights.items()}
     fake_quant.attach(head, {name: weight_grids.integer_matrix(w, clipped[name], 4) for name, w in weights.items()})
     trainable = {name for name, parameter in head.named_parameters() if parameter.requires_grad}
@@ -86,3 +89,18 @@ def test_only_weights_are_trainable_and_the_estimator_is_straight_through(head):
     weight, largest = weights["post_projection"], weights["post_projection"].abs().amax(dim=1, keepdim=True)
     assert torch.all(gradient[weight.abs() < 0.59 * largest] == 1.0)  # inside the grid
     assert torch.all(gradient[weight >= 0.7 * largest] == 0.0)  # clipped
+
+
+def test_the_import_of_aimet_keeps_nothing_of_its_importer():
+    script = """
+import gc, weakref
+class Model: pass
+def stage():
+    model = Model()
+    import hyco_export.nn.head.fake_quant
+    return weakref.ref(model)
+model = stage()
+gc.collect()
+assert model() is None
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -11,8 +11,8 @@ from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.golden import SHOWN_LOGITS
 from hyco_export.nn.capture import teacher_forced
 from hyco_export.nn.head.golden import Walk, chain_logits, choose_walks, golden_root, load_stored, on_grids
-from hyco_export.nn.head.fake_quant import linear_weights
 from hyco_export.nn.head.layer_grids import LayerGrid, nearest_on
+from hyco_export.nn.head.linears import linear_weights
 from hyco_export.nn.head.stored import stored_name
 from hyco_export.nn.head.unroll import head_spans, response_rows, unroll
 

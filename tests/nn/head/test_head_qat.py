@@ -10,7 +10,7 @@ import torch
 from hyco_export.core.partial import PartialBuild
 from hyco_export.errors import RecipeError
 from hyco_export.nn.capture import teacher_forced
-from hyco_export.nn.head import fake_quant
+from hyco_export.nn.head import fake_quant, linears
 from hyco_export.nn.head.agreement import compare_heads, match_verifier, share_won_back
 from hyco_export.nn.head.layer_grids import LayerGrid, searched_on
 from hyco_export.nn.head.qat import (
@@ -57,9 +57,9 @@ PER_CHANNEL = LayerGrid(4)
 
 def fake_quantised(grid=PER_CHANNEL):
     student = builders.small_head(VOCAB)
-    fake_quant.untie_output_layer(student)
+    linears.untie_output_layer(student)
     ratios = np.linspace(1.0, 0.6, 9)
-    weights = fake_quant.linear_weights(student)
+    weights = linears.linear_weights(student)
     fake_quant.attach(student, searched_on(weights, dict.fromkeys(weights, grid), ratios))
     return student
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hyco_export.nn.capture import teacher_forced
-from hyco_export.nn.head import fake_quant
+from hyco_export.nn.head import linears
 from hyco_export.nn.head.agreement import compare_heads
 from hyco_export.nn.head.layer_grids import LayerGrid, nearest_on
 from hyco_export.nn.head.sensitivity import LayerCost, by_gain_per_byte, layer_costs, prefix_sizes
@@ -29,19 +29,19 @@ def sequences(teacher):
 
 def untied():
     head = builders.small_head(VOCAB)
-    fake_quant.untie_output_layer(head)
+    linears.untie_output_layer(head)
     return head
 
 
 def mean_kl(teacher, student, matrices, sequences):
-    fake_quant.load_matrices(student, matrices)
+    linears.load_matrices(student, matrices)
     depths = compare_heads(teacher, student, sequences, 2)
     return sum(depth.kl for depth in depths) / len(depths)
 
 
 def test_gains_are_those_of_the_head_with_one_layer_changed(teacher, sequences):
     student = untied()
-    weights = fake_quant.linear_weights(student)
+    weights = linears.linear_weights(student)
     narrow = nearest_on(weights, dict.fromkeys(weights, LayerGrid(4)))
     wide = nearest_on(weights, dict.fromkeys(weights, LayerGrid(8)))
     costs = {cost.name: cost for cost in layer_costs(teacher, student, narrow, wide, sequences, 2, lambda d, t: None)}
@@ -77,16 +77,16 @@ def test_a_split_head_is_the_same_head(teacher, sequences):
     split_projection(head)
     for wanted, given in zip(unroll(teacher, sequences[0], 2), unroll(head, sequences[0], 2), strict=True):
         torch.testing.assert_close(given, wanted, atol=1e-4, rtol=1e-4)
-    names = set(fake_quant.linear_weights(head))
+    names = set(linears.linear_weights(head))
     assert {"pre_projection.embedding", "pre_projection.state"} <= names and "pre_projection" not in names
 
 
 def test_split_matrices_are_the_halves_of_the_whole(sequences):
     whole, halves = untied(), untied()
     split_projection(halves)
-    weights = fake_quant.linear_weights(whole)
+    weights = linears.linear_weights(whole)
     matrices = nearest_on(weights, dict.fromkeys(weights, LayerGrid(4)))
-    fake_quant.load_matrices(whole, matrices)
-    fake_quant.load_matrices(halves, split_matrices(matrices))
+    linears.load_matrices(whole, matrices)
+    linears.load_matrices(halves, split_matrices(matrices))
     for wanted, given in zip(unroll(whole, sequences[0], 2), unroll(halves, sequences[0], 2), strict=True):
         torch.testing.assert_close(given, wanted, atol=1e-4, rtol=1e-4)

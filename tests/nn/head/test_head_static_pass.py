@@ -17,7 +17,7 @@ from hyco_export.graph.reference import ReferenceSession
 from hyco_export.nn.capture import teacher_forced
 from hyco_export.nn.embedding_table import quantize_rows
 from hyco_export.nn.final_norm import final_norm
-from hyco_export.nn.head import fake_quant
+from hyco_export.nn.head import linears
 from hyco_export.nn.head.calibration import recorded
 from hyco_export.nn.head.static_pass import FloatHead, TorchHeadSession
 from hyco_export.nn.head.stored import store
@@ -38,10 +38,10 @@ def verifier():
 def quantised():
     """transformers' module with the real values of 4-bit weights, and the same weights as stored."""
     head = builders.small_head(VOCAB)
-    fake_quant.untie_output_layer(head)
-    weights = fake_quant.linear_weights(head)
+    linears.untie_output_layer(head)
+    weights = linears.linear_weights(head)
     matrices = nearest_matrices(weights, 4)
-    fake_quant.load_matrices(head, matrices)
+    linears.load_matrices(head, matrices)
     return head, store(head, matrices, 4)
 
 
