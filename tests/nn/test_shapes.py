@@ -1,6 +1,5 @@
 """Shapes from configs, and estimates at real sizes beside figures that were measured there."""
 
-import msgspec
 import pytest
 
 from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
@@ -60,16 +59,15 @@ def test_stages_at_full_size_beside_a_measured_run(family: FamilyShape) -> None:
     assert qat.ram_bytes == pytest.approx(13_601e6, rel=0.05)
     keepset = head_sizes.keepset_estimate(PAPER, family, work)
     assert keepset.disk_bytes == pytest.approx(243_174_000, rel=0.001)
-    assert keepset.ram_bytes == pytest.approx(2_000e6, rel=CLOSE)
-    alone = msgspec.structs.replace(family, head=None)
-    assert head_sizes.keepset_estimate(PAPER, alone, work).ram_bytes == pytest.approx(972e6, rel=CLOSE)
+    assert keepset.ram_bytes == pytest.approx(925e6, rel=CLOSE)  # by itself
+    assert keepset.ram_bytes == pytest.approx(1_244e6, rel=CLOSE)  # in one process after capture and qat-head
     head = head_sizes.convert_head_estimate(PAPER, family, work)
     assert head.disk_bytes == pytest.approx(383_055_000, rel=0.01)
-    assert head.ram_bytes == pytest.approx(6_205e6, rel=0.1)
+    assert head.ram_bytes == pytest.approx(4_464e6, rel=0.1)
     slm = slm_sizes.convert_slm_estimate(PAPER, family, work)
     assert slm.disk_bytes == pytest.approx(3_074e6, rel=0.02)
     assert slm.ram_bytes == pytest.approx(6_026e6, rel=CLOSE)
-    assert slm_sizes.compile_estimate(PAPER, family, work).ram_bytes == pytest.approx(6_400e6, rel=CLOSE)
+    assert slm_sizes.compile_estimate(PAPER, family, work).ram_bytes == pytest.approx(7_020e6, rel=0.1)
 
 
 def test_unknown_models_have_no_shape() -> None:

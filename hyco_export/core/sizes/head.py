@@ -29,9 +29,8 @@ LOGIT_BYTES = 32  # of one logit in a training pass: teacher's, student's, both 
 TRAINED_BYTES = (
     23  # of a trained weight: master, gradient, two moments, fake-quantised copy (4 each), 3 variants in int8
 )
-LEFT_BYTES = 2.5  # of a trained weight, in the heap of the process that trained it
-CONVERTED_BYTES = 9  # of a kept weight: integers, torch's floats, ONNX Runtime's floats
-GRAPH_COPIES = 5  # of the graph: initializers, serialised, linted, ONNX Runtime's two
+ENTRY_BYTES = 530  # of a vocabulary's entry: the tokenizer, and what is counted and ranked
+GRAPH_COPIES = 5  # of the graph while it is made: initializers, serialised, linted
 BINARY_FACTOR, BINARY_STEP_BYTES = 1.04, 56_000  # of the context binary: of its weights, and of one layer in one step
 
 
@@ -71,16 +70,22 @@ def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
 
 
 def keepset_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """The table in 8 bits, written as a stream; in memory what the training before it in a chain has left there."""
+    """The table in 8 bits, written as a stream; in memory the vocabulary."""
     table = kept_tokens(recipe, family) * family.verifier.hidden
     ids_and_scales = 2 * FLOAT_BYTES * kept_tokens(recipe, family)
-    left = int(LEFT_BYTES * (family.head.body_values + family.head.output_values)) if family.head else 0
     reports = CURVE_BYTES + CONVERSATION_BYTES * work.conversations
-    return Estimate(disk_bytes=table + ids_and_scales + HEADER_BYTES + reports, ram_bytes=BASE_BYTES + left)
+    return Estimate(
+        disk_bytes=table + ids_and_scales + HEADER_BYTES + reports,
+        ram_bytes=BASE_BYTES + ENTRY_BYTES * family.verifier.vocab_size,
+    )
 
 
 def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """The graph with kept rows, table and samples; in memory also the stored head, the original one and both floats."""
+    """The graph with kept rows, table and samples.
+
+    In memory first the kept weights in integers and floats while the graph is made of them, then transformers' head in
+    floats while it takes the stored integers, its output layer last, beside the feeds of all compared positions.
+    """
     graph = head_graph_bytes(recipe, family)
     kept = kept_tokens(recipe, family)
     head = family.require_head()
@@ -88,14 +93,17 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
     weights = head.body_values + kept * head.width
     compared = work.validation.sequences * min(ROOTS_PER_SEQUENCE, work.validation.answer_tokens)
     sample = family.verifier.round_values + recipe.head.window * family.verifier.row_values
-    original = DTYPE_BYTES[recipe.models.require_head().dtype]
+    captured = work.validation.tokens * (family.verifier.round_values + family.verifier.row_values)
+    made = weights * (1 + FLOAT_BYTES) + kept * family.verifier.hidden + graph * GRAPH_COPIES
+    judged = (
+        stored * (1 + FLOAT_BYTES)
+        + head.output_values * FLOAT_BYTES
+        + compared * sample
+        + captured * DTYPE_BYTES[recipe.models.verifier.dtype]
+    )
     return Estimate(
         disk_bytes=graph + -(-compared // SAVED_EVERY) * sample,
-        ram_bytes=TRAINING_BASE_BYTES
-        + stored * (1 + original)
-        + weights * CONVERTED_BYTES
-        + kept * family.verifier.hidden
-        + graph * GRAPH_COPIES,
+        ram_bytes=TRAINING_BASE_BYTES + max(made, judged),
     )
 
 
