@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,20 +94,30 @@ class Engine:
     def verify(
         self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
     ) -> wire.VerifyReply:
-        """Round `round_number` (1, 2, ...): judge the device's tree or the server's own chain, commit, hand off.
-
-        The same round again returns the stored reply. A caller that has gone away before its pass changes nothing.
+        """`start_round`, and its reply.
 
         Raises:
-            ProtocolError: codes unknown_session, round_*, session_finished, length_differs, digest_differs,
-                unsupported, those of `check_tree`, model_fault, cancelled.
+            ProtocolError: see there.
+        """
+        return self.start_round(session_id, round_number, request, gone).result()
+
+    def start_round(
+        self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
+    ) -> "Future[wire.VerifyReply]":
+        """Round `round_number` (1, 2, ...): judge the device's tree or the server's own chain, commit, hand off.
+
+        The same round again gives the stored reply. A caller that has gone away before its pass changes nothing.
+
+        Raises:
+            ProtocolError: at once, or in the future: codes unknown_session, round_*, session_finished, length_differs,
+                digest_differs, unsupported, those of `check_tree`, model_fault, cancelled.
         """
         with self._lock:
             self._table.expire()
             session = self._table.find(session_id)
             call = RoundCall(session, round_number, request, self.facts, self.limits, gone)
             self._submit(call)
-        return call.future.result()
+        return call.future
 
     def close(self, session_id: str) -> None:
         """Forget a session and free its cache, after the pass in progress where it is in one; closing twice is
