@@ -84,7 +84,7 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
     """The graph with kept rows, table and samples.
 
     In memory first the kept weights in integers and floats while the graph is made of them, then transformers' head in
-    floats while it takes the stored integers, its output layer last, beside the feeds of all compared positions.
+    floats while it takes the stored integers, its output layer last.
     """
     graph = head_graph_bytes(recipe, family)
     kept = kept_tokens(recipe, family)
@@ -98,7 +98,6 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
     judged = (
         stored * (1 + FLOAT_BYTES)
         + head.output_values * FLOAT_BYTES
-        + compared * sample
         + captured * DTYPE_BYTES[recipe.models.verifier.dtype]
     )
     return Estimate(

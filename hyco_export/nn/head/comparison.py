@@ -5,8 +5,9 @@ Knows sessions, feeds and captures; where they come from is the stage's.
 Legend: n compared positions, K steps, S steps with a runner-up, C kept tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,24 +18,47 @@ from hyco_export.core.graphspec import GraphSession, GraphSpec
 from hyco_export.core.network.boundary import to_integers
 from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.head_host import draft_feeds, ring_positions
-from hyco_export.nn.capture import Capture
+from hyco_export.nn.capture import Capture, load_capture
 from hyco_export.nn.final_norm import FinalNorm
-from hyco_export.nn.head.calibration import load_all, recorded, spread_roots
+from hyco_export.nn.head.calibration import recorded, spread_roots
 from hyco_export.nn.head.unroll import response_rows, unroll
 
 
 @dataclass(frozen=True)
 class ComparedPosition:
-    """One root of one sequence, with the integers the device would feed.
+    """One root of one sequence.
 
     Attributes:
+        read: makes the feeds from the capture, at every use: at real size they are 6 MB, and hundreds are compared.
         following: token ids after the root, up to K; fewer at the end of a sequence.
         original: the original head's best token at each of these depths, fed the tokens of the sequence.
     """
 
-    feeds: Mapping[str, np.ndarray]
+    read: Callable[[], Mapping[str, np.ndarray]]
     following: tuple[int, ...]
     original: tuple[int, ...]
+
+    @property
+    def feeds(self) -> Mapping[str, np.ndarray]:
+        """The integers the device would feed."""
+        return self.read()
+
+
+class _Feeds:
+    """Feeds of any root of any sequence; the sequence that was read last is kept."""
+
+    def __init__(self, network: HeadNetwork, graph: GraphSpec, mask_value: float) -> None:
+        self._network, self._graph, self._mask_value = network, graph, mask_value
+        self._path: Path | None = None
+        self._values: dict[str, np.ndarray] = {}
+
+    def at(self, path: Path, root: int) -> dict[str, np.ndarray]:
+        """As the device's ring holds them."""
+        if path != self._path:
+            self._path, self._values = path, recorded(load_capture(path))
+        keys = ring_positions(root, self._network.window)
+        feeds = draft_feeds(self._network, self._values, np.array([root]), keys, self._mask_value)
+        return to_integers(self._graph.inputs, feeds)
 
 
 def compared_positions(
@@ -47,19 +71,18 @@ def compared_positions(
     roots_per_sequence: int,
 ) -> list[ComparedPosition]:
     """Evenly spread response roots of every capture, as the device's ring holds them."""
-    positions = []
-    for capture in load_all(paths):
+    positions, feeds = [], _Feeds(network, graph, mask_value)
+    for path in paths:
+        capture = load_capture(path, torch.float32)
+        if not capture.roots:  # nothing to draft
+            continue
         best = _original_tokens(original, capture, network, norm)
-        values = recorded(capture)
         for root in spread_roots(capture, roots_per_sequence):
-            keys = ring_positions(int(root), network.window)
-            feeds = draft_feeds(network, values, root[None], keys, mask_value)
             row = int(root) - capture.roots.start
             depths = [tokens[row] for tokens in best if row < len(tokens)]
             following = capture.ids[int(root) + 1 :][: len(depths)]
-            positions.append(
-                ComparedPosition(to_integers(graph.inputs, feeds), tuple(following.tolist()), tuple(depths))
-            )
+            read = partial(feeds.at, path, int(root))
+            positions.append(ComparedPosition(read, tuple(following.tolist()), tuple(depths)))
     return positions
 
 

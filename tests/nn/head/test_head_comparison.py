@@ -1,5 +1,7 @@
 """Drafts are compared with the original head only where both were fed the same tokens; odd heads are refused."""
 
+from functools import partial
+
 import builders
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ KEPT = np.array([10, 20, 30, 40])
 
 
 def position(following, original):
-    return ComparedPosition({}, following, original)
+    return ComparedPosition(dict, following, original)
 
 
 def test_depths_count_while_the_chain_equals_the_sequence():
@@ -41,7 +43,7 @@ class Scripted:
 
 
 def test_sessions_without_runner_ups_are_stacked_too():
-    drafts = run_session(Scripted(), [ComparedPosition({"e": row}, (), ()) for row in (1, 2, 3)])
+    drafts = run_session(Scripted(), [ComparedPosition(partial(dict, e=row), (), ()) for row in (1, 2, 3)])
     assert drafts.chain.tolist() == [[1, 1], [2, 2], [3, 3]]
     assert drafts.runner_up.shape == (3, 0)
 
