@@ -67,7 +67,7 @@ def test_stages_at_full_size_beside_a_measured_run(family: FamilyShape) -> None:
     assert head.ram_bytes == pytest.approx(4_464e6, rel=0.1)
     slm = slm_sizes.convert_slm_estimate(PAPER, family, work)
     assert slm.disk_bytes == pytest.approx(3_074e6, rel=0.02)
-    assert slm.ram_bytes == pytest.approx(6_026e6, rel=CLOSE)
+    assert slm.ram_bytes == pytest.approx(5_440e6, rel=0.1)
     assert slm_sizes.compile_estimate(PAPER, family, work).ram_bytes == pytest.approx(7_020e6, rel=0.1)
 
 
