@@ -112,8 +112,8 @@ def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, prog
     for done, job in enumerate(jobs):
         name = job.spec.name
         progress.step("graphs compiled and compared", done, len(jobs))
-        release_freed()  # of the graph before, on the CPU: the compiler's process needs the memory
         reading = _read(job, two_bit if name in SLM_GRAPHS else None, config.gates.emulated_feeds)
+        release_freed()  # of what was read, and of the graph before on the CPU: the compiler's process needs the memory
         contexts[name] = compile_context(job.model, out_dir, name, config.target, log, reading.two_bit)
         if reading.feeds:
             reports[name] = _compare(job, contexts[name], config, reading.feeds, log)
