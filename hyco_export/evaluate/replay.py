@@ -72,7 +72,7 @@ def rejudge(trace: GenerationTrace, settings: wire.Acceptance) -> Iterator[Round
                 "record with `hyco-export validate --traces DIR`",
             )
         judged = Judged.of(record.evidence)
-        room = trace.max_new_tokens - (record.length - trace.prompt_length)
+        room = trace.max_new_tokens - (record.length + len(record.kept) - trace.prompt_length)
         outcome = settle(decide(judged, settings, stop_ids), judged.tokens, stop_ids, room)
         yield msgspec.structs.replace(
             record,
