@@ -131,6 +131,20 @@ def find_system(name: str) -> System:
     return SYSTEMS[name]
 
 
+def find_baseline(name: str) -> System:
+    """The system called `name`, for the others to be compared with.
+
+    Raises:
+        HycoError: no such system, or one that asks no server, so that it has no server time.
+    """
+    system = find_system(name)
+    if not system.asks:
+        raise HycoError(
+            f"{name} asks no server, the others cannot be compared with it", "put another system first in the list"
+        )
+    return system
+
+
 def make_drafter(system: System, settings: Settings, device: Device | None) -> Drafter:
     """The system's drafter; it may serve one generation after another. `device` may be None where none is needed."""
     if not system.needs_device:
