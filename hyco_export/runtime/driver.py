@@ -309,7 +309,7 @@ class Generation:
         if self._waiting is None:
             return call(), 0.0
         assert isinstance(self._drafter, ProactiveDrafter)
-        return self._waiting.call(call, self._drafter.draft_ahead(), self._now_ms)
+        return self._waiting.call(call, self._drafter.draft_ahead())
 
     def _take(self, tokens: Sequence[int], finished: str) -> None:
         """Append what the server committed.
