@@ -20,12 +20,14 @@ def bench_peers(
     from hyco_export.evaluate.meeting import read_prompts
     from hyco_export.evaluate.peers.comparison import Contestant, compare
     from hyco_export.evaluate.peers.served import CloudMtp
-    from hyco_export.evaluate.peers.worker import transformers_peer, vllm_peer
+    from hyco_export.evaluate.peers.worker import require_vllm, transformers_peer, vllm_peer
     from hyco_export.nn.checkpoint import checkpoint_folder
     from hyco_export.nn.verifier import load_tokenizer
     from hyco_export.runtime.transport import HttpTransport
 
     run = open_run(recipe_path, run_dir)
+    if vllm_python is not None:
+        require_vllm(vllm_python)
     recipe = run.recipe
     threads = recipe.threads or os.cpu_count() or 1
     verifier = checkpoint_folder(recipe.models.verifier, run.recipe_folder)
