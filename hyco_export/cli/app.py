@@ -35,7 +35,9 @@ TokenOption = Annotated[
 CaOption = Annotated[Path | None, typer.Option("--ca", help="Authority of the server's certificate (PEM).")]
 InsecureOption = Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")]
 LinkOption = Annotated[str | None, typer.Option("--link", help="Count times as over lte, 5g-nsa or wifi.")]
-LinkWaitsOption = Annotated[bool, typer.Option("--link-waits", help="Sleep what the link takes; specedge-pd drafts meanwhile.")]
+LinkWaitsOption = Annotated[
+    bool, typer.Option("--link-waits", help="Sleep what the link takes; specedge-pd drafts meanwhile.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
 
 

@@ -110,6 +110,7 @@ class Settings(msgspec.Struct, frozen=True):
     epsilon: float  # for systems with the epsilon rule
     server_steps: int  # K, for systems that draft on the server
     head_digest: str  # key of the head artifact, for systems whose device runs the head
+    vocab_size: int
     stop_ids: frozenset[int]
     sled: ChainRule
     synera: ChainRule  # its confidence is also that of the tokens which stay
@@ -176,6 +177,7 @@ def make_request(
         trace=settings.trace,
         stop_ids=tuple(sorted(settings.stop_ids)),
         draft_scope=system.draft_scope,
+        vocab_size=settings.vocab_size,
     )
 
 

@@ -56,7 +56,7 @@ def test_a_worker_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None
 def test_a_worker_that_ends_between_two_answers_is_named_too(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(
-        'import sys\nprint(\'{"ready": true}\', flush=True)\ninput()\n'
+        "import sys\nprint('{\"ready\": true}', flush=True)\ninput()\n"
         'print(\'{"tokens": [7], "seconds": 0.5, "rounds": 1}\', flush=True)\nsys.exit("out of memory")\n'
     )
     with (
