@@ -12,6 +12,7 @@ import typer
 
 from hyco_export.cli.launch import is_main
 from hyco_export.errors import HycoError
+from hyco_export.runtime.padding import LARGEST_STEP_BYTES
 
 app = typer.Typer(
     name="hyco-export",
@@ -144,7 +145,9 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     token_file: TokenOption = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen off this machine without TLS or token.")] = False,
-    pad_replies: Annotated[int, typer.Option(help="Pad replies to multiples of so many bytes; 0: not.", min=0)] = 0,
+    pad_replies: Annotated[
+        int, typer.Option(help="Pad replies to multiples of so many bytes; 0: not.", min=0, max=LARGEST_STEP_BYTES)
+    ] = 0,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
     from hyco_export.cli.serve import Door, serve_run

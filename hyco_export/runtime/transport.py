@@ -21,7 +21,7 @@ from hyco_export.runtime.bounded_answer import BoundedAnswer
 from hyco_export.runtime.guard.desk import Desk
 from hyco_export.runtime.guard.tls import client_context, is_loopback
 from hyco_export.runtime.guard.tokens import ANYBODY
-from hyco_export.runtime.padding import HEADER
+from hyco_export.runtime.padding import HEADER, padding_bytes
 from hyco_export.runtime.ports import EnginePort, Traffic
 from hyco_export.runtime.refusals import as_refusal, body_of
 
@@ -178,8 +178,7 @@ class HttpTransport:
             answer = response.read()
         finally:
             self._sent_bytes += connection.sent_bytes
-        padding = response.headers.get(HEADER, "")
-        payload_down = len(answer) - (int(padding) if padding.isdecimal() else 0)
+        payload_down = len(answer) - min(len(answer), padding_bytes(response.headers.get(HEADER, "")))
         self.traffic = Traffic(len(body), payload_down, self._sent_bytes, _head_bytes(response) + len(answer))
         return self._checked(response, answer)
 

@@ -156,6 +156,10 @@ def test_a_server_is_not_opened_to_others_by_accident(tmp_path: Path) -> None:
     assert "--token-file" in help_text and "--token " not in help_text  # a flag's value can be seen by every user
 
 
+def test_padding_to_more_than_any_client_takes_is_refused() -> None:
+    assert "Invalid value for '--pad-replies'" in refused("serve", "--pad-replies", "100000000")
+
+
 def test_unknown_links_are_refused_with_the_known_ones(tmp_path: Path) -> None:
     message = refused("validate", "--server", "http://127.0.0.1:9", "--run", str(tmp_path), "--link", "isdn")
     assert "unknown link 'isdn'" in message and "known ones: lte, 5g-nsa, wifi" in message
