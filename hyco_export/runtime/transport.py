@@ -6,6 +6,7 @@ is used because a round is short: a call was measured at a third of httpx's CPU 
 
 import http.client
 import secrets
+import ssl
 import time
 from collections.abc import Callable
 from functools import partial
@@ -149,6 +150,12 @@ class HttpTransport:
                 if busy > BUSY_TRIES or refusal.wait_s > LONGEST_WAIT_S:
                     raise refusal.error from None
                 self._pause(refusal.wait_s)
+            except ssl.SSLCertVerificationError as error:  # no further try mends it
+                self.close()
+                raise ServerError(
+                    f"the server at {self._url} shows a certificate that is not trusted: {error.verify_message}",
+                    "give its authority with --ca, and the host name that the certificate is for with --server",
+                ) from error
             except (OSError, http.client.HTTPException, _NoServerBehindProxy) as error:
                 self.close()
                 stale = kept_alive and not isinstance(error, TimeoutError)

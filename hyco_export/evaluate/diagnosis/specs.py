@@ -122,7 +122,6 @@ def slm_shape_findings(run: Path, spec: SlmSpec, slm_checkpoint: Path) -> Iterat
     if spec.spans["sliding"] != window:
         yield _span_finding(f"{SLM}/{SLM_SPEC_FILE}", "the SLM", spec.spans["sliding"], window, SLM_HINT)
 
-
     network, _ = read_slm(run / SLM / WEIGHTS_FILE)
     if spec.inv_freq != network.inv_freq:
         yield _rotary_finding(f"{SLM}/{SLM_SPEC_FILE}", "the converted SLM", SLM_HINT)
