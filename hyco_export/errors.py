@@ -72,3 +72,8 @@ class ServerError(HycoError):
 
 class UnreachableError(ServerError):
     """A call got no answer: the server may or may not have done it. The same call can be sent again."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for one-line messages."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -140,6 +140,9 @@ def serve(
         bool, typer.Option("--compile", help="Compile the layers at the first passes; for GPUs.")
     ] = False,
     sessions: Annotated[int | None, typer.Option(help="Sessions held at once. Default: 16.", min=1)] = None,
+    idle_s: Annotated[
+        float | None, typer.Option(help="Seconds until an uncalled session is forgotten. Default: 600.", min=0.1)
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Verifiers behind one address, by Ray Serve.", min=1)] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM). Default: plain HTTP.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
@@ -155,7 +158,7 @@ def serve(
     from hyco_export.runtime.serve_options import BYTES_PER_MB, ServeOptions
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
-    options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, compiled)
+    options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, idle_s, compiled)
     door = Door(host, port, tls_cert, tls_key, token_file, insecure, pad_replies)
     serve_run(_only(path, recipe), run, door, device, threads, options, replicas)
 

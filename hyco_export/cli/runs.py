@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 
 from hyco_export.cli.console import output
-from hyco_export.core.recipe import Validation, embedded_recipe, load_recipe
+from hyco_export.core.recipe import Validation
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.targets import find_target
 from hyco_export.errors import HycoError, RecipeError

@@ -1,11 +1,10 @@
-"""The recipe: one YAML file = one run, decoded strictly.
+"""The recipe: one YAML file = one run.
 
-Knows names, types and defaults; not which values fit together (`core.recipe_rules`) nor what the stages do with them.
-Flags of the CLI say where things are; whatever changes the bytes of an artifact stands here. Defaults are the paper's
-(HyCo, §3, Appendix A).
+Knows names, types and defaults; not how the file is read (`core.recipe_file`), which values fit together
+(`core.recipe_rules`) or what the stages do with them. Flags of the CLI say where things are; whatever changes the bytes
+of an artifact stands here. Defaults are the paper's (HyCo, §3, Appendix A).
 """
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -14,10 +13,7 @@ from msgspec import Meta
 from hyco_export.core.data.source import DataSource
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset_choice import KeepSetChoice
-from hyco_export.core.recipe_rules import check_recipe
-from hyco_export.core.resources import resource_path
 from hyco_export.core.section import Count, Decay, NonNegative, Positive, Section, Seed, Share
-from hyco_export.core.yaml_file import read_yaml
 from hyco_export.errors import RecipeError
 
 Dtype = Literal["float32", "bfloat16"]
@@ -291,27 +287,3 @@ class Recipe(Section, frozen=True):
     sampling: Sampling = Sampling()
     drafting: Drafting = Drafting()
     validation: Validation = Validation()
-
-
-def load_recipe(path: Path) -> Recipe:
-    """The recipe of a YAML file, checked.
-
-    Raises:
-        RecipeError: file missing, not YAML, an unknown or repeated key, a wrong type or an impossible pair; names the
-            field.
-    """
-    if path.is_dir():
-        raise RecipeError(f"recipe {path} is a folder", "give the YAML file in it")
-    if not path.is_file():
-        raise RecipeError(f"recipe {path} does not exist", "give a YAML file, or none for the embedded tiny family")
-    try:
-        recipe = msgspec.convert(read_yaml(path), Recipe, strict=True)
-    except msgspec.ValidationError as error:
-        raise RecipeError(f"recipe {path.name}: {error}", "see recipes/tiny.yaml for every field") from error
-    check_recipe(recipe)
-    return recipe
-
-
-def embedded_recipe() -> Path:
-    """The tiny family's recipe, shipped with the package."""
-    return resource_path("recipes/tiny.yaml")

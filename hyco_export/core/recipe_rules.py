@@ -4,7 +4,7 @@ Knows the fields and what the target computes; not how a recipe is read.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,11 +12,9 @@ import numpy as np
 from hyco_export.core.data.source import as_source, check_source
 from hyco_export.core.keepset_choice import check_keepset_choice
 from hyco_export.core.limits import COLDEST, HOTTEST, NODE_LIMIT
+from hyco_export.core.recipe import Recipe
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import CompileError, RecipeError
-
-if TYPE_CHECKING:
-    from hyco_export.core.recipe import Recipe
 
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
 LPBQ_BITS = 4  # the only width of low-power blocks on HTP
@@ -24,7 +22,7 @@ Rule = tuple[bool, str]
 """Does it hold, and what is said where it does not."""
 
 
-def check_recipe(recipe: "Recipe") -> None:
+def check_recipe(recipe: Recipe) -> None:
     """Rules that need more than one field.
 
     Raises:
@@ -61,7 +59,7 @@ def _require_finite(value: Any, field: str) -> None:
         _require_finite(part, name)
 
 
-def _graph_rules(recipe: "Recipe") -> tuple[Rule, ...]:
+def _graph_rules(recipe: Recipe) -> tuple[Rule, ...]:
     """Keep set, rings, rows and the tree that they must hold."""
     planted = recipe.head.steps + recipe.head.runner_up_steps
     return (
@@ -96,7 +94,7 @@ def _graph_rules(recipe: "Recipe") -> tuple[Rule, ...]:
     )
 
 
-def _qat_rules(recipe: "Recipe", target: Target) -> tuple[Rule, ...]:
+def _qat_rules(recipe: Recipe, target: Target) -> tuple[Rule, ...]:
     """Widths and grids that the target computes, and a schedule that ends."""
     return (
         (
@@ -138,7 +136,7 @@ def _qat_rules(recipe: "Recipe", target: Target) -> tuple[Rule, ...]:
     )
 
 
-def _validation_rules(recipe: "Recipe") -> tuple[Rule, ...]:
+def _validation_rules(recipe: Recipe) -> tuple[Rule, ...]:
     """Systems, and what is demanded of them."""
     plan = recipe.validation
     strangers = sorted(set(plan.gates.min_mat) - set(plan.systems))
@@ -154,7 +152,7 @@ def _validation_rules(recipe: "Recipe") -> tuple[Rule, ...]:
     )
 
 
-def _data_rules(recipe: "Recipe") -> tuple[Rule, ...]:
+def _data_rules(recipe: Recipe) -> tuple[Rule, ...]:
     """Prompts and what is drawn from them."""
     return (
         (

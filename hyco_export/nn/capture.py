@@ -21,8 +21,8 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTra
 
 from hyco_export.core.handoff import LAYER_TYPES, HiddenNorm
 from hyco_export.core.recipe import Sampling
-from hyco_export.errors import ArtifactError, CheckpointError
-from hyco_export.nn.verifier import ATTENTION_NAMES, first_line, handoff_values, stop_ids
+from hyco_export.errors import ArtifactError, CheckpointError, first_line
+from hyco_export.nn.verifier import ATTENTION_NAMES, handoff_values, stop_ids
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from hyco_export.errors import ArtifactError
-from hyco_export.nn.verifier import first_line
+from hyco_export.errors import ArtifactError, first_line
 
 
 @dataclass(frozen=True)

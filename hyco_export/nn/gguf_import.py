@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hyco_export.core.artifact import file_digest
 from hyco_export.core.recipe import Dtype
-from hyco_export.errors import CheckpointError
+from hyco_export.errors import CheckpointError, first_line
 
 CACHE_FOLDER = "hyco-export"
 DIGEST_LETTERS = 16  # of the file's sha256 in the folder's name: 64 bits
@@ -47,7 +47,7 @@ def _convert(path: Path, dtype: Dtype, out_dir: Path) -> None:
     from huggingface_hub import save_torch_state_dict
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from hyco_export.nn.verifier import TORCH_DTYPES, first_line
+    from hyco_export.nn.dtypes import TORCH_DTYPES
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -26,13 +25,13 @@ from transformers.distributed import DistributedConfig
 
 from hyco_export.core.handoff import LAYER_TYPES, KvShape, LayerType
 from hyco_export.core.recipe import Dtype
-from hyco_export.errors import CheckpointError
+from hyco_export.errors import CheckpointError, first_line
 from hyco_export.nn.checkpoint import require_checkpoint
+from hyco_export.nn.dtypes import TORCH_DTYPES
 from hyco_export.nn.model_types import require_verifier_type
 
 logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
 
-TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ATTENTION_NAMES: dict[LayerType, str] = {
     "sliding": "sliding_attention",
     "full": "full_attention",
@@ -228,8 +227,3 @@ def stop_ids(model: PreTrainedModel) -> tuple[int, ...]:
     if ids is None:
         return ()
     return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for one-line messages."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -94,6 +94,7 @@ def open_server_engine(
     sharers = followers.crew.size if followers and place.type == "cpu" else 1  # of the memory
     limits = Limits(
         sessions=options.sessions or usual.sessions,
+        idle_s=options.idle_s or usual.idle_s,
         prompt_limit=min(usual.prompt_limit, facts.context_limit - 1),
         cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place) / sharers),
     )

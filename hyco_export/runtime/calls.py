@@ -21,12 +21,16 @@ from hyco_export.runtime.tree import ROOT, check_tree
 
 
 class Call(ABC):
-    """A call that waits for passes. `server_ms` is what it has cost so far."""
+    """A call that waits for passes.
+
+    server_ms: what it has cost so far. along: what the server's head has drafted to go with the reply.
+    """
 
     def __init__(self, session: Session, facts: Facts, gone: Gone) -> None:
         self.session = session
         self.future: Future[Any] = Future()
         self.server_ms = 0.0
+        self.along: Sequence[int] = ()
         self._facts = facts
         self._gone = gone
 
@@ -51,11 +55,13 @@ class Call(ABC):
         """What the server's own head is to draft before the pass."""
         return None
 
+    def reply_chain(self) -> Chain | None:
+        """What the server's own head is to draft before the reply of a call that needs no further pass."""
+        return self._chain_of("reply")
+
     def next_chain(self) -> Chain | None:
         """What the server's own head can draft for the session's next round, when this call has been answered."""
-        if self.session.settings.draft_side != "server" or self.session.verifier is None:
-            return None
-        return self._own_chain()
+        return self._chain_of("server")
 
     @abstractmethod
     def part(self, chain: Sequence[int]) -> Prefill | Check:
@@ -80,10 +86,10 @@ class Call(ABC):
         steps = min(settings.draft_steps, session.room - 1)  # the bonus takes the last place
         return Chain(self._verifier, session.root, steps, settings.draft_scope == "artifact") if steps else None
 
-    def _next_chain(self) -> list[int]:
-        """What goes along with a reply."""
-        chain = self._own_chain() if self.session.settings.draft_side == "reply" else None
-        return list(self._verifier.draft(*chain[1:])) if chain is not None else []
+    def _chain_of(self, side: str) -> Chain | None:
+        """After the new root, where the session lets this side draft and goes on."""
+        wanted = self.session.settings.draft_side == side and self.session.verifier is not None
+        return self._own_chain() if wanted else None
 
     def _handoff(self, new_rows: int) -> wire.Handoff | None:
         """For sessions whose device runs the head: K/V of the newest processed positions, at most a window."""
@@ -102,7 +108,6 @@ class PrimeCall(Call):
         self._done = 0  # ids of the prompt that are processed
         self._finished = ""
         self._first_handoff: wire.Handoff | None = None
-        self._chain: list[int] = []
 
     @property
     def prompt_rows(self) -> int:
@@ -126,7 +131,6 @@ class PrimeCall(Call):
             session.finish()
         else:
             self._first_handoff = self._handoff(len(settings.prompt))
-            self._chain = self._next_chain()
         return True
 
     def reply(self) -> wire.PrimeReply:
@@ -138,7 +142,7 @@ class PrimeCall(Call):
             finished=self._finished,
             handoff=self._first_handoff,
             server_ms=self.server_ms,
-            chain=self._chain,
+            chain=list(self.along),
         )
 
 
@@ -157,7 +161,6 @@ class RoundCall(Call):
         self._outcome: rounds.Outcome | None = None
         self._evidence: wire.Evidence | None = None
         self._next_handoff: wire.Handoff | None = None
-        self._chain: list[int] = []
 
     prompt_rows = 0
 
@@ -214,7 +217,6 @@ class RoundCall(Call):
             path = rounds.joined_path(kept, outcome.accepted)
             self._verifier.commit(path)
             self._next_handoff = self._handoff(1 + len(path))
-            self._chain = self._next_chain()
         return True
 
     def reply(self) -> wire.VerifyReply:
@@ -230,7 +232,7 @@ class RoundCall(Call):
             drafted=len(self._tokens) if self._on_server else 0,
             server_ms=self.server_ms,
             evidence=self._evidence,
-            chain=self._chain,
+            chain=list(self.along),
         )
         self.session.answered = Answered(self._request, reply)
         self.session.next_round += 1

@@ -7,8 +7,9 @@ passes, changes nothing in it. A fault of the model ends the sessions whose pass
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from hyco_export.runtime.calls import Call, PrimeCall, RoundCall
 from hyco_export.runtime.clocks import Clock, ThreadCpuClock
 from hyco_export.runtime.guard.faults import place_of
 from hyco_export.runtime.one_by_one import OneByOne
-from hyco_export.runtime.ports import Check, Gone, Held, Prefill, VerifierModels, VerifierSession, never_gone
+from hyco_export.runtime.ports import Chain, Check, Gone, Held, Prefill, VerifierModels, VerifierSession, never_gone
 from hyco_export.runtime.sessions import PRIME_AGAIN, Ahead, Session, SessionTable
 
+Key = TypeVar("Key")
 _log = logging.getLogger(__name__)
 
 
@@ -93,20 +95,30 @@ class Engine:
     def verify(
         self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
     ) -> wire.VerifyReply:
-        """Round `round_number` (1, 2, ...): judge the device's tree or the server's own chain, commit, hand off.
-
-        The same round again returns the stored reply. A caller that has gone away before its pass changes nothing.
+        """`start_round`, and its reply.
 
         Raises:
-            ProtocolError: codes unknown_session, round_*, session_finished, length_differs, digest_differs,
-                unsupported, those of `check_tree`, model_fault, cancelled.
+            ProtocolError: see there.
+        """
+        return self.start_round(session_id, round_number, request, gone).result()
+
+    def start_round(
+        self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
+    ) -> "Future[wire.VerifyReply]":
+        """Round `round_number` (1, 2, ...): judge the device's tree or the server's own chain, commit, hand off.
+
+        The same round again gives the stored reply. A caller that has gone away before its pass changes nothing.
+
+        Raises:
+            ProtocolError: at once, or in the future: codes unknown_session, round_*, session_finished, length_differs,
+                digest_differs, unsupported, those of `check_tree`, model_fault, cancelled.
         """
         with self._lock:
             self._table.expire()
             session = self._table.find(session_id)
             call = RoundCall(session, round_number, request, self.facts, self.limits, gone)
             self._submit(call)
-        return call.future.result()
+        return call.future
 
     def close(self, session_id: str) -> None:
         """Forget a session and free its cache, after the pass in progress where it is in one; closing twice is
@@ -192,11 +204,8 @@ class Engine:
         if not wanted:
             return
         try:
-            mark = self.clock.start()
-            drafted = self._models.draft(list(wanted.values()))
-            each_ms = self.clock.elapsed_ms(mark) / len(wanted)
-            for session, tokens in zip(wanted, drafted, strict=True):
-                session.ahead = Ahead(tokens, each_ms)
+            for session, drafted in self._draft(wanted).items():
+                session.ahead = drafted
         except Exception as error:
             _log.error("drafting ahead failed, the next round tries again: %s", place_of(error))
         finally:
@@ -226,29 +235,45 @@ class Engine:
             ended += self._faults(calls, error)
             return []
         row_ms = shared_ms / sum(part.rows for part in parts)
-        again = []
+        judged: list[Call] = []
+        again: list[Call] = []
         for call, part, logits in zip(calls, parts, outputs, strict=True):
             call.server_ms += part.rows * row_ms
             try:
-                if self._finish(call, logits):
-                    ended.append(_Ended(call, call.reply()))
-                else:
-                    again.append(call)
+                (judged if self._finish(call, logits) else again).append(call)
             except Exception as error:
                 ended += self._faults([call], error)
+        ended += self._replies(judged)
         return again
+
+    def _replies(self, calls: Sequence[Call]) -> list["_Ended"]:
+        """Of calls that need no further pass; with what the server drafts along."""
+        wanted = {call: chain for call in calls if (chain := call.reply_chain()) is not None}
+        failed: list[_Ended] = []
+        try:
+            for call, drafted in self._draft(wanted).items():
+                call.along = drafted.chain
+                call.server_ms += drafted.server_ms
+        except Exception as error:
+            failed = self._faults(list(wanted), error)
+            calls = [call for call in calls if call not in wanted]
+        return [*(_Ended(call, call.reply()) for call in calls), *failed]
 
     def _parts(self, calls: Sequence[Call]) -> list[Prefill | Check]:
         """What the pass computes, drafted by the server where that is its task."""
-        wanted = {place: chain for place, call in enumerate(calls) if (chain := call.chain()) is not None}
-        drafted: dict[int, Sequence[int]] = {}
-        if wanted:
-            mark = self.clock.start()
-            drafted = dict(zip(wanted, self._models.draft(list(wanted.values())), strict=True))
-            each_ms = self.clock.elapsed_ms(mark) / len(wanted)
-            for place in wanted:
-                calls[place].server_ms += each_ms
-        return [call.part(drafted.get(place, ())) for place, call in enumerate(calls)]
+        drafted = self._draft({call: chain for call in calls if (chain := call.chain()) is not None})
+        for call, own in drafted.items():
+            call.server_ms += own.server_ms
+        return [call.part(drafted[call].chain if call in drafted else ()) for call in calls]
+
+    def _draft(self, wanted: Mapping[Key, Chain]) -> dict[Key, Ahead]:
+        """Chains of the server's head, drafted together, by whom they are for."""
+        if not wanted:
+            return {}
+        mark = self.clock.start()
+        drafted = self._models.draft(list(wanted.values()))
+        each_ms = self.clock.elapsed_ms(mark) / len(wanted)
+        return {key: Ahead(chain, each_ms) for key, chain in zip(wanted, drafted, strict=True)}
 
     def _finish(self, call: Call, logits: np.ndarray) -> bool:
         """Judge one call; does it need no further pass."""

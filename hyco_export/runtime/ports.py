@@ -4,6 +4,7 @@ Legend: R rows of a pass, N nodes, H hidden, V vocabulary, C kept tokens. numpy 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -229,9 +230,9 @@ class EnginePort(Protocol):
 
     def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply: ...
 
-    def verify(
+    def start_round(
         self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
-    ) -> wire.VerifyReply: ...
+    ) -> "Future[wire.VerifyReply]": ...
 
     def close(self, session_id: str) -> None: ...
 

@@ -52,6 +52,8 @@ def sampling_support(logits: np.ndarray, sampling: Sampling) -> Support:
 
 def draws(support: Support, seed: int, positions: np.ndarray) -> np.ndarray:
     """One token per row, [R] int64: s[r] ~ p~[r], the same whenever (seed, positions[r], r) is the same."""
+    if support.ids.shape[1] == 1:  # greedy: no number changes anything, and they take longer than all the rest
+        return support.ids[:, 0].astype(np.int64)
     return invert(support, uniforms(seed, positions))
 
 

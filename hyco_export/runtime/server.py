@@ -56,8 +56,8 @@ class CallLimits(msgspec.Struct, frozen=True):
 class Service:
     """The handlers of one engine.
 
-    Calls wait for the engine on threads of their own, so that the loop stays free for health checks, metrics and
-    refusals.
+    Calls that may take memory wait for the engine on threads of their own, so that the loop stays free for health
+    checks, metrics and refusals; rounds wait on the loop itself.
     """
 
     def __init__(
@@ -139,8 +139,9 @@ class Service:
         number = round_number(request.path_params["round"])
         message = wire.decode(body, wire.VerifyRequest)
         session = request.path_params["session"]
+        self._require_ready()
         async with _watched(request) as gone:
-            reply = await self._work(self._desk.verify, owner, session, number, message, gone)
+            reply = await self._desk.verify_on_loop(owner, session, number, message, gone)
         self._metrics.verified(len(reply.tokens), reply.server_ms)
         return self._message("verify", len(body), reply)
 
@@ -199,10 +200,13 @@ class Service:
 
     async def _work(self, task: Callable[..., Answer], *arguments: object) -> Answer:
         """Wait on a thread of its own until the engine has answered."""
-        if not self._ready:
-            raise ProtocolError("shutting_down", "the server is stopping", "try another server")
+        self._require_ready()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._waiters, task, *arguments)
+
+    def _require_ready(self) -> None:
+        if not self._ready:
+            raise ProtocolError("shutting_down", "the server is stopping", "try another server")
 
     async def _sweep(self) -> None:
         """Free idle sessions even when nobody calls."""

@@ -215,7 +215,7 @@ class Verifier:
         """Hidden states [R, H] after the final norm -> logits [R, V] float32 after the soft-cap."""
         logits = self._model.get_output_embeddings()(hidden)
         if self._soft_cap is not None:
-            logits = torch.tanh(logits / self._soft_cap) * self._soft_cap
+            logits = logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
         return logits.float().cpu().numpy()
 
     def _there(self, array: np.ndarray) -> torch.Tensor:

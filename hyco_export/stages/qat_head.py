@@ -202,8 +202,8 @@ def _train(
 
 
 def _plan(qat: recipes.Qat) -> "TrainingPlan":
+    from hyco_export.nn.dtypes import TORCH_DTYPES
     from hyco_export.nn.head.qat import TrainingPlan
-    from hyco_export.nn.verifier import TORCH_DTYPES
 
     return TrainingPlan(
         learning_rate=qat.learning_rate,

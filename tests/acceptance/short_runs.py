@@ -11,7 +11,7 @@ import yaml
 from interrupts import listen_to_interrupts
 
 from hyco_export.core.artifact import Manifest, verify
-from hyco_export.core.recipe import embedded_recipe
+from hyco_export.core.recipe_file import embedded_recipe
 from hyco_export.core.resources import resource_path
 
 RUN_TIMEOUT_S = 900

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from hyco_export.core.artifact import MANIFEST_NAME, verify
-from hyco_export.core.recipe import embedded_recipe
+from hyco_export.core.recipe_file import embedded_recipe
 from hyco_export.core.resources import resource_path
 
 KILLS = int(os.environ.get("HYCO_KILLS", "2"))

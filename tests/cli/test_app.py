@@ -14,7 +14,7 @@ import pytest
 from interrupts import listen_to_interrupts
 
 from hyco_export.core.artifact import Manifest, publish
-from hyco_export.core.recipe import embedded_recipe
+from hyco_export.core.recipe_file import embedded_recipe
 
 FILE_LIMIT_BYTES = 20_000
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime")

@@ -7,7 +7,7 @@ import pytest
 from hyco_export.cli import commands, reach, validation
 from hyco_export.core.artifact import Manifest, publish
 from hyco_export.core.layout import KEEPSET
-from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError
 from hyco_export.stages.run_folder import RunFolder
 

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
+from hyco_export.core.recipe import Recipe
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.core.sizes import head as head_sizes
 from hyco_export.core.sizes import slm as slm_sizes
 from hyco_export.core.sizes.estimate import Split, Work

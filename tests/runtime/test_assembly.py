@@ -18,7 +18,8 @@ from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.keepset import KEEPSET_FILE, KeepSet
-from hyco_export.core.recipe import Checkpoint, Models, Recipe, embedded_recipe, load_recipe
+from hyco_export.core.recipe import Checkpoint, Models, Recipe
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, CheckpointError, ProtocolError, ServerError
 from hyco_export.nn.checkpoint import checkpoint_digest
 from hyco_export.nn.verifier import kv_shapes

@@ -796,6 +796,44 @@ def test_a_chain_for_the_next_tree_comes_with_every_reply(scope: str) -> None:
     assert answer.chain == []
 
 
+def test_chains_that_go_along_with_replies_are_drafted_together() -> None:
+    class Drafting(Passes):
+        def __init__(self) -> None:
+            super().__init__()
+            self.together: list[int] = []
+
+        def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
+            self.together.append(len(chains))
+            if len(self.together) == 2:
+                raise RuntimeError("planted")
+            return super().draft(chains)
+
+    crowd = Crowd(1, Batching())
+    drafting = [
+        crowd.engine.prime(prime_request(draft_side="reply", draft_steps=4, prompt=[5 + place, *PROMPT]))
+        for place in range(2)
+    ]
+    crowd.passes = crowd.engine._models = Drafting()
+
+    def rounds(number: int, ids: list[list[int]]) -> list[Any]:
+        crowd.block()
+        sessions = [(reply.session, own) for reply, own in zip(drafting, ids, strict=True)]
+        started = [crowd.start(crowd.engine.verify, name, number, round_request(own)) for name, own in sessions]
+        other = crowd.start(crowd.engine.verify, crowd.primed[0].session, number, round_request(crowd.ids[0]))
+        crowd.wait_for_queue(3)
+        crowd.go()
+        crowd.ids[0] += other.result().tokens
+        return [call.result() for call in started]
+
+    ids = [[5 + place, *PROMPT, reply.root] for place, reply in enumerate(drafting)]
+    replies = rounds(1, ids)
+    ids = [own + reply.tokens for own, reply in zip(ids, replies, strict=True)]
+    assert [reply.chain for reply in replies] == [crowd.model.greedy(own, 4) for own in ids]
+    assert [refused.code for refused in rounds(2, ids)] == ["model_fault"] * 2  # a fault is these sessions' alone
+    assert crowd.passes.together == [2, 2]
+    assert crowd.engine.verify(crowd.primed[0].session, 3, round_request(crowd.ids[0])).round == 3
+
+
 def test_a_server_without_a_keep_set_cannot_restrict_its_head() -> None:
     facts = msgspec.structs.replace(FACTS, restricts=False)
     engine = Engine(lambda: ScriptedSession(ToyLanguageModel()), facts)

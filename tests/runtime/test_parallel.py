@@ -21,7 +21,7 @@ from transformers import Gemma4ForCausalLM
 from typer.testing import CliRunner
 
 from hyco_export.cli.app import app
-from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import CrewError, ServerError
 from hyco_export.nn.crew import Crew
 from hyco_export.runtime import wire

@@ -8,7 +8,8 @@ import builders
 import msgspec
 import pytest
 
-from hyco_export.core.recipe import Checkpoint, embedded_recipe, load_recipe
+from hyco_export.core.recipe import Checkpoint
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.stages.capture import STAGE
 from hyco_export.stages.checkpoints import note_unpinned, origins, require_full_precision, require_lengths

@@ -13,7 +13,8 @@ from hyco_export.core.artifact import file_digest
 from hyco_export.core.devicespec import HeadSpec, SlmSpec, write_spec
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.handoff import HandoffSpec
-from hyco_export.core.recipe import CompileGates, embedded_recipe, load_recipe
+from hyco_export.core.recipe import CompileGates
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.core.samples import write_samples
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import ArtifactError, CompileError, GateError

@@ -9,7 +9,7 @@ import pytest
 
 from hyco_export.core.artifact import read_manifest
 from hyco_export.core.data.source import DataSource
-from hyco_export.core.recipe import embedded_recipe, load_recipe
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.created.family import create_family
 from hyco_export.nn.created.scale import SMALL

@@ -13,7 +13,8 @@ import pytest
 
 from hyco_export.core.artifact import verify
 from hyco_export.core.partial import PartialBuild
-from hyco_export.core.recipe import Recipe, embedded_recipe, load_recipe
+from hyco_export.core.recipe import Recipe
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, CheckpointError, RecipeError, StorageError
 from hyco_export.stages.build_folder import BUILD_FOLDER
 from hyco_export.stages.plan import chain_to, plan, require_current

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from hyco_export.core.layout import CAPTURE, COMPILE, KEEPSET, SLM
-from hyco_export.core.recipe import Checkpoint, Models, Recipe, SlmWeights, embedded_recipe, load_recipe
+from hyco_export.core.recipe import Checkpoint, Models, Recipe, SlmWeights
+from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import RecipeError
 from hyco_export.nn.capture import encode_prompt
 from hyco_export.stages import capture_text

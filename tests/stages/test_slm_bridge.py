@@ -12,7 +12,8 @@ import yaml
 from hyco_export.core.artifact import read_manifest
 from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.layout import KEEPSET, SLM
-from hyco_export.core.recipe import Checkpoint, load_recipe
+from hyco_export.core.recipe import Checkpoint
+from hyco_export.core.recipe_file import load_recipe
 from hyco_export.core.resources import CHECKPOINTS, resource_path
 from hyco_export.core.token_bridge import BRIDGE_FILE, read_bridge
 from hyco_export.errors import CheckpointError

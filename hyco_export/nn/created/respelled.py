@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from hyco_export.core.recipe import embedded_recipe
+from hyco_export.core.recipe_file import embedded_recipe
 from hyco_export.core.resources import CHECKPOINTS
 from hyco_export.nn.created.new_folder import new_folder
 from hyco_export.nn.created.recipe import RECIPE_FILE

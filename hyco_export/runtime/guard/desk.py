@@ -4,7 +4,10 @@ Knows owners and session names; nothing of models, ids or HTTP. A session of ano
 never was. Callable from any thread.
 """
 
+import asyncio
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import msgspec
 
@@ -89,13 +92,23 @@ class Desk:
         Raises:
             ProtocolError: code unknown_session, also for another's session; whatever the engine refuses.
         """
-        entry = self._require(owner, session)
-        try:
-            return _with_older_rows(self._engine.verify(session, round_number, request, gone), round_number, entry)
-        except ProtocolError as refusal:
-            if refusal.code in LOST_CODES:
-                self._forget(session)
-            raise
+        with self._entry(owner, session) as entry:
+            reply = self._engine.start_round(session, round_number, request, gone).result()
+            return _with_older_rows(reply, round_number, entry)
+
+    async def verify_on_loop(
+        self,
+        owner: str,
+        session: str,
+        round_number: int,
+        request: wire.VerifyRequest,
+        gone: Gone = never_gone,
+    ) -> wire.VerifyReply:
+        """`verify` for an event loop: no thread waits for the reply, which would be woken twice a round."""
+        with self._entry(owner, session) as entry:
+            pending = self._engine.start_round(session, round_number, request, gone)
+            reply = await asyncio.shield(asyncio.wrap_future(pending))  # the engine answers whoever has stopped to wait
+            return _with_older_rows(reply, round_number, entry)
 
     def close(self, owner: str, session: str) -> None:
         """Free a session of `owner`; of another's, or of none, nothing happens, and nobody can tell."""
@@ -145,16 +158,20 @@ class Desk:
         del self._entries[spare]
         self._engine.close(spare)
 
-    def _require(self, owner: str, session: str) -> _Entry:
+    @contextlib.contextmanager
+    def _entry(self, owner: str, session: str) -> Iterator[_Entry]:
+        """For a round of the session, which is forgotten where the round shows that the engine has dropped it."""
         with self._lock:
             entry = self._entries.get(session)
             if entry is None or entry.owner != owner:
                 raise no_such_session()
-            return entry
-
-    def _forget(self, session: str) -> None:
-        with self._lock:
-            self._entries.pop(session, None)
+        try:
+            yield entry
+        except ProtocolError as refusal:
+            if refusal.code in LOST_CODES:
+                with self._lock:
+                    self._entries.pop(session, None)
+            raise
 
 
 def _with_older_rows(reply: wire.VerifyReply, round_number: int, entry: _Entry) -> wire.VerifyReply:

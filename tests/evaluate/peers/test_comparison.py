@@ -91,7 +91,7 @@ def vllm_is_here() -> bool:
 
 @pytest.mark.slow
 def test_the_server_says_what_transformers_says_plain_and_assisted() -> None:
-    from hyco_export.core.recipe import embedded_recipe, load_recipe
+    from hyco_export.core.recipe_file import embedded_recipe, load_recipe
     from hyco_export.evaluate.peers.served import CloudMtp
     from hyco_export.nn.checkpoint import checkpoint_folder
     from hyco_export.runtime.assembly import open_server_engine

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from hyco_export.core.recipe import load_recipe
+from hyco_export.core.recipe_file import load_recipe
 from hyco_export.core.resources import CHECKPOINTS
 from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.nn.checkpoint import checkpoint_digest

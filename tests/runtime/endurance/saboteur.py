@@ -1,4 +1,4 @@
-"""A client's transport with bad luck: connections that break in the middle, sessions that are gone."""
+"""A client's transport with bad luck: connections that break in the middle."""
 
 import socket
 import struct
@@ -6,32 +6,23 @@ from collections import Counter
 
 import numpy as np
 
-from hyco_export.runtime import wire
 from hyco_export.runtime.transport import Access, HttpTransport, Patience
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 
 
 class Saboteur(HttpTransport):
-    """An HttpTransport that loses replies and sessions.
+    """An HttpTransport that loses requests and replies.
 
     Args:
         resets: share of calls whose connection is reset: half right after the request, half after the server's work.
-        losses: share of rounds whose session is gone before they are sent, as after an expiry.
     """
 
-    def __init__(self, url: str, seed: int, resets: float, losses: float, access: Access | None = None) -> None:
+    def __init__(self, url: str, seed: int, resets: float, access: Access | None = None) -> None:
         super().__init__(url, Patience(pauses_s=(0.0, 0.05, 0.2)), access=access)
         self._dice = np.random.default_rng(seed)
         self._resets = resets
-        self._losses = losses
         self.done: Counter[str] = Counter()
-
-    def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
-        if self._dice.random() < self._losses:
-            self.done["sessions lost"] += 1
-            self.close_session(session)
-        return super().verify(session, round_number, request)
 
     def _exchange(self, method: str, path: str, body: bytes) -> bytes:
         fate = self._dice.random()

@@ -1,7 +1,8 @@
 """Many clients at once on bad connections for a long time: every text must be the plain greedy one.
 
 Run: `make soak` (the embedded family behind `hyco-export serve`, 32 clients with a token each, 10 minutes, 1 % resets,
-1 % lost sessions). It fails on a wrong token, a generation that ends in an error, or memory that grows.
+1 % expiries). It fails on a wrong token, a generation that ends in an error, an expiry that was none, or memory that
+grows.
 """
 
 import argparse
@@ -34,23 +35,37 @@ from hyco_export.runtime.tree import ROOT, Source, Tree
 GREEDY = wire.Sampling(0.0, 0, 1.0)
 PATIENCE_S = 120.0
 WATCH_S = 5.0
+IDLE_S = 4.0  # until the server forgets a session
 MB = 1e6
 
 Texts = Mapping[tuple[int, ...], tuple[int, ...]]  # prompt -> plain greedy tokens
 
 
+@dataclass(frozen=True)
+class Naps:
+    """How often a device falls asleep before it drafts, and for how long: longer than its session lives."""
+
+    share: float
+    seconds: float
+
+
 class KnowingDrafter:
     """Drafts trees around a known text: a chain of right tokens that turns wrong somewhere, and wrong siblings."""
 
-    def __init__(self, prompt: Sequence[int], text: Sequence[int], vocab_size: int, seed: int) -> None:
+    def __init__(self, prompt: Sequence[int], text: Sequence[int], vocab_size: int, seed: int, naps: Naps) -> None:
         self._answer = [*prompt, *text]
         self._vocab_size = vocab_size
         self._dice = np.random.default_rng(seed)
+        self._naps = naps
+        self.slept = 0
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
         pass
 
     def propose(self, ids: Sequence[int]) -> Draft:
+        if self._dice.random() < self._naps.share:
+            self.slept += 1
+            time.sleep(self._naps.seconds)
         chain = self._answer[len(ids) : len(ids) + int(self._dice.integers(0, 6))]
         tokens, parents = [], []
         above = ROOT
@@ -93,7 +108,7 @@ def soak(
     accesses: Sequence[Access],
     go_on: Callable[[int, float], bool],
     resets: float,
-    losses: float,
+    naps: Naps,
     process: psutil.Process,
 ) -> Outcome:
     """One client a thread, each with its token, until `go_on(generations done, seconds)` says no.
@@ -104,14 +119,14 @@ def soak(
     started = time.monotonic()
 
     def client(number: int) -> None:
-        transport = Saboteur(url, number, resets, losses, accesses[number])
+        transport = Saboteur(url, number, resets, accesses[number])
         patient = PersistentTransport(transport, PATIENCE_S)
         prompts = list(texts)
         done = 0
         while go_on(done, time.monotonic() - started):
             prompt = prompts[(number + done) % len(prompts)]
             request = Request("soak", str(number), GREEDY, wire.EXACT, done, len(texts[prompt]))
-            drafter = KnowingDrafter(prompt, texts[prompt], vocab_size, number * 100_000 + done)
+            drafter = KnowingDrafter(prompt, texts[prompt], vocab_size, number * 100_000 + done, naps)
             done += 1
             try:
                 trace = generate(prompt, request, drafter, patient)
@@ -121,6 +136,7 @@ def soak(
                 continue
             with lock:
                 outcome.generations += 1
+                outcome.misfortunes["sessions expired"] += drafter.slept
                 outcome.tokens += len(trace.tokens)
                 outcome.primes += len(trace.primes)
                 outcome.round_ms += [entry.wait_ms for entry in trace.rounds]
@@ -185,7 +201,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--resets", type=float, default=0.01)
-    parser.add_argument("--losses", type=float, default=0.01)
+    parser.add_argument("--expiries", type=float, default=0.01)
     options = parser.parse_args()
     tokens = [secrets.token_urlsafe(32) for _ in range(options.clients)]
     accesses = [Access(token) for token in tokens]
@@ -194,7 +210,7 @@ def main() -> None:
         token_file.touch(mode=0o600)
         token_file.write_text("\n".join(tokens))
         command = [sys.executable, "-m", "hyco_export", "serve", "--port", "0", "--token-file", str(token_file)]
-        command += ["--sessions", str(4 * options.clients), "--run", folder]
+        command += ["--sessions", str(4 * options.clients), "--idle-s", str(IDLE_S), "--run", folder]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as server:
             assert server.stdout is not None
             url = next(match[1] for line in server.stdout if (match := re.search(r"serving on (\S+)", line)))
@@ -204,7 +220,7 @@ def main() -> None:
                 started = time.monotonic()
                 outcome = soak(
                     url, texts, vocab_size, accesses, lambda _, s: s < 60 * options.minutes, options.resets,
-                    options.losses, psutil.Process(server.pid),
+                    Naps(options.expiries, 1.5 * IDLE_S), psutil.Process(server.pid),
                 )  # fmt: skip
                 show(outcome, time.monotonic() - started)
                 for line in (*outcome.mismatches, *outcome.errors)[:10]:
@@ -212,6 +228,8 @@ def main() -> None:
             finally:
                 server.terminate()
     assert not outcome.mismatches and not outcome.errors
+    expired = outcome.misfortunes["sessions expired"]
+    assert outcome.primes >= outcome.generations + expired, "a session outlived its time"
     assert outcome.growth_mb() < 32.0, "memory grew"
 
 

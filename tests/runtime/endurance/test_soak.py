@@ -3,7 +3,7 @@
 import psutil
 from live_server import running
 from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
-from soak import plain_texts, soak
+from soak import Naps, plain_texts, soak
 
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
@@ -12,7 +12,7 @@ from hyco_export.runtime.guard.tokens import Tokens
 from hyco_export.runtime.server import CallLimits, create_app
 from hyco_export.runtime.transport import Access
 
-CLIENTS, GENERATIONS, CAP = 8, 5, 24
+CLIENTS, GENERATIONS, CAP, IDLE_S = 8, 5, 24, 0.5
 MODEL = ToyLanguageModel(seed=3, stop_bias=-1.0)
 FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "", WINDOW, 0)
 INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "", "", 32, 64, 0, ["exact"], "thread-cpu")
@@ -20,7 +20,7 @@ PROMPTS = [(5, 9, 2, 7), (3, 3), (8, 2, 9, 9, 4), (6,)]
 
 
 def test_many_clients_on_bad_connections_get_plain_greedy_texts() -> None:
-    engine = Engine(lambda: ScriptedSession(MODEL), FACTS, Limits(sessions=256, prompt_limit=64))
+    engine = Engine(lambda: ScriptedSession(MODEL), FACTS, Limits(sessions=256, prompt_limit=64, idle_s=IDLE_S))
     tokens = [f"token-of-client-{number:04}" for number in range(CLIENTS)]
     app = create_app(engine, INFO, Tokens(tokens), CallLimits(sessions=32))
     with running(app) as url:
@@ -30,10 +30,10 @@ def test_many_clients_on_bad_connections_get_plain_greedy_texts() -> None:
         }
         outcome = soak(
             url, texts, VOCAB_SIZE, [Access(token) for token in tokens], lambda done, _: done < GENERATIONS,
-            resets=0.1, losses=0.05, process=psutil.Process(),
+            resets=0.1, naps=Naps(0.05, 1.2 * IDLE_S), process=psutil.Process(),
         )  # fmt: skip
     assert not outcome.errors and not outcome.mismatches
     assert outcome.generations == CLIENTS * GENERATIONS
-    assert set(outcome.misfortunes) == {"sessions lost", "resets after the request", "replies lost"}
-    assert outcome.primes > outcome.generations  # lost sessions were primed again
+    assert set(outcome.misfortunes) == {"sessions expired", "resets after the request", "replies lost"}
+    assert outcome.primes >= outcome.generations + outcome.misfortunes["sessions expired"]  # each was primed again
     assert len(outcome.round_ms) > 2 * outcome.generations
