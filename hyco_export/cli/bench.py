@@ -10,6 +10,7 @@ from hyco_export.cli.reach import Reach, transport_to
 from hyco_export.cli.runs import open_run
 from hyco_export.cli.server_process import server_process
 from hyco_export.cli.validation import subject_of
+from hyco_export.core.data.prompts import PROMPT_COUNT
 from hyco_export.core.folder_lock import folder_lock
 from hyco_export.core.json_file import write_json
 from hyco_export.errors import HycoError
@@ -58,7 +59,8 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
     subject = subject_of(run)
     meeting = meet(subject, url, transport)
     recipe, limits = run.recipe, run.recipe.validation
-    prompts = read_prompts(subject.prompts, meeting.tokenizer, options.prompts or limits.prompts)
+    asked_by = "--prompts" if options.prompts else PROMPT_COUNT
+    prompts = read_prompts(subject.prompts, meeting.tokenizer, options.prompts or limits.prompts, asked_by)
     plan = BenchPlan(
         systems=options.systems,
         backend=options.backend,

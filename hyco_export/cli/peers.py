@@ -34,7 +34,7 @@ def bench_peers(
     head = checkpoint_folder(recipe.models.require_head(), run.recipe_folder)
     dtype = recipe.models.verifier.dtype
     source = run.source("validation", recipe.data.validation)
-    asked = [(prompt.id, prompt.ids) for prompt in read_prompts(source, load_tokenizer(verifier), prompts)]
+    asked = [(prompt.id, prompt.ids) for prompt in read_prompts(source, load_tokenizer(verifier), prompts, "--prompts")]
     run.root.mkdir(parents=True, exist_ok=True)
     here = Path(sys.executable)
     with ExitStack() as stack, ConsoleProgress() as progress:

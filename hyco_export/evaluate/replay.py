@@ -47,7 +47,9 @@ def replay(traces: Sequence[GenerationTrace], settings: wire.Acceptance) -> Repl
     recorded = [record for trace in traces for record in trace.rounds]
     judged = [record for trace in traces for record in rejudge(trace, settings)]
     if not judged:
-        raise HycoError("the trace holds no round", "record longer answers")
+        raise HycoError(
+            "the trace holds no round", "give that of a system that asks a server, or record longer answers"
+        )
     return Replayed(
         acceptance=named_options(settings),
         rounds=len(judged),

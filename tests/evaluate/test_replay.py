@@ -124,7 +124,7 @@ def test_the_evidence_is_what_the_verifier_saw() -> None:
 def test_traces_without_evidence_and_foreign_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HycoError, match=r"logged without p~ \(record with `hyco-export validate --traces"):
         replay(record(SETTINGS["exact"], trace=False), SETTINGS["exact"])
-    with pytest.raises(HycoError, match="no round"):
+    with pytest.raises(HycoError, match=r"no round \(give that of a system that asks a server"):
         replay([], SETTINGS["exact"])
     path = tmp_path / "x.jsonl"
     for content, message in (("", "holds no generation"), ("{}\n", "is not a trace"), ("nonsense", "is not a trace")):
