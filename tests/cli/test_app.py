@@ -156,6 +156,13 @@ def test_a_server_is_not_opened_to_others_by_accident(tmp_path: Path) -> None:
     assert "--token-file" in help_text and "--token " not in help_text  # a flag's value can be seen by every user
 
 
+def test_traces_that_could_not_be_written_are_refused_before_the_validation(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for folder in ("file", "file/traces", "/proc/traces"):
+        message = refused("validate", "--server", "http://127.0.0.1:9", "--traces", str(tmp_path / folder))
+        assert f"error: {tmp_path / folder}: " in message
+
+
 def test_padding_to_more_than_any_client_takes_is_refused() -> None:
     assert "Invalid value for '--pad-replies'" in refused("serve", "--pad-replies", "100000000")
 
