@@ -12,6 +12,7 @@ import typer
 
 from hyco_export.cli.launch import is_main
 from hyco_export.errors import HycoError
+from hyco_export.runtime.padding import LARGEST_STEP_BYTES
 
 app = typer.Typer(
     name="hyco-export",
@@ -35,7 +36,9 @@ TokenOption = Annotated[
 CaOption = Annotated[Path | None, typer.Option("--ca", help="Authority of the server's certificate (PEM).")]
 InsecureOption = Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")]
 LinkOption = Annotated[str | None, typer.Option("--link", help="Count times as over lte, 5g-nsa or wifi.")]
-LinkWaitsOption = Annotated[bool, typer.Option("--link-waits", help="Sleep what the link takes.")]
+LinkWaitsOption = Annotated[
+    bool, typer.Option("--link-waits", help="Sleep what the link takes; specedge-pd drafts meanwhile.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
 
 
@@ -145,7 +148,9 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     token_file: TokenOption = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen off this machine without TLS or token.")] = False,
-    pad_replies: Annotated[int, typer.Option(help="Pad replies to multiples of so many bytes; 0: not.", min=0)] = 0,
+    pad_replies: Annotated[
+        int, typer.Option(help="Pad replies to multiples of so many bytes; 0: not.", min=0, max=LARGEST_STEP_BYTES)
+    ] = 0,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
     from hyco_export.cli.serve import Door, serve_run

@@ -1,5 +1,6 @@
 """What `bench` does: open the run, start a server or meet one, make what is missing, print the table."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ from hyco_export.cli.reach import Reach, transport_to
 from hyco_export.cli.runs import open_run
 from hyco_export.cli.server_process import server_process
 from hyco_export.cli.validation import subject_of
+from hyco_export.core.data.prompts import PROMPT_COUNT
 from hyco_export.core.folder_lock import folder_lock
 from hyco_export.core.json_file import write_json
 from hyco_export.errors import HycoError
@@ -34,14 +36,9 @@ def bench_run(
     """Run it against the server at `server`, or against one of its own for the length of the run.
 
     Raises:
-        HycoError: an unknown system, back end or number.
+        HycoError: systems that `require_systems` refuses, an unknown back end or number.
     """
-    from hyco_export.runtime.systems import find_system
-
-    for name in options.systems:
-        find_system(name)
-    if len(set(options.systems)) != len(options.systems) or not options.systems:
-        raise HycoError(f"--systems is {','.join(options.systems)!r}, names must be unique", "give each once")
+    require_systems(options.systems)
     run = open_run(recipe_path, run_dir)
     if server is not None:
         _bench(run, server, options, reach)
@@ -51,7 +48,7 @@ def bench_run(
 
 
 def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> None:
-    from hyco_export.evaluate.bench import BenchPlan, measure_bench, run_bench
+    from hyco_export.evaluate.bench import BenchPlan, measure_bench, run_bench, texts_digest
     from hyco_export.evaluate.bench_table import bench_table
     from hyco_export.evaluate.meeting import meet, read_prompts, wire_sampling
     from hyco_export.evaluate.system_runner import DeviceRunner
@@ -62,16 +59,24 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
     subject = subject_of(run)
     meeting = meet(subject, url, transport)
     recipe, limits = run.recipe, run.recipe.validation
-    prompts = read_prompts(subject.prompts, meeting.tokenizer, options.prompts or limits.prompts)
+    asked_by = "--prompts" if options.prompts else PROMPT_COUNT
+    prompts = read_prompts(subject.prompts, meeting.tokenizer, options.prompts or limits.prompts, asked_by)
     plan = BenchPlan(
         systems=options.systems,
         backend=options.backend,
         prompts=tuple(prompt.id for prompt in prompts),
+        texts=texts_digest(prompts),
         seeds=tuple(range(limits.seed, limits.seed + options.seeds)),
         sampling=wire_sampling(recipe),
         max_new_tokens=options.max_new_tokens or limits.max_new_tokens,
         artifacts=meeting.artifacts.compiled_key,
         verifier=meeting.info.verifier_digest,
+        drafting=recipe.drafting,
+        epsilon=limits.epsilon,
+        first_reply_rows=limits.first_reply_rows,
+        threads=recipe.threads,
+        link=reach.link,
+        link_waits=reach.link_waits,
     )
     folder = options.out or run.root / BENCH_FOLDER
     with folder_lock(folder, "trace folder", "benching", "--out"):
@@ -82,8 +87,26 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
         measured = measure_bench(plan, store, meeting.artifacts.keepset)
         write_json(folder / RESULT_FILE, measured)
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
-    output.print(bench_table(measured, f"{len(prompts)} prompts{seeds}, device back end {plan.backend}"))
+    over = f", times as over {reach.link}" if reach.link else ""
+    output.print(bench_table(measured, f"{len(prompts)} prompts{seeds}, device back end {plan.backend}{over}"))
     output.print(f"traces: {folder}", highlight=False, soft_wrap=True)
+
+
+def require_systems(names: Sequence[str]) -> None:
+    """Before a server is started.
+
+    Raises:
+        HycoError: no name, one twice, one that is no system, or a first one that the others cannot be compared with.
+    """
+    from hyco_export.runtime.systems import find_baseline, find_system
+
+    if not names:
+        raise HycoError("--systems names no system", "give at least one, the baseline first")
+    find_baseline(names[0])
+    for name in names:
+        find_system(name)
+    if len(set(names)) != len(names):
+        raise HycoError(f"--systems is {','.join(names)!r}, names must be unique", "give each once")
 
 
 def split_names(text: str) -> tuple[str, ...]:

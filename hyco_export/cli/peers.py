@@ -20,19 +20,21 @@ def bench_peers(
     from hyco_export.evaluate.meeting import read_prompts
     from hyco_export.evaluate.peers.comparison import Contestant, compare
     from hyco_export.evaluate.peers.served import CloudMtp
-    from hyco_export.evaluate.peers.worker import transformers_peer, vllm_peer
+    from hyco_export.evaluate.peers.worker import require_vllm, transformers_peer, vllm_peer
     from hyco_export.nn.checkpoint import checkpoint_folder
     from hyco_export.nn.verifier import load_tokenizer
     from hyco_export.runtime.transport import HttpTransport
 
     run = open_run(recipe_path, run_dir)
+    if vllm_python is not None:
+        require_vllm(vllm_python)
     recipe = run.recipe
     threads = recipe.threads or os.cpu_count() or 1
     verifier = checkpoint_folder(recipe.models.verifier, run.recipe_folder)
     head = checkpoint_folder(recipe.models.require_head(), run.recipe_folder)
     dtype = recipe.models.verifier.dtype
     source = run.source("validation", recipe.data.validation)
-    asked = [(prompt.id, prompt.ids) for prompt in read_prompts(source, load_tokenizer(verifier), prompts)]
+    asked = [(prompt.id, prompt.ids) for prompt in read_prompts(source, load_tokenizer(verifier), prompts, "--prompts")]
     run.root.mkdir(parents=True, exist_ok=True)
     here = Path(sys.executable)
     with ExitStack() as stack, ConsoleProgress() as progress:

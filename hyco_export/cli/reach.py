@@ -11,6 +11,8 @@ from hyco_export.errors import ServerError
 if TYPE_CHECKING:
     from hyco_export.runtime.ports import Transport
 
+RESTART_S = 60.0  # a server that is started again is waited for that long in the middle of a run
+
 
 class Reach(msgspec.Struct, frozen=True):
     """How a server is reached: what it is shown, how it is known, and the link that is counted on the way."""
@@ -39,15 +41,17 @@ def reach_of(
 
 
 def transport_to(url: str, reach: Reach, seed: int) -> tuple["Transport", Callable[[], float]]:
-    """Calls to the server at `url`, and the clock that measures them.
+    """Calls to the server at `url`, and the clock that measures them; they wait for a server that is started again.
 
     Raises:
         HycoError: no such link, a URL or file that cannot be used, or nobody answers.
     """
     from hyco_export.runtime.link.presets import over_link
+    from hyco_export.runtime.persistence import PersistentTransport
     from hyco_export.runtime.transport import Access, HttpTransport
 
     direct = HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))
-    transport, clock = over_link(direct, reach.link, seed, reach.link_waits)
+    patient = PersistentTransport(direct, RESTART_S)
+    transport, clock = over_link(patient, reach.link, seed, reach.link_waits)
     direct.info()  # a dead URL is said at once, before any file is hashed
     return transport, clock

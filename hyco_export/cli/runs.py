@@ -10,7 +10,7 @@ from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.targets import find_target
 from hyco_export.errors import HycoError, RecipeError
-from hyco_export.runtime.systems import find_system
+from hyco_export.runtime.systems import find_baseline, find_system
 from hyco_export.stages.run_folder import RunFolder
 
 
@@ -48,8 +48,7 @@ def require_known_systems(plan: Validation) -> None:
                     f"$.validation.{field}: {name} keeps tokens unverified, its text need not be plain decoding's",
                     "take it out",
                 )
-    if not find_system(plan.systems[0]).asks:
-        raise RecipeError(
-            f"$.validation.systems: {plan.systems[0]} asks no server, the others cannot be compared with it",
-            "put another system first",
-        )
+    try:
+        find_baseline(plan.systems[0])
+    except HycoError as error:
+        raise RecipeError(f"$.validation.systems: {error.message}", error.hint) from error

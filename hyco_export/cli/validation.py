@@ -35,6 +35,7 @@ def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = No
     Raises:
         ArtifactError: another process works in the run folder.
         StorageError: it cannot be written: said before the validation, for its report would be lost.
+        OSError: the same of `traces`.
     """
     with run.lock() if run.root.is_dir() else nullcontext():  # a missing folder is refused, not made
         return _validate(run, url, reach, traces)
@@ -42,6 +43,10 @@ def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = No
 
 def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> int:
     run.recipe.models.require_head()
+    if traces is not None:
+        from hyco_export.evaluate.trace_files import require_writable
+
+        require_writable(traces)
     transport, clock = transport_to(url, reach, run.recipe.validation.seed)
     subject = subject_of(run)
 

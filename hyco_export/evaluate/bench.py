@@ -4,11 +4,13 @@ Knows the order of generations and where they are kept. What a system is, what a
 like is others'.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
 
 from hyco_export.core.keepset import KeepSet
+from hyco_export.core.recipe import Drafting
 from hyco_export.evaluate.metrics import SystemMetrics, measure
 from hyco_export.evaluate.system_runner import prompt_seed
 from hyco_export.evaluate.trace_store import TraceStore
@@ -19,17 +21,30 @@ from hyco_export.runtime.wire import Sampling
 class BenchPlan(msgspec.Struct, frozen=True):
     """What is run; equal plans go on with each other's generations.
 
-    `artifacts` and `verifier` are digests: generations of other weights must not be pooled.
+    It holds whatever changes a token or a time: generations of other weights, prompts, options or links must not be
+    pooled. `artifacts`, `verifier` and `texts` are digests, the last of the prompts' ids.
     """
 
     systems: tuple[str, ...]  # the first is the baseline of the table
     backend: str
-    prompts: tuple[str, ...]  # ids
+    prompts: tuple[str, ...]  # names
+    texts: str
     seeds: tuple[int, ...]
     sampling: Sampling
     max_new_tokens: int
     artifacts: str
     verifier: str
+    drafting: Drafting
+    epsilon: float
+    first_reply_rows: int
+    threads: int | None
+    link: str | None  # that times are counted over
+    link_waits: bool
+
+
+def texts_digest(prompts: Sequence[Prompt]) -> str:
+    """Of the prompts' ids, in their order."""
+    return hashlib.blake2b(msgspec.json.encode([prompt.ids for prompt in prompts]), digest_size=32).hexdigest()
 
 
 def run_bench(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from hyco_export.evaluate.metrics import SystemMetrics
-from hyco_export.evaluate.summary import change, plain_table
+from hyco_export.evaluate.summary import plain_table, server_time
 
 HEADINGS = (
     "MAT",
@@ -28,7 +28,7 @@ def bench_table(systems: Sequence[SystemMetrics], title: str) -> Table:
         table.add_row(
             system.system,
             f"{system.mat:.2f}" if system.rounds else "",
-            f"{system.server_ms_per_token:.2f}{change(system, systems[0])}" if system.rounds else "",
+            server_time(system, systems[0]),
             f"{system.delivery_tokens_per_s:.1f}",
             f"{system.draft_ms_per_token:.2f}",
             f"{system.first_token_ms:.0f}",

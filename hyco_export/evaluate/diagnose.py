@@ -183,7 +183,7 @@ def file_findings(
     yield from tokens.tokenizer_findings(run.golden, tokenizer, None if bridge else checkpoints.slm)
     yield from specs.interface_findings(root, artifacts.head, artifacts.slm, recipe.target)
     yield from specs.head_shape_findings(root, artifacts.head, checkpoints.head)
-    yield from specs.slm_shape_findings(artifacts.slm, checkpoints.slm)
+    yield from specs.slm_shape_findings(root, artifacts.slm, checkpoints.slm)
     kept = bridge.drafter_ids if bridge else artifacts.keepset.ids
     origins = [
         *head_weights.origin_findings(root, checkpoints.head, models.require_head().dtype),

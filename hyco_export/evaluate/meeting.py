@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyco_export.core.conversations import prompt_messages
+from hyco_export.core.data.prompts import PROMPT_COUNT, require_enough
 from hyco_export.core.data.prompts import read_prompts as read_prompt_set
-from hyco_export.core.data.prompts import require_enough
 from hyco_export.core.recipe import Recipe
 from hyco_export.evaluate.compatibility import require_compatible
 from hyco_export.evaluate.run_artifacts import Checkpoints, RunArtifacts, expected_server
@@ -66,8 +66,11 @@ def wire_sampling(recipe: Recipe) -> Sampling:
     return Sampling(recipe.sampling.temperature, recipe.sampling.top_k, recipe.sampling.top_p)
 
 
-def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -> list[Prompt]:
-    """The first `count` prompts of the validation set through the chat template.
+def read_prompts(
+    path: Path, tokenizer: "PreTrainedTokenizerFast", count: int, asked_by: str = PROMPT_COUNT
+) -> list[Prompt]:
+    """The first `count` prompts of the validation set through the chat template; `asked_by` is the field or option that
+    says how many.
 
     Raises:
         RecipeError: the set cannot be used, or has fewer.
@@ -75,7 +78,7 @@ def read_prompts(path: Path, tokenizer: "PreTrainedTokenizerFast", count: int) -
     from hyco_export.nn.capture import encode_prompt
 
     found = read_prompt_set(path, "$.data.validation")
-    require_enough(len(found), count, path)
+    require_enough(len(found), count, path, asked_by)
     prompts = []
     for conversation in found[:count]:
         messages = [{"role": m.role, "content": m.content} for m in prompt_messages(conversation)]

@@ -47,7 +47,9 @@ def replay(traces: Sequence[GenerationTrace], settings: wire.Acceptance) -> Repl
     recorded = [record for trace in traces for record in trace.rounds]
     judged = [record for trace in traces for record in rejudge(trace, settings)]
     if not judged:
-        raise HycoError("the trace holds no round", "record longer answers")
+        raise HycoError(
+            "the trace holds no round", "give that of a system that asks a server, or record longer answers"
+        )
     return Replayed(
         acceptance=named_options(settings),
         rounds=len(judged),
@@ -72,7 +74,7 @@ def rejudge(trace: GenerationTrace, settings: wire.Acceptance) -> Iterator[Round
                 "record with `hyco-export validate --traces DIR`",
             )
         judged = Judged.of(record.evidence)
-        room = trace.max_new_tokens - (record.length - trace.prompt_length)
+        room = trace.max_new_tokens - (record.length + len(record.kept) - trace.prompt_length)
         outcome = settle(decide(judged, settings, stop_ids), judged.tokens, stop_ids, room)
         yield msgspec.structs.replace(
             record,

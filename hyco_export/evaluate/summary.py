@@ -27,7 +27,7 @@ def _systems(report: Report) -> Table:
         table.add_row(
             system.system + unverified,
             f"{system.mat:.2f}" if system.rounds else "",
-            f"{system.server_ms_per_token:.2f}{change(system, report.systems[0])}",
+            server_time(system, report.systems[0]),
             f"{system.delivery_tokens_per_s:.1f}",
             f"{system.draft_ms_per_token:.2f}",
             " ".join(f"{step.share:.2f}".removeprefix("0") for step in system.chain_acceptance),
@@ -37,11 +37,12 @@ def _systems(report: Report) -> Table:
     return table
 
 
-def change(system: SystemMetrics, baseline: SystemMetrics) -> str:
-    """Server time per token against the baseline's, behind the number; empty for the baseline itself."""
-    if system.system == baseline.system:
+def server_time(system: SystemMetrics, baseline: SystemMetrics) -> str:
+    """Server milliseconds per token, and behind them the change against the baseline's; empty without a server."""
+    if not system.rounds:
         return ""
-    return f" ({system.server_ms_per_token / baseline.server_ms_per_token - 1:+.0%})"
+    change = f" ({system.server_ms_per_token / baseline.server_ms_per_token - 1:+.0%})"
+    return f"{system.server_ms_per_token:.2f}{change if system.system != baseline.system else ''}"
 
 
 def _losslessness(report: Report) -> Table:

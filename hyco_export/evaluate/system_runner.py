@@ -111,6 +111,7 @@ def run_settings(recipe: Recipe, head_digest: str, info: ServerInfo, trace: bool
         epsilon=recipe.validation.epsilon,
         server_steps=recipe.head.steps,
         head_digest=head_digest,
+        vocab_size=info.vocab_size,
         stop_ids=frozenset(info.stop_ids),
         sled=ChainRule(drafting.sled.confidence, drafting.sled.longest),
         synera=ChainRule(drafting.synera.confidence, drafting.synera.longest),

@@ -3,6 +3,7 @@
 Knows files; what the records say is `runtime.trace`.
 """
 
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def write_traces(path: Path, traces: Iterable[GenerationTrace]) -> None:
     with path.open("wb") as file:
         for trace in traces:
             file.write(trace_bytes(trace))
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder that traces will go to.
+
+    Raises:
+        OSError: it cannot be made or written: said before a run whose traces would be lost.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def read_traces(path: Path) -> tuple[GenerationTrace, ...]:

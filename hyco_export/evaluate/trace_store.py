@@ -5,7 +5,7 @@ and what lies behind its offset is cut off at the next start. Knows traces and f
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class TraceStore:
         if not path.exists():
             self._replace(PLAN_FILE, plan)
             return
-        wanted, held = msgspec.json.decode(msgspec.json.encode(plan)), _read_json(path)
+        wanted, held = _fields(msgspec.json.decode(msgspec.json.encode(plan))), _fields(_read_json(path))
         differing = sorted(key for key in {*wanted, *held} if wanted.get(key) != held.get(key))
         if differing:
             seen = "; ".join(f"{key} is {held.get(key)} there, {wanted.get(key)} here" for key in differing)
@@ -96,14 +96,20 @@ class TraceStore:
         try:
             return list(from_lines(path.read_bytes().splitlines()))
         except (msgspec.DecodeError, ValueError) as error:
-            raise ArtifactError(
-                f"{path} cannot be read: {error}", "give another --out, or remove the folder"
-            ) from error
+            raise ArtifactError(f"{path} cannot be read: {error}", ANOTHER_FOLDER) from error
 
     def _replace(self, name: str, value: Any) -> None:
         draft = self.folder / f"{name}.draft"
         draft.write_bytes(pretty_json(value))
         draft.replace(self.folder / name)
+
+
+def _fields(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Plain values by their names, those of inner structs as `outer.inner`."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _fields(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value}
+    return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:

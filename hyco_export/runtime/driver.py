@@ -15,7 +15,7 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.drafters import Draft, Drafter, ProactiveDrafter
 from hyco_export.runtime.offload import AskForAll, OffloadPolicy
 from hyco_export.runtime.ports import Given, Transport
-from hyco_export.runtime.replies import check_reply
+from hyco_export.runtime.replies import ID_LIMIT, check_ids, check_reply
 from hyco_export.runtime.rounds import cut_length, finish_reason
 from hyco_export.runtime.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
 from hyco_export.runtime.tree import Tree, subtree
@@ -27,7 +27,8 @@ Clock = Callable[[], float]  # seconds
 class Request(msgspec.Struct, frozen=True):
     """What a generation asks of the server; `system` and `prompt_id` only stand in the trace.
 
-    `stop_ids` are the server's: tokens that the device keeps end the answer in the same way.
+    `stop_ids` are the server's: tokens that the device keeps end the answer in the same way. Ids of `vocab_size` and
+    above are taken from no server.
     """
 
     system: str
@@ -43,6 +44,7 @@ class Request(msgspec.Struct, frozen=True):
     stop_ids: tuple[int, ...] = ()
     draft_scope: wire.DraftScope = "full"
     first_rows: int = 0  # K/V rows of the first reply, the rest after it; 0: the whole window at once (HyCo, §3.1)
+    vocab_size: int = ID_LIMIT
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -165,7 +167,7 @@ class Generation:
         self._take((reply.root,), reply.finished)
         prefill_start_ms = self._now_ms()
         if not self.finished:
-            self._begin(Given(reply.handoff, tuple(reply.chain)))
+            self._begin(self._given(reply))
         self._primes.append(
             PrimeTrace(
                 start_ms=start_ms,
@@ -254,7 +256,7 @@ class Generation:
         if not self.finished:
             ours = () if reply.drafted else reply.accepted  # rows of the server's own chain are not the drafter's
             accepted = (*proposal.path, *(proposal.rows[row] for row in ours))
-            self._drafter.observe(accepted, self._ids, Given(reply.handoff, tuple(reply.chain)))
+            self._drafter.observe(accepted, self._ids, self._given(reply))
         self._rounds.append(
             RoundTrace(
                 round=reply.round,
@@ -309,14 +311,20 @@ class Generation:
         if self._waiting is None:
             return call(), 0.0
         assert isinstance(self._drafter, ProactiveDrafter)
-        return self._waiting.call(call, self._drafter.draft_ahead(), self._now_ms)
+        return self._waiting.call(call, self._drafter.draft_ahead())
+
+    def _given(self, reply: wire.PrimeReply | wire.VerifyReply) -> Given:
+        """Raises ProtocolError: code token_range."""
+        check_ids(reply.chain, self._request.vocab_size)
+        return Given(reply.handoff, tuple(reply.chain))
 
     def _take(self, tokens: Sequence[int], finished: str) -> None:
         """Append what the server committed.
 
         Raises:
-            ProtocolError: code token_cap, more than was asked for: such a server might never finish.
+            ProtocolError: code token_cap, more than was asked for: such a server might never finish; token_range.
         """
+        check_ids(tokens, self._request.vocab_size)
         generated = len(self._ids) - self._prompt_length + len(tokens)
         if generated > self._request.max_new_tokens:
             limit = self._request.max_new_tokens

@@ -190,13 +190,14 @@ class Engine:
                 call.future.set_result(outcome)
 
     def _draft_ahead(self, ended: Sequence["_Ended"]) -> None:
-        """While replies travel and nobody waits, draft what these sessions will ask for next."""
+        """While replies travel and nobody waits, draft what these sessions will ask for next; not after a refusal: the
+        prompt of a PRIME that was cancelled has not been processed."""
         with self._lock:
             if self._scheduler.waiting:
                 return
             wanted = {}
-            for call, _ in ended:
-                free = not call.session.dropped and call.session.ahead is None
+            for call, outcome in ended:
+                free = not call.session.dropped and call.session.ahead is None and not isinstance(outcome, HycoError)
                 if free and (chain := call.next_chain()) is not None:
                     wanted[call.session] = chain
                     call.session.busy = True

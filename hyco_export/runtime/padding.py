@@ -9,6 +9,7 @@ FIXARRAY_MOST = 15
 BIN32 = b"\xc6"
 BIN32_HEADER_BYTES = 5  # whatever the length: a shorter header would make some sizes unreachable
 HEADER = "Hyco-Padding"
+LARGEST_STEP_BYTES = 1 << 24  # above every reply there is (6.3 MB in the paper); clients take no answer of 64 MiB
 HEADER_DIGITS = 9  # always so many: the header must not tell what the padding hides
 
 
@@ -24,6 +25,11 @@ def pad(body: bytes, step_bytes: int) -> bytes:
     size = padded_size(len(body), step_bytes)
     zeros = size - len(body) - BIN32_HEADER_BYTES
     return bytes([body[0] + 1]) + body[1:] + BIN32 + zeros.to_bytes(4, "big") + bytes(zeros)
+
+
+def padding_bytes(header: str) -> int:
+    """How many bytes of a body are padding by its header; 0 where that is none of ours."""
+    return int(header) if len(header) == HEADER_DIGITS and header.isascii() and header.isdecimal() else 0
 
 
 def padded_size(size_bytes: int, step_bytes: int) -> int:

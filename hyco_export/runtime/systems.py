@@ -110,6 +110,7 @@ class Settings(msgspec.Struct, frozen=True):
     epsilon: float  # for systems with the epsilon rule
     server_steps: int  # K, for systems that draft on the server
     head_digest: str  # key of the head artifact, for systems whose device runs the head
+    vocab_size: int
     stop_ids: frozenset[int]
     sled: ChainRule
     synera: ChainRule  # its confidence is also that of the tokens which stay
@@ -129,6 +130,20 @@ def find_system(name: str) -> System:
         known = ", ".join(f"{system.name} ({system.summary})" for system in SYSTEMS.values())
         raise HycoError(f"unknown system {name!r}", f"known ones: {known}")
     return SYSTEMS[name]
+
+
+def find_baseline(name: str) -> System:
+    """The system called `name`, for the others to be compared with.
+
+    Raises:
+        HycoError: no such system, or one that asks no server, so that it has no server time.
+    """
+    system = find_system(name)
+    if not system.asks:
+        raise HycoError(
+            f"{name} asks no server, the others cannot be compared with it", "put another system first in the list"
+        )
+    return system
 
 
 def make_drafter(system: System, settings: Settings, device: Device | None) -> Drafter:
@@ -162,6 +177,7 @@ def make_request(
         trace=settings.trace,
         stop_ids=tuple(sorted(settings.stop_ids)),
         draft_scope=system.draft_scope,
+        vocab_size=settings.vocab_size,
     )
 
 

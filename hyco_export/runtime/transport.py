@@ -6,6 +6,7 @@ is used because a round is short: a call was measured at a third of httpx's CPU 
 
 import http.client
 import secrets
+import ssl
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +22,7 @@ from hyco_export.runtime.bounded_answer import BoundedAnswer
 from hyco_export.runtime.guard.desk import Desk
 from hyco_export.runtime.guard.tls import client_context, is_loopback
 from hyco_export.runtime.guard.tokens import ANYBODY
-from hyco_export.runtime.padding import HEADER
+from hyco_export.runtime.padding import HEADER, padding_bytes
 from hyco_export.runtime.ports import EnginePort, Traffic
 from hyco_export.runtime.refusals import as_refusal, body_of
 
@@ -149,6 +150,12 @@ class HttpTransport:
                 if busy > BUSY_TRIES or refusal.wait_s > LONGEST_WAIT_S:
                     raise refusal.error from None
                 self._pause(refusal.wait_s)
+            except ssl.SSLCertVerificationError as error:  # no further try mends it
+                self.close()
+                raise ServerError(
+                    f"the server at {self._url} shows a certificate that is not trusted: {error.verify_message}",
+                    "give its authority with --ca, and the host name that the certificate is for with --server",
+                ) from error
             except (OSError, http.client.HTTPException, _NoServerBehindProxy) as error:
                 self.close()
                 stale = kept_alive and not isinstance(error, TimeoutError)
@@ -178,8 +185,7 @@ class HttpTransport:
             answer = response.read()
         finally:
             self._sent_bytes += connection.sent_bytes
-        padding = response.headers.get(HEADER, "")
-        payload_down = len(answer) - (int(padding) if padding.isdecimal() else 0)
+        payload_down = len(answer) - min(len(answer), padding_bytes(response.headers.get(HEADER, "")))
         self.traffic = Traffic(len(body), payload_down, self._sent_bytes, _head_bytes(response) + len(answer))
         return self._checked(response, answer)
 

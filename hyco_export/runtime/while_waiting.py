@@ -4,22 +4,27 @@ Between two passes it looks for the reply and stops drafting when it is there (H
 neither calls nor drafters.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Reply = TypeVar("Reply")
+MS_PER_S = 1e3
 
 
 class WhileWaiting:
-    """One thread for the calls of one generation; no two calls at a time, as a transport wants it."""
+    """One thread for the calls of one generation; no two calls at a time, as a transport wants it.
 
-    def __init__(self) -> None:
+    Args:
+        now: seconds of real time: the driver's clock may skip what a modelled link takes, in the middle of a pass.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
         self._caller: ThreadPoolExecutor | None = None
 
-    def call(
-        self, call: Callable[[], Reply], passes: Iterator[None], now_ms: Callable[[], float]
-    ) -> tuple[Reply, float]:
+    def call(self, call: Callable[[], Reply], passes: Iterator[None]) -> tuple[Reply, float]:
         """The call's reply, and the milliseconds of the passes, which are made until it is there or they end.
 
         Raises:
@@ -29,13 +34,13 @@ class WhileWaiting:
         if self._caller is None:
             self._caller = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reply")
         reply: Future[Reply] = self._caller.submit(call)
-        start_ms = end_ms = now_ms()
+        start_s = end_s = self._now()
         try:
             while not reply.done() and next(passes, self) is not self:
-                end_ms = now_ms()
+                end_s = self._now()
         finally:
             wait([reply])
-        return reply.result(), end_ms - start_ms
+        return reply.result(), (end_s - start_s) * MS_PER_S
 
     def close(self) -> None:
         """End the thread; a later call starts another."""

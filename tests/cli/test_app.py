@@ -67,7 +67,7 @@ def test_a_wrong_target_option_is_not_blamed_on_the_recipe() -> None:
         ("greedy_systems", "[hyco-exact, synera]", "$.validation.greedy_systems: synera keeps tokens unverified"),
     ],
 )
-def test_systems_that_cannot_be_compared_are_refused_before_anything_is_built(
+def test_systems_of_a_recipe_that_cannot_be_compared_are_refused_before_anything_is_built(
     tmp_path: Path, field: str, systems: str, message: str
 ) -> None:
     text = embedded_recipe().read_text(encoding="utf-8")
@@ -76,6 +76,22 @@ def test_systems_that_cannot_be_compared_are_refused_before_anything_is_built(
     assert count == 1
     recipe.write_text(re.sub(r"min_mat: \{.*\}", "min_mat: {}", text), encoding="utf-8")
     assert message in " ".join(refused("run", str(recipe), "--dry-run").split())
+
+
+@pytest.mark.parametrize(
+    ("systems", "message"),
+    [
+        ("", "--systems names no system next: give at least one"),
+        (" , ", "--systems names no system"),
+        ("hyco,hyco", "--systems is 'hyco,hyco', names must be unique"),
+        ("hyco,hycoo", "unknown system 'hycoo'"),
+        ("on-device,hyco", "on-device asks no server, the others cannot be compared with it next: put another"),
+    ],
+)
+def test_a_benchmark_of_systems_that_cannot_be_compared_is_refused_before_a_server_is_started(
+    systems: str, message: str
+) -> None:
+    assert message in " ".join(refused("bench", "--systems", systems).split())
 
 
 def test_replay_refuses_what_is_no_trace_and_what_is_no_rule(tmp_path: Path) -> None:
@@ -138,6 +154,17 @@ def test_a_server_is_not_opened_to_others_by_accident(tmp_path: Path) -> None:
     assert "can be read by every user" in refused(*common, "--token-file", str(secret))
     help_text = run("serve", "--help").stdout + run("validate", "--help").stdout
     assert "--token-file" in help_text and "--token " not in help_text  # a flag's value can be seen by every user
+
+
+def test_traces_that_could_not_be_written_are_refused_before_the_validation(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for folder in ("file", "file/traces", "/proc/traces"):
+        message = refused("validate", "--server", "http://127.0.0.1:9", "--traces", str(tmp_path / folder))
+        assert f"error: {tmp_path / folder}: " in message
+
+
+def test_padding_to_more_than_any_client_takes_is_refused() -> None:
+    assert "Invalid value for '--pad-replies'" in refused("serve", "--pad-replies", "100000000")
 
 
 def test_unknown_links_are_refused_with_the_known_ones(tmp_path: Path) -> None:

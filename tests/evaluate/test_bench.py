@@ -8,7 +8,9 @@ from rich.console import Console
 from synthetic_run import KEEPSET
 from synthetic_traces import generation, round_trace
 
-from hyco_export.evaluate.bench import BenchPlan, measure_bench, run_bench
+from hyco_export.core.recipe import Drafting, SpecEdge
+from hyco_export.errors import ArtifactError
+from hyco_export.evaluate.bench import BenchPlan, measure_bench, run_bench, texts_digest
 from hyco_export.evaluate.bench_table import bench_table
 from hyco_export.evaluate.system_runner import prompt_seed
 from hyco_export.evaluate.trace_store import TraceStore
@@ -21,11 +23,18 @@ PLAN = BenchPlan(
     systems=("cloud-mtp", "hyco"),
     backend="torch",
     prompts=("a", "b"),
+    texts=texts_digest(PROMPTS),
     seeds=(SEED, SEED + 1),
     sampling=PAPER_SAMPLING,
     max_new_tokens=16,
     artifacts="c" * 64,
     verifier="v" * 64,
+    drafting=Drafting(),
+    epsilon=0.005,
+    first_reply_rows=0,
+    threads=1,
+    link=None,
+    link_waits=False,
 )
 
 
@@ -74,6 +83,21 @@ def test_an_interrupted_run_makes_only_what_is_missing(tmp_path):
     nothing = CountingRunner()
     run_bench(PLAN, nothing, PROMPTS, store_in(tmp_path), ignore)
     assert nothing.calls == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"link": "lte"}, "link is None there, lte here"),
+        ({"epsilon": 0.05}, "epsilon is 0.005 there, 0.05 here"),
+        ({"drafting": Drafting(specedge=SpecEdge(passes=2))}, "drafting.specedge.passes is 4 there, 2 here"),
+        ({"texts": texts_digest([Prompt("a", (1, 3)), Prompt("b", (3,))])}, "texts is"),
+    ],
+)
+def test_generations_of_other_options_are_not_pooled(tmp_path, changes, message):
+    run_bench(PLAN, CountingRunner(), PROMPTS, store_in(tmp_path), ignore)
+    with pytest.raises(ArtifactError, match=f"holds another benchmark: {message}"):
+        TraceStore(tmp_path, msgspec.structs.replace(PLAN, **changes), PLAN.systems)
 
 
 def test_the_table_compares_with_the_first_system_and_fits_80_columns(tmp_path):

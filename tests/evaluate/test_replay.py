@@ -1,6 +1,7 @@
 """Replay on traces of the real engine: the recorded rule gives the recorded verdicts, the others what they would."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hyco_export.runtime.admission import Facts
 from hyco_export.runtime.drafters import Draft, NullDrafter
 from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.offload import KeepConfident, OffloadPolicy
 from hyco_export.runtime.rules import RULES
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.transport import LocalTransport
@@ -47,7 +49,9 @@ class LikelyTrees(NullDrafter):
         return Draft(Tree((*first, *second), (ROOT,) * 3 + (0,) * 3, (-1.0,) * 6, (Source.SLM,) * 6))
 
 
-def record(acceptance: wire.Acceptance, trace: bool = True, **changes: object) -> list[GenerationTrace]:
+def record(
+    acceptance: wire.Acceptance, trace: bool = True, policy: OffloadPolicy | None = None, **changes: object
+) -> list[GenerationTrace]:
     drafter = NullDrafter() if "draft_side" in changes else LikelyTrees()
     engine = Engine(lambda: ScriptedSession(MODEL), Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, server_steps=4))
     transport = LocalTransport(engine, INFO)
@@ -57,6 +61,7 @@ def record(acceptance: wire.Acceptance, trace: bool = True, **changes: object) -
             Request("s", f"p{seed}", SAMPLING, acceptance, seed, CAP, trace=trace, stop_ids=(STOP_ID,), **changes),
             drafter,
             transport,
+            policy=policy,
         )
         for seed in range(30)
     ]
@@ -84,6 +89,16 @@ def test_a_chain_that_the_server_drafted_is_replayed_too() -> None:
     assert replay(traces, wire.Acceptance("epsilon", 0.02)).mat > replay(traces, wire.EXACT).mat
 
 
+def test_rounds_behind_unverified_tokens_are_cut_where_they_were() -> None:
+    """Tokens that the device kept count against the cap, too."""
+    traces = record(SETTINGS["epsilon"], policy=KeepConfident(math.exp(-1.0), 1))
+    last = [trace.rounds[-1] for trace in traces if trace.finished == "length"]
+    assert any(entry.kept and len(entry.tokens) == len(entry.accepted) for entry in last)  # no room for the bonus
+    for trace in traces:
+        assert tuple(rejudge(trace, trace.acceptance)) == trace.rounds
+    assert replay(traces, SETTINGS["epsilon"]).differing == 0
+
+
 def test_other_rules_commit_more_of_the_same_trees() -> None:
     traces = record(SETTINGS["exact"])
     rows = {name: replay(traces, settings) for name, settings in SETTINGS.items()}
@@ -109,7 +124,7 @@ def test_the_evidence_is_what_the_verifier_saw() -> None:
 def test_traces_without_evidence_and_foreign_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HycoError, match=r"logged without p~ \(record with `hyco-export validate --traces"):
         replay(record(SETTINGS["exact"], trace=False), SETTINGS["exact"])
-    with pytest.raises(HycoError, match="no round"):
+    with pytest.raises(HycoError, match=r"no round \(give that of a system that asks a server"):
         replay([], SETTINGS["exact"])
     path = tmp_path / "x.jsonl"
     for content, message in (("", "holds no generation"), ("{}\n", "is not a trace"), ("nonsense", "is not a trace")):

@@ -121,6 +121,8 @@ def test_unverified_tokens_are_marked_and_a_system_without_a_server_has_no_mat()
     page = render_html(report)
     assert "40.0 % unverified" in page.replace("\N{NO-BREAK SPACE}", " ") and "100.0 % unverified" in page
     assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
+    assert "\N{MINUS SIGN}100.0" not in page  # no change of a time that there is not
     screen = io.StringIO()
     Console(width=240, file=screen).print(summary(report))
     assert "40% unverified" in screen.getvalue() and "nan" not in screen.getvalue()
+    assert "0.00" not in next(line for line in screen.getvalue().splitlines() if line.startswith("on-device"))

@@ -8,9 +8,15 @@ from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.trace_store import PROGRESS_FILE, TraceStore
 
 
+class Inner(msgspec.Struct, frozen=True):
+    budget: int = 32
+    edge: float = 0.9
+
+
 class Plan(msgspec.Struct):
     backend: str = "torch"
     prompts: tuple[str, ...] = ("a", "b")
+    inner: Inner = Inner()
 
 
 PLAN = Plan()
@@ -57,6 +63,8 @@ def test_another_plan_is_refused_with_what_differs(tmp_path):
     TraceStore(tmp_path, PLAN, ("hyco",))
     with pytest.raises(ArtifactError, match=r"holds another benchmark: backend is torch there, qnn here"):
         TraceStore(tmp_path, Plan("qnn"), ("hyco",))
+    with pytest.raises(ArtifactError, match=r"another benchmark: inner.budget is 32 there, 8 here \(give"):
+        TraceStore(tmp_path, Plan(inner=Inner(8)), ("hyco",))
 
 
 def test_missing_bytes_and_damaged_files_are_named(tmp_path):

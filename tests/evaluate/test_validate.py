@@ -167,6 +167,8 @@ def test_prompts_go_through_the_chat_template(tokenizer, prompt_file):
     assert len(read_prompts(prompt_file, tokenizer, 4)) == 4
     with pytest.raises(RecipeError, match=r"\$.validation.prompts is 5, but .* holds 4"):
         read_prompts(prompt_file, tokenizer, 5)
+    with pytest.raises(RecipeError, match=r"--prompts is 5, but .* holds 4 \(at most 4, or add prompts\)"):
+        read_prompts(prompt_file, tokenizer, 5, "--prompts")
 
 
 def test_prompt_files_that_cannot_be_used_are_named(tokenizer, tmp_path):

@@ -206,6 +206,8 @@ SENT = Draft(Tree((4, 5, 5), (ROOT, 0, ROOT), (0.0,) * 3, (Source.CHAIN,) * 3))
         ({"tokens": [4, 9, 6]}, "path_mismatch"),
         ({"tokens": [4, 5]}, "path_mismatch"),
         ({"tokens": [4], "finished": "length"}, None),
+        ({"drawn": [True]}, "path_mismatch"),
+        ({"drafted": 4, "accepted": [0, 3]}, "path_mismatch"),  # a tree was sent: the rows are its own
     ],
 )
 def test_a_reply_must_fit_what_was_sent(changes: dict[str, object], code: str | None) -> None:
@@ -243,3 +245,24 @@ def test_a_server_that_ignores_the_token_cap_is_stopped() -> None:
     model = ToyLanguageModel(stop_bias=NO_STOP)
     with pytest.raises(ProtocolError, match="3 new tokens, asked for 2 at most"):
         generate(PROMPT, request(2), NullDrafter(), Endless(model))
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 1 << 40])
+@pytest.mark.parametrize("call", ["prime", "verify"])
+@pytest.mark.parametrize("place", ["committed", "chain"])
+def test_ids_outside_the_vocabulary_reach_no_model_of_the_device(place: str, call: str, token: int) -> None:
+    class Wild(ScriptedServer):
+        def prime(self, asked: wire.PrimeRequest) -> wire.PrimeReply:
+            reply = super().prime(asked)
+            wild = {"root": token} if place == "committed" else {"chain": [4, token]}
+            return msgspec.structs.replace(reply, **wild) if call == "prime" else reply
+
+        def verify(self, session: str, round_number: int, asked: wire.VerifyRequest) -> wire.VerifyReply:
+            reply = super().verify(session, round_number, asked)
+            wild = {"tokens": [token]} if place == "committed" else {"chain": [4, token]}
+            return msgspec.structs.replace(reply, **wild)
+
+    asked = msgspec.structs.replace(request(9), vocab_size=VOCAB_SIZE)
+    with pytest.raises(ProtocolError, match=f"the server sent the token {token}, which is outside") as refusal:
+        generate(PROMPT, asked, NullDrafter(), Wild(ToyLanguageModel(stop_bias=NO_STOP)))
+    assert refusal.value.code == "token_range"

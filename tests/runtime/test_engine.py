@@ -939,3 +939,11 @@ def test_a_fault_while_drafting_ahead_ends_no_session() -> None:
     answer = engine.verify(reply.session, 1, round_request(ids))
     assert answer.drafted == 4 and answer.tokens == model.greedy(ids, len(answer.tokens))
     engine.shut_down()
+
+
+def test_nothing_is_drafted_ahead_for_a_call_that_was_refused() -> None:
+    engine, models, _ = drafting_engine()
+    refused = refusal(engine.prime, prime_request(draft_side="server", draft_steps=4), lambda: True)
+    assert refused.code == "cancelled"
+    engine.shut_down()
+    assert models.begun.empty()

@@ -26,6 +26,7 @@ from hyco_export.runtime.drafters import (
 )
 from hyco_export.runtime.driver import Generation, Request, generate
 from hyco_export.runtime.feeds import SlmFeed
+from hyco_export.runtime.link.clock import SkippingClock
 from hyco_export.runtime.ports import Given
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.tree import path_to
@@ -110,6 +111,35 @@ def test_right_guesses_start_the_next_tree_and_make_it_deeper() -> None:
     assert depth > 3  # passes of two rounds in one tree
     assert max(len(path_to(e.tree.parents, row)) for e in counted.rounds for row in range(len(e.tree))) <= 3
     assert max(len(path_to(e.tree.parents, row)) for e in plain.rounds for row in range(len(e.tree))) <= 3
+
+
+def test_drafting_ahead_takes_its_own_time_and_none_of_a_link_whose_time_is_skipped() -> None:
+    model, clock, skipped = Model(seed=3, stop_bias=-1e9), SkippingClock(), threading.Event()
+
+    class Far(SlowServer):
+        """Its reply has come a long way by the time that it is there."""
+
+        def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+            reply = super().verify(session, round_number, request)
+            clock.wait(3600.0)
+            skipped.set()
+            return reply
+
+    class Late(WatchedDrafter):
+        """Its last pass before the reply ends after the link's time was skipped."""
+
+        def draft_ahead(self) -> Iterator[None]:
+            skipped.clear()
+            for _ in super().draft_ahead():
+                skipped.wait(PATIENCE_S)
+                yield
+
+    slm = ScriptedSlm(model, KEEP, rows=14)
+    drafter = Late(SlmFeed(slm), KEEP, RULE, {STOP_ID}, 3)
+    drafter.server, drafter.slm = Far(model, passes=1), slm
+    trace = generate(PROMPT, request(20), drafter, drafter.server, clock)
+    assert all(0 < entry.ahead_ms < 1_000 * PATIENCE_S for entry in trace.rounds[:-1])
+    assert all(entry.wait_ms > 3_600_000 for entry in trace.rounds)
 
 
 def test_a_wrong_guess_leaves_the_trees_of_the_plain_drafter() -> None:
@@ -240,10 +270,10 @@ def test_passes_stop_when_the_reply_is_there() -> None:
         assert third.wait(PATIENCE_S)
         return "verdict"
 
-    waiting = WhileWaiting()
-    reply, ahead_ms = waiting.call(call, passes(), counter())
+    waiting = WhileWaiting(counter())
+    reply, ahead_ms = waiting.call(call, passes())
     waiting.close()
-    assert reply == "verdict" and ahead_ms >= 3 and len(made) >= 3
+    assert reply == "verdict" and ahead_ms >= 3_000 and len(made) >= 3
 
 
 def test_a_reply_that_comes_first_leaves_no_time_to_draft() -> None:
@@ -258,7 +288,7 @@ def test_a_reply_that_comes_first_leaves_no_time_to_draft() -> None:
         raise ProtocolError("round_stale", "too late")
 
     with pytest.raises(ProtocolError, match="too late"):
-        waiting.call(refuse, passes(), counter())
+        waiting.call(refuse, passes())
     assert len(made) <= 1
     waiting.close()
 
@@ -276,7 +306,7 @@ def test_a_pass_that_fails_waits_for_the_reply_first() -> None:
 
     with pytest.raises(RuntimeError, match="the pass failed"):
         while True:  # the reply may be quicker than the first pass
-            waiting.call(call, failing(), counter())
+            waiting.call(call, failing())
     assert done.is_set()
     waiting.close()
 

@@ -46,6 +46,7 @@ SETTINGS = Settings(
     epsilon=0.005,
     server_steps=4,
     head_digest="head",
+    vocab_size=VOCAB_SIZE,
     stop_ids=frozenset({STOP_ID}),
     sled=ChainRule(0.3, 5),
     synera=ChainRule(0.3, 5),

@@ -64,6 +64,18 @@ def test_a_round_is_one_post_on_a_kept_connection_and_its_bytes_are_counted() ->
         assert (traffic.wire_up_bytes, traffic.wire_down_bytes) == (len(server.requests[-1]), len(VERDICT))
 
 
+@pytest.mark.parametrize(
+    ("header", "padding"), [("000000007", 7), ("9" * 9, None), ("9" * 5_000, 0), ("7", 0), ("-00000007", 0), ("", 0)]
+)
+def test_padding_is_no_payload_and_a_header_that_lies_breaks_nothing(header: str, padding: int | None) -> None:
+    body = wire.encode(REPLY)
+    with RawServer([http_answer(body, extra=f"Hyco-Padding: {header}\r\n")]) as server:
+        transport, _ = transport_to(server.url)
+        assert transport.verify("s", 3, VERIFY) == REPLY
+        payload = 0 if padding is None else len(body) - padding  # None: more than the whole body
+        assert transport.traffic.payload_down_bytes == payload
+
+
 def test_a_path_prefix_of_a_proxy_is_kept() -> None:
     with RawServer([http_answer(b"", "204 No Content")]) as server:
         transport, _ = transport_to(server.url + "/hyco/")

@@ -10,6 +10,8 @@ from hyco_export.core.data.files import read_conversations
 from hyco_export.core.data.identity import identities
 from hyco_export.errors import RecipeError
 
+PROMPT_COUNT = "$.validation.prompts"  # the field that says how many are answered
+
 
 def read_prompts(path: Path, field: str) -> list[Conversation]:
     """All prompts of a set; `field` is its place in the recipe (`$.data.validation`).
@@ -46,12 +48,10 @@ def require_conversations(path: Path, field: str) -> None:
         raise RecipeError(f"{field}: {path} holds no conversation", "give at least one")
 
 
-def require_enough(found: int, wanted: int, path: Path) -> None:
-    """Raises RecipeError: the validation set has fewer prompts than the recipe asks for."""
+def require_enough(found: int, wanted: int, path: Path, asked_by: str = PROMPT_COUNT) -> None:
+    """Raises RecipeError: the validation set has fewer prompts than a field or an option asks for."""
     if found < wanted:
-        raise RecipeError(
-            f"$.validation.prompts is {wanted}, but {path} holds {found}", f"set it to at most {found}, or add prompts"
-        )
+        raise RecipeError(f"{asked_by} is {wanted}, but {path} holds {found}", f"at most {found}, or add prompts")
 
 
 def require_prompts(calibration: Path, validation: Path, wanted: int) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from hyco_export.core.golden import Golden
 from hyco_export.evaluate.diagnosis.finding import Finding
-from hyco_export.evaluate.diagnosis.walk import GREEDY, SEED
+from hyco_export.evaluate.diagnosis.walk import SEED
+from hyco_export.evaluate.trials import GREEDY
 from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Transport
 

@@ -21,6 +21,7 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.graphspec import GraphSpec
 from hyco_export.core.layout import COMPILE, HEAD, QAT_HEAD, SLM, artifact_name
 from hyco_export.core.network.head_file import read_head
+from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm
 from hyco_export.core.targets import find_target
 from hyco_export.errors import CompileError
 from hyco_export.evaluate.diagnosis.finding import Finding
@@ -109,17 +110,25 @@ def head_shape_findings(run: Path, spec: HeadSpec, head_checkpoint: Path) -> Ite
         if spans != right:
             yield _span_finding(where, "the head", spans["sliding"], right["sliding"], hint)
     if spec.inv_freq != stored.inv_freq:
-        seen = "rotary frequencies are not those of the trained head"
-        yield Finding("positions", f"{HEAD}/{HEAD_SPEC_FILE}", seen, HEAD_HINT)
+        yield _rotary_finding(f"{HEAD}/{HEAD_SPEC_FILE}", "the trained head", HEAD_HINT)
 
 
-def slm_shape_findings(spec: SlmSpec, slm_checkpoint: Path) -> Iterator[Finding]:
-    """The SLM's span is its checkpoint's sliding window: a row sees itself and window - 1 positions before."""
+def slm_shape_findings(run: Path, spec: SlmSpec, slm_checkpoint: Path) -> Iterator[Finding]:
+    """The SLM's span is its checkpoint's sliding window: a row sees itself and window - 1 positions before. Its rotary
+    frequencies are those of the network that was converted."""
     from hyco_export.nn.verifier import load_config
 
     window = load_config(slm_checkpoint).get_text_config().sliding_window
     if spec.spans["sliding"] != window:
         yield _span_finding(f"{SLM}/{SLM_SPEC_FILE}", "the SLM", spec.spans["sliding"], window, SLM_HINT)
+
+    network, _ = read_slm(run / SLM / WEIGHTS_FILE)
+    if spec.inv_freq != network.inv_freq:
+        yield _rotary_finding(f"{SLM}/{SLM_SPEC_FILE}", "the converted SLM", SLM_HINT)
+
+
+def _rotary_finding(where: str, model: str, hint: str) -> Finding:
+    return Finding("positions", where, f"rotary frequencies are not those of {model}", hint)
 
 
 def _span_finding(where: str, model: str, told: int | None, right: int | None, hint: str) -> Finding:

@@ -11,11 +11,11 @@ from typing import Literal
 from hyco_export.core.golden import Golden, GoldenSession
 from hyco_export.core.handoff import HandoffSpec, KvRows
 from hyco_export.errors import ProtocolError
+from hyco_export.evaluate.trials import GREEDY
 from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.tree import ROOT
 
-GREEDY = wire.Sampling(temperature=0.0, top_k=0, top_p=1.0)
 SEED = 0  # greedy decoding draws nothing
 
 Call = Literal["PRIME", "a verify round"]

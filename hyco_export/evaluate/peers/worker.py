@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -51,8 +52,9 @@ class WorkerPeer:
     def answer(self, ids: Sequence[int], max_new_tokens: int) -> Answer:
         assert self._process.stdin is not None
         request = msgspec.json.encode({"ids": list(ids), "max_new_tokens": max_new_tokens}).decode()
-        self._process.stdin.write(request + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended: what it said last is read all the same
+            self._process.stdin.write(request + "\n")
+            self._process.stdin.flush()
         return msgspec.json.decode(self._read(), type=Answer)
 
     def _read(self) -> str:
@@ -69,7 +71,8 @@ class WorkerPeer:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -87,18 +90,24 @@ def transformers_peer(python: Path, verifier: Path, head: Path | None, threads: 
     return WorkerPeer(name, command, _threads(threads))
 
 
-def vllm_peer(python: Path, verifier: Path, head: Path | None, threads: int, dtype: str, steps: int) -> WorkerPeer:
-    """vLLM in the Python that has it; with multi-token prediction where a head is given.
+def require_vllm(python: Path) -> None:
+    """Before anything is started.
 
     Raises:
-        HycoError: that Python has no vLLM.
+        HycoError: no such Python, or one without vLLM.
     """
-    found = subprocess.run([str(python), "-c", "import vllm"], capture_output=True, text=True)
+    hint = "install its CPU build there, or leave --vllm-python out"
+    try:
+        found = subprocess.run([str(python), "-c", "import vllm"], capture_output=True, text=True)
+    except OSError as error:
+        raise HycoError(f"{python} is no Python that can be run: {error.strerror}", hint) from error
     if found.returncode != 0:
         last = found.stderr.strip().splitlines()[-1:]
-        raise HycoError(
-            f"{python} cannot import vllm: {' '.join(last)}", "install its CPU build there, or leave --vllm-python out"
-        )
+        raise HycoError(f"{python} cannot import vllm: {' '.join(last)}", hint)
+
+
+def vllm_peer(python: Path, verifier: Path, head: Path | None, threads: int, dtype: str, steps: int) -> WorkerPeer:
+    """vLLM in a Python that `require_vllm` takes; with multi-token prediction where a head is given."""
     script = Path(__file__).with_name("vllm_worker.py")
     name = "vLLM, MTP" if head else "vLLM, plain"
     command = [str(python), str(script), str(verifier), str(head or ""), dtype, str(steps)]

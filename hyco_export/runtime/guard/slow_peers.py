@@ -47,8 +47,15 @@ class PatientProtocol(H11Protocol):
         self._head_timer = self.loop.call_later(self._limits.head_s, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():  # what still comes after a refusal is nobody's
-            return
+        """h11 minds only heads that are not whole yet: what comes at once is given to it up to the limit."""
+        while data and not self.transport.is_closing():  # what still comes after a refusal is nobody's
+            size = len(data)
+            if self.conn.their_state is h11.IDLE:
+                size = max(1, self._limits.head_bytes + 1 - len(self.conn.trailing_data[0]))
+            self._take(data[:size])
+            data = data[size:]
+
+    def _take(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             self._stop_head_timer()

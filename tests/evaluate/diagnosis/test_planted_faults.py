@@ -437,6 +437,15 @@ def test_keys_rotated_for_another_position(
     require(in_server(small_run, served), "positions", "the server", "later" if shift > 0 else "earlier")
 
 
+@pytest.mark.parametrize("file", [HEAD_JSON, SLM_JSON])
+def test_rotary_frequencies_of_another_build(small_run: SmallRun, tmp_path: Path, file: str) -> None:
+    def edit(spec: dict) -> None:
+        spec["inv_freq"]["full"][1] *= 1.1
+
+    found = in_files(plant(small_run, tmp_path, lambda root: edit_json(root / file, edit)))
+    require(found, "positions", file, "rotary frequencies are not those of the")
+
+
 # ---- 7: a sliding window off by one
 
 

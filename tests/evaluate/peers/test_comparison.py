@@ -8,7 +8,7 @@ import pytest
 
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.peers.comparison import WARM_UP_PROMPTS, Answer, compare
-from hyco_export.evaluate.peers.worker import WorkerPeer, transformers_peer, vllm_peer
+from hyco_export.evaluate.peers.worker import WorkerPeer, require_vllm, transformers_peer
 
 PROMPTS = [(f"p{place}", [5, 6, 7 + place]) for place in range(4)]
 
@@ -53,12 +53,34 @@ def test_a_worker_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None
         pass
 
 
-def test_a_python_without_vllm_is_named(tmp_path: Path) -> None:
+def test_a_worker_that_ends_between_two_answers_is_named_too(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import sys\nprint('{\"ready\": true}', flush=True)\ninput()\n"
+        'print(\'{"tokens": [7], "seconds": 0.5, "rounds": 1}\', flush=True)\nsys.exit("out of memory")\n'
+    )
+    with (
+        pytest.raises(HycoError, match="my peer ended: out of memory"),
+        WorkerPeer("my peer", [sys.executable, str(script)], {}) as peer,
+    ):
+        assert peer.answer([1], 1).tokens == (7,)
+        peer._process.wait(30)
+        peer.answer([2], 1)
+
+
+def test_a_python_without_vllm_is_named() -> None:
     if vllm_is_here():
         pytest.skip("this Python has vLLM")
     with pytest.raises(HycoError, match=r"cannot import vllm: ModuleNotFoundError") as caught:
-        vllm_peer(Path(sys.executable), tmp_path, None, 1, "float32", 4)
+        require_vllm(Path(sys.executable))
     assert caught.value.hint == "install its CPU build there, or leave --vllm-python out"
+
+
+def test_a_path_that_is_no_python_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HycoError, match=r"missing is no Python that can be run: No such file"):
+        require_vllm(tmp_path / "missing")
+    with pytest.raises(HycoError, match="is no Python that can be run: Permission denied"):
+        require_vllm(tmp_path)
 
 
 def vllm_is_here() -> bool:

@@ -77,6 +77,29 @@ def test_large_heads_are_refused_before_they_are_whole() -> None:
         assert HttpTransport(url).info() == INFO
 
 
+@pytest.mark.parametrize("first", [0, 1, PEERS.head_bytes // 2, PEERS.head_bytes])
+def test_large_heads_are_refused_when_they_come_whole_too(first: int) -> None:
+    head = b"GET /v1/info HTTP/1.1\r\nHost: h\r\nX: " + b"x" * PEERS.head_bytes + b"\r\n\r\n"
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(head[:first])
+        time.sleep(SHORT_S / 10)
+        peer.sendall(head[first:])
+        answer = received(peer)
+        assert answer.startswith(b"HTTP/1.1 400") and refusal_in(answer).code == "malformed"
+
+
+def test_a_body_behind_its_head_may_be_as_large_as_its_call_takes() -> None:
+    body = wire.encode(wire.VerifyRequest(1, 5, b"12345678", [2] * 60, [-1] * 60, [4] * 300))
+    assert len(body) < 1_664  # what a VERIFY takes, and more than a head
+    head = f"POST /v1/sessions/x/rounds/1 HTTP/1.1\r\nHost: h\r\nContent-Type: {wire.MEDIA_TYPE}\r\n"
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        for padding in (0, 700):
+            lines = f"X: {'x' * padding}\r\nContent-Length: {len(body)}\r\n\r\n"
+            peer.sendall((head + lines).encode() + body)
+            answer = received(peer, b"ids")
+            assert answer.startswith(b"HTTP/1.1 404") and refusal_in(answer).code == "unknown_session"
+
+
 @pytest.mark.parametrize(
     "sent",
     [
