@@ -115,6 +115,9 @@ class Service:
             ProtocolError: code origin.
             Throttled: too many calls of this caller, or from an address that shows no token.
         """
+        if "content-length" in request.headers and "transfer-encoding" in request.headers:
+            seen = "the head has a Content-Length and a Transfer-Encoding: proxies read two lengths out of it"
+            raise _UnreadBody("malformed", seen, "send one of them")
         if "origin" in request.headers:  # browsers send it with every POST, also after a DNS name was bound anew
             raise ProtocolError("origin", "this server takes no calls of web pages", "send no Origin header")
         address = request.client.host if request.client else ""

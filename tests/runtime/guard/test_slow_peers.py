@@ -61,6 +61,15 @@ def test_a_second_head_on_a_kept_connection_is_cut_off_too() -> None:
         assert received(peer) == b""
 
 
+def test_a_request_of_two_lengths_is_refused_and_its_connection_ends() -> None:
+    head = b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(head + b"0\r\n\r\nGET /v1/info HTTP/1.1\r\nHost: h\r\n\r\n")
+        answer = received(peer)
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+        assert "two lengths" in refusal_in(answer).message
+
+
 def test_a_body_that_never_ends_is_refused() -> None:
     with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
         peer.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n\x9a")
