@@ -12,6 +12,8 @@ import numpy as np
 
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.keepset import MISSING, KeepSet
+from hyco_export.core.units import MS_PER_S
+from hyco_export.errors import HycoError
 from hyco_export.runtime import wire
 from hyco_export.runtime.trace import GenerationTrace, RoundTrace
 from hyco_export.runtime.tree import Source
@@ -20,7 +22,6 @@ SOURCE_NAMES = {Source.CHAIN: "chain", Source.RUNNER_UP: "runner-up", Source.SLM
 BONUS = "bonus"
 DRAW, THRESHOLD = "draw", "threshold only"
 NO_ROUNDS = float("nan")  # of a ratio over rounds, for a system that asks no server
-MS_PER_S = 1000.0
 NIL = b"\xc0"  # MessagePack's, where a field is absent
 
 
@@ -92,12 +93,13 @@ def measure(system: str, traces: Sequence[GenerationTrace], keepset: KeepSet) ->
     """The measures of one system.
 
     Raises:
-        ValueError: no trace has a VERIFY round or a local step, so that nothing can be measured.
+        HycoError: no trace has a VERIFY round or a local step, so that nothing can be measured.
     """
     rounds = [record for trace in traces for record in trace.rounds]
     local = [record for trace in traces for record in trace.locals]
     if not rounds and not local:
-        raise ValueError(f"{system}: {len(traces)} generations without a VERIFY round")
+        seen = f"{system}: {len(traces)} answers without a round, there is nothing to measure"
+        raise HycoError(seen, "ask for longer answers, or ask other prompts")
     primes = [record for trace in traces for record in trace.primes]
     output_tokens = sum(len(trace.tokens) for trace in traces)
     verified_tokens = sum(len(record.tokens) for record in rounds)

@@ -8,6 +8,7 @@ from synthetic_traces import EMPTY, generation, local_trace, prime_trace, round_
 
 from hyco_export.core.handoff import HandoffSpec, KvShape
 from hyco_export.core.keepset import KeepSet
+from hyco_export.errors import HycoError
 from hyco_export.evaluate.metrics import (
     chain_acceptance,
     down_overhead_bytes,
@@ -131,7 +132,7 @@ def test_overhead_down_is_what_the_hand_off_does_not_explain():
 
 def test_nothing_to_measure_is_said():
     trace = generation(round_trace(()))
-    with pytest.raises(ValueError, match="hyco: 0 generations without a VERIFY round"):
+    with pytest.raises(HycoError, match="hyco: 0 answers without a round"):
         measure("hyco", [], KEEPSET)
     assert measure("hyco", [trace], KEEPSET).prompts == 1
 
