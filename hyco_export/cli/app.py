@@ -154,8 +154,9 @@ def serve(
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
     from hyco_export.cli.serve import Door, serve_run
+    from hyco_export.core.units import BYTES_PER_MB
     from hyco_export.runtime.batching import Batching
-    from hyco_export.runtime.serve_options import BYTES_PER_MB, ServeOptions
+    from hyco_export.runtime.serve_options import ServeOptions
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
     options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, idle_s, compiled)

@@ -14,7 +14,7 @@ import msgspec
 
 from hyco_export.errors import CompileError
 
-BYTES_PER_MB = 1024 * 1024
+BYTES_PER_MIB = 1024 * 1024
 DEFAULT_TARGET = "sm8850"
 
 
@@ -36,7 +36,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def vtcm_bytes(self) -> int:
-        return self.vtcm_mb * BYTES_PER_MB
+        return self.vtcm_mb * BYTES_PER_MIB
 
 
 TARGETS: dict[str, Target] = {

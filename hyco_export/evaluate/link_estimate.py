@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from hyco_export.core.units import BITS_PER_MBIT, MS_PER_S
 from hyco_export.runtime.trace import GenerationTrace, PrimeTrace, RoundTrace
 
 CLEARLY = 4.0  # standard errors of the slope: below that it may be noise
 BITS_PER_BYTE = 8
-MS_PER_S = 1e3
-BITS_PER_MBIT = 1e6
 
 
 class LinkEstimate(msgspec.Struct, frozen=True):

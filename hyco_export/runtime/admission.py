@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import msgspec
 
 from hyco_export.core.limits import COLDEST, HOTTEST, NODE_LIMIT
+from hyco_export.core.units import BYTES_PER_MB
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
 from hyco_export.runtime.rules import check_acceptance, shown
 
-BYTES_PER_MB = 1e6
 SEED_LIMIT = 2**64  # half of the generator's key
 
 

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from hyco_export.core.units import MS_PER_S
+
 IDLE_S = 5.0  # without a call, then the thread ends; the next call starts another
 
 
@@ -121,7 +123,7 @@ class Scheduler:
 
     def _wait_for_company(self) -> None:
         """Give other sessions a moment to join the pass."""
-        deadline_s = time.monotonic() + self._batching.wait_ms / 1e3
+        deadline_s = time.monotonic() + self._batching.wait_ms / MS_PER_S
         while True:
             wanted = min(self._batching.sessions, self._expected())
             left_s = deadline_s - time.monotonic()

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
+from hyco_export.core.units import MS_PER_S
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.runtime import wire
 from hyco_export.runtime.drafters import Draft, Drafter, ProactiveDrafter
@@ -363,4 +364,4 @@ class Generation:
         )
 
     def _now_ms(self) -> float:
-        return (self._clock() - self._started) * 1e3
+        return (self._clock() - self._started) * MS_PER_S

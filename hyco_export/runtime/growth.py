@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 import numpy as np
 
+from hyco_export.core.units import MS_PER_S
 from hyco_export.runtime.feeds import SlmFeed
 from hyco_export.runtime.scoring import add_candidates, best_columns, trim
 from hyco_export.runtime.tree import EMPTY_TREE, ROOT, Tree, path_to
@@ -91,7 +92,7 @@ class Growth:
             raise RuntimeError("the root is in the rings already: its own pass is over")
         started = time.perf_counter()
         log_probs, base_rows, rows = self._feed.forward(self.base, self.tree, nodes)
-        self.slm_ms += (time.perf_counter() - started) * 1e3
+        self.slm_ms += (time.perf_counter() - started) * MS_PER_S
         if not self.base_rows:
             self.base_rows = base_rows
         self._rows |= dict(zip(nodes, rows, strict=True))

@@ -4,8 +4,6 @@ import msgspec
 
 from hyco_export.runtime.batching import Batching
 
-BYTES_PER_MB = 1_000_000
-
 
 class ServeOptions(msgspec.Struct, frozen=True):
     """How a server uses its machine; none of it changes a token.

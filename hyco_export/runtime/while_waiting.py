@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from hyco_export.core.units import MS_PER_S
+
 Reply = TypeVar("Reply")
-MS_PER_S = 1e3
 
 
 class WhileWaiting:

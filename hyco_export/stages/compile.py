@@ -39,6 +39,7 @@ from hyco_export.core.layout import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_S
 from hyco_export.core.network.slm_file import WEIGHTS_FILE, linears_of_width
 from hyco_export.core.samples import read_samples
 from hyco_export.core.targets import Target, find_target
+from hyco_export.core.units import BYTES_PER_MB
 from hyco_export.errors import CompileError, GateError
 from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 CONTEXTS_FILE, PARITY_FILE = "contexts.json", "parity.json"
 LOG_FILE = "compile.log"  # beside the artifact, not in it: it holds times
 COMPILER = "onnxruntime-qnn"
-BYTES_PER_MB = 1_000_000
 NARROW_BITS = 2  # of weights that the binary can store in less than their INT4 carrier
 SLM_GRAPHS = (SLM_TREE_GRAPH, SLM_PREFILL_GRAPH)  # layers of the head have the same names
 SHARED = "slm_shared"  # its entry in contexts.json and in the metrics

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hyco_export.core.json_file import write_json
+from hyco_export.core.units import BYTES_PER_MB
 from hyco_export.stages.stage import Metrics, Progress
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 SENSITIVITY_CSV, SENSITIVITY_SVG, SUGGESTION_FILE = "sensitivity.csv", "sensitivity.svg", "suggestion.json"
 WIDE_BITS = 8
 WORTHWHILE_SHARE = 0.5  # of what 8 bits everywhere would win: the smallest combination that wins it is suggested
-BYTES_PER_MB = 1_000_000
 
 
 class Combination(msgspec.Struct, frozen=True):

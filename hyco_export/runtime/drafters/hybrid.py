@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from hyco_export.core.units import MS_PER_S
 from hyco_export.runtime.drafters.drafter import Draft
 from hyco_export.runtime.feeds import SlmFeed
 from hyco_export.runtime.growth import Edges, Growth
@@ -79,7 +80,7 @@ class HybridDrafter:
     def propose(self, ids: Sequence[int]) -> Draft:
         started = time.perf_counter()
         head_draft = self._planter.draft()
-        head_ms = (time.perf_counter() - started) * 1e3
+        head_ms = (time.perf_counter() - started) * MS_PER_S
         planted = plant(head_draft.chain, head_draft.runner_ups, self._rule.edge_log_prob, self._stop_ids)
         base = self._slm.base(ids, len(planted))
         self._growth = growth = Growth(self._slm, self._keep_ids, self._stop_ids, base, planted)

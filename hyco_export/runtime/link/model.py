@@ -9,12 +9,11 @@ window, so the model is kind to the first large reply.
 import msgspec
 import numpy as np
 
+from hyco_export.core.units import BITS_PER_MBIT, MS_PER_S
 from hyco_export.errors import HycoError
 
 PACKET_BYTES = 1_400  # of a body in an IP packet over a mobile network
-MS_PER_S = 1e3
 BITS_PER_BYTE = 8
-BITS_PER_MBIT = 1e6
 
 
 class Link(msgspec.Struct, frozen=True):

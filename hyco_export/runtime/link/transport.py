@@ -6,6 +6,7 @@ Knows ports.Transport, the link and its clock; nothing of drafting. One transpor
 from collections.abc import Callable
 from typing import TypeVar
 
+from hyco_export.core.units import MS_PER_S
 from hyco_export.errors import ProtocolError, UnreachableError
 from hyco_export.runtime import wire
 from hyco_export.runtime.link.clock import LinkClock
@@ -14,7 +15,6 @@ from hyco_export.runtime.ports import Traffic, Transport
 from hyco_export.runtime.transport import Patience
 
 Reply = TypeVar("Reply")
-MS_PER_S = 1e3
 
 
 class LinkTransport:
