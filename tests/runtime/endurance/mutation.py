@@ -3,6 +3,7 @@
 Random bytes end in the decoder. A message that is right but for one value ends wherever that value is looked at.
 """
 
+import copy
 from typing import Any
 
 import msgspec
@@ -104,9 +105,9 @@ class Mutator:
     def _value(self, old: Any) -> Any:
         """Another value, mostly of the old one's type."""
         if self.dice.random() < 0.25:
-            return self._pick((*INTEGERS, *FLOATS, *OTHERS))
+            return copy.deepcopy(self._pick((*INTEGERS, *FLOATS, *OTHERS)))  # changed in place later, by itself even
         if isinstance(old, bool) or old is None:
-            return self._pick(OTHERS)
+            return copy.deepcopy(self._pick(OTHERS))
         if isinstance(old, int):
             return self._pick(INTEGERS)
         if isinstance(old, float):

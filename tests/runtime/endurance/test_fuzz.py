@@ -2,7 +2,7 @@
 
 import pytest
 from fuzz import fuzz_calls, fuzz_http
-from mutation import Mutator
+from mutation import OTHERS, Mutator
 
 from hyco_export.runtime import wire
 from hyco_export.runtime.refusals import STATUS_OF
@@ -46,3 +46,5 @@ def test_mutations_are_repeatable_and_stay_encodable() -> None:
     bodies = [left.body(message) for _ in range(500)]
     assert bodies == [right.body(message) for _ in range(500)]
     assert len(set(bodies)) > 300
+    lists = [value for value in (left._value(None) for _ in range(300)) if isinstance(value, list)]
+    assert lists and not any(value is other for value in lists for other in OTHERS)  # later changes stay in one body
