@@ -118,13 +118,14 @@ def test_a_body_behind_its_head_may_be_as_large_as_its_call_takes() -> None:
         b"GET /v1/info HTTP/1.1\r\n\r\n",  # no Host
     ],
 )
-def test_what_is_no_request_gets_a_typed_refusal(sent: bytes) -> None:
+def test_what_is_no_request_gets_a_typed_refusal(sent: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
         peer.sendall(sent)
         answer = received(peer)
         assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b"Connection: close" in answer
         assert refusal_in(answer).code == "malformed"
         assert HttpTransport(url).info() == INFO
+    assert capfd.readouterr().err == ""  # nobody fills the log with such
 
 
 def test_an_endless_body_is_left_unread() -> None:
