@@ -65,12 +65,16 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def content_digest(content: Any) -> str:
+    """sha256 of plain values, hex; the order of a mapping's names does not matter."""
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+
+
 def artifact_key(
     stage: str, revision: int, config: msgspec.Struct, inputs: Mapping[str, str], sources: Mapping[str, str]
 ) -> str:
     """The identity of an artifact: equal keys mean equal bytes."""
-    content = [stage, revision, msgspec.to_builtins(config), dict(inputs), dict(sources)]
-    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+    return content_digest([stage, revision, msgspec.to_builtins(config), dict(inputs), dict(sources)])
 
 
 def publish(build_dir: Path, folder: Path, manifest: Manifest) -> None:

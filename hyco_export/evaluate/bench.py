@@ -4,11 +4,11 @@ Knows the order of generations and where they are kept. What a system is, what a
 like is others'.
 """
 
-import hashlib
 from collections.abc import Sequence
 
 import msgspec
 
+from hyco_export.core.artifact import content_digest
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.recipe import Drafting
 from hyco_export.evaluate.metrics import SystemMetrics, measure
@@ -44,7 +44,7 @@ class BenchPlan(msgspec.Struct, frozen=True):
 
 def texts_digest(prompts: Sequence[Prompt]) -> str:
     """Of the prompts' ids, in their order."""
-    return hashlib.blake2b(msgspec.json.encode([prompt.ids for prompt in prompts]), digest_size=32).hexdigest()
+    return content_digest([prompt.ids for prompt in prompts])
 
 
 def run_bench(

@@ -4,12 +4,11 @@ The identity is of the artifact's key and the libraries' versions: what another 
 continued. Knows folders; not stages.
 """
 
-import hashlib
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-import msgspec
+from hyco_export.core.artifact import content_digest
 
 BUILD_FOLDER = ".build"
 IDENTITY_DIGITS = 16
@@ -17,7 +16,7 @@ IDENTITY_DIGITS = 16
 
 def build_folder(root: Path, artifact: str, key: str, versions: Mapping[str, str]) -> Path:
     """The build folder of an artifact with this key, made with these libraries."""
-    identity = hashlib.sha256(msgspec.json.encode([key, versions], order="sorted")).hexdigest()
+    identity = content_digest([key, versions])
     return root / BUILD_FOLDER / f"{artifact}-{identity[:IDENTITY_DIGITS]}"
 
 

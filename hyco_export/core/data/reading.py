@@ -4,7 +4,6 @@ A source that is only a local path is read where it lies. Everything else (a Hub
 once as JSONL with ids, so that every stage reads the same conversations and a second read needs no network.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from hyco_export.core.artifact import content_digest
 from hyco_export.core.conversations import Conversation, first_turn
 from hyco_export.core.data.files import files_digest, read_conversations
 from hyco_export.core.data.hub import read_hub
@@ -71,8 +71,7 @@ def source_digest(reference: Reference, recipe_folder: Path | None) -> str:
     source = as_source(reference)
     if source.plain_path is not None:
         return files_digest(local_path(source.plain_path, recipe_folder))
-    content = msgspec.to_builtins(_resolved(source, recipe_folder))
-    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+    return content_digest(msgspec.to_builtins(_resolved(source, recipe_folder)))
 
 
 def _resolved(source: DataSource, recipe_folder: Path | None) -> DataSource:
