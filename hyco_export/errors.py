@@ -59,11 +59,15 @@ class GateError(HycoError):
 
 
 class ProtocolError(HycoError):
-    """A request or reply that breaks the wire format; `code` is the typed reason that travels on the wire."""
+    """A request or reply that breaks the wire format; `code` is the typed reason that travels on the wire.
 
-    def __init__(self, code: str, message: str, hint: str = "") -> None:
+    `wait_s`: the same call may be taken after so many seconds; 0 where waiting cures nothing.
+    """
+
+    def __init__(self, code: str, message: str, hint: str = "", wait_s: float = 0.0) -> None:
         super().__init__(message, hint)
         self.code = code
+        self.wait_s = wait_s
 
 
 class ServerError(HycoError):

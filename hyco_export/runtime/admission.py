@@ -12,6 +12,8 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.rules import check_acceptance, shown
 
 SEED_LIMIT = 2**64  # half of the generator's key
+ANY_SESSION_S = 5.0  # in which one of several sessions may end, by its own
+SHORTEST_WAIT_S = 1.0  # that a refusal names
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -64,17 +66,30 @@ class CacheBudget:
             )
         if limit is not None and self.used_bytes + size_bytes > limit:
             free = _mb(limit - self.used_bytes)
-            latest = "" if next_expiry_s is None else f", in {math.ceil(next_expiry_s)} s the longest idle one expires"
+            latest = latest_wait(", ", next_expiry_s)
             raise ProtocolError(
                 "cache_full",
                 f"prompt and max_new_tokens need {_mb(size_bytes)} of cache, {free} of {_mb(limit)} are free",
                 f"try again when another session has ended{latest}; or ask for fewer tokens",
+                wait_for_a_place(next_expiry_s),
             )
         self.used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
         """Free what a session had reserved."""
         self.used_bytes -= size_bytes
+
+
+def wait_for_a_place(next_expiry_s: float | None) -> float:
+    """Seconds until a caller who found no place may find one: any session may end before, an idle one expires then."""
+    return ANY_SESSION_S if next_expiry_s is None else min(ANY_SESSION_S, max(SHORTEST_WAIT_S, next_expiry_s))
+
+
+def latest_wait(lead: str, next_expiry_s: float | None) -> str:
+    """The end of a hint: when there is a place at the latest."""
+    if next_expiry_s is None:
+        return ""
+    return f"{lead}in {math.ceil(max(SHORTEST_WAIT_S, next_expiry_s))} s the longest idle one expires"
 
 
 def _mb(size_bytes: int) -> str:

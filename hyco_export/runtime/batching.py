@@ -100,10 +100,13 @@ class Scheduler:
         """Does a call wait for a pass; the lock is held."""
         return bool(self._waiting)
 
-    def settle(self) -> None:
-        """Wait until the pass in progress has ended; the lock is held, and given up meanwhile."""
+    def settle(self, patience_s: float) -> Sequence[Any]:
+        """Wait until the pass in progress has ended; the calls that nobody will answer where it does not. The lock is
+        held, and given up meanwhile."""
         running = self._running
-        self._changed.wait_for(lambda: self._running is not running or not running)
+        if self._changed.wait_for(lambda: self._running is not running or not running, patience_s):
+            return ()
+        return [call for call in (*running, *self._waiting) if not call.future.done()]
 
     def _loop(self) -> None:
         while True:

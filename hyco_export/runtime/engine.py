@@ -5,6 +5,7 @@ passes, changes nothing in it. A fault of the model ends the sessions whose pass
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from hyco_export.runtime.ports import Chain, Check, Gone, Held, Prefill, Verifie
 from hyco_export.runtime.sessions import PRIME_AGAIN, Ahead, Session, SessionTable
 
 Key = TypeVar("Key")
+SETTLE_S = 10.0  # until a pass in progress is given up when the engine stops
+PROBE = wire.PrimeRequest(wire.PROTOCOL_VERSION, [0], wire.Sampling(0.0, 0, 1.0), wire.EXACT, 0, 1, "device", 0, "")
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +63,9 @@ class Engine:
         self._models = models or OneByOne()
         self._budget = CacheBudget(self.limits.cache_bytes)
         self._table = SessionTable(self.limits.sessions, self.limits.idle_s, now)
+        self._now = now
+        self._last_pass_s = -math.inf
+        self._probe: Future[Any] | None = None
         self._lock = threading.Lock()
         self._scheduler = Scheduler(self._lock, self._run, self.batching, lambda: self._table.unfinished)
 
@@ -137,11 +143,29 @@ class Engine:
         with self._lock:
             return self._table.expire()
 
+    def passed_within(self, seconds: float) -> bool:
+        """Has the model ended a pass in the last so many seconds?"""
+        return self._now() - self._last_pass_s <= seconds
+
+    def probe(self) -> "Future[Any]":
+        """Ask the model for a pass over one token, in a session that nobody sees; done when it has made it. The one in
+        flight where there is one: a model that hangs gathers no probes."""
+        with self._lock:
+            if self._probe is None or self._probe.done():
+                session = Session(PROBE, self._budget)
+                session.verifier = self._open_session()
+                call = PrimeCall(session, self.facts, self.batching.prefill_rows, never_gone)
+                self._probe = call.future
+                self._submit(call)
+            return self._probe
+
     def shut_down(self) -> None:
-        """Free every session; waits for the pass in progress."""
+        """Free every session; waits for the pass in progress, and tells its callers if it does not end in time."""
         with self._lock:
             self._table.clear()
-            self._scheduler.settle()
+            left = self._scheduler.settle(SETTLE_S)
+        for call in left:
+            call.future.set_exception(ProtocolError("shutting_down", "the model hangs, the server stops", PRIME_AGAIN))
 
     def _admit(self, request: wire.PrimeRequest) -> Session:
         """A session with its memory reserved; nothing is allocated yet. The lock is held."""
@@ -231,6 +255,7 @@ class Engine:
             mark = self.clock.start()
             outputs = self._models.forward(parts)
             shared_ms = self.clock.elapsed_ms(mark)
+            self._last_pass_s = self._now()
         except Exception as error:
             ended += self._faults(calls, error)
             return []

@@ -1,5 +1,7 @@
 """Typed refusals and the HTTP status each travels with. The table is the whole vocabulary; PROTOCOL.md repeats it."""
 
+import math
+
 from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.runtime import wire
 
@@ -52,7 +54,13 @@ def status_of(refusal: ProtocolError) -> int:
 
 def body_of(refusal: ProtocolError) -> wire.Refusal:
     """The body that travels."""
-    return wire.Refusal(wire.PROTOCOL_VERSION, refusal.code, refusal.message, refusal.hint)
+    return wire.Refusal(wire.PROTOCOL_VERSION, refusal.code, refusal.message, refusal.hint, math.ceil(refusal.wait_s))
+
+
+def headers_of(refusal: ProtocolError) -> dict[str, str]:
+    """The headers beside it."""
+    headers = {"Retry-After": str(math.ceil(refusal.wait_s))} if refusal.wait_s else {}
+    return headers | ({"WWW-Authenticate": "Bearer"} if refusal.code == "unauthorized" else {})
 
 
 def as_refusal(error: HycoError) -> ProtocolError:

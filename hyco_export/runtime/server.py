@@ -6,7 +6,7 @@ Knows HTTP and the wire format, no models; `serving` makes a process of it. PROT
 import asyncio
 import contextlib
 import logging
-import math
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,18 +24,21 @@ from hyco_export.runtime import metrics, wire
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.guard.desk import Desk
 from hyco_export.runtime.guard.faults import place_of
-from hyco_export.runtime.guard.rates import RateLimiter, Throttled
+from hyco_export.runtime.guard.rates import RateLimiter
 from hyco_export.runtime.guard.tokens import ANYBODY, Tokens
 from hyco_export.runtime.padding import HEADER, HEADER_DIGITS, pad
-from hyco_export.runtime.refusals import as_refusal, body_of, status_of
+from hyco_export.runtime.refusals import as_refusal, body_of, headers_of, status_of
 from hyco_export.runtime.rules import shown
 
 ID_BYTES = 5  # of a token id or a row in MessagePack, at most
 ENVELOPE_BYTES = 1024  # of a body beside its ids
 CALLS_PER_SESSION = 2  # waiting at once: a call, and a retry of it
 SWEEP_S = 5.0  # between two looks for idle sessions
+FRESH_S = 5.0  # after a pass, in which the model is not asked whether it makes any
+READY = "ready\n"
+RESTART_S = 1.0  # after which a server that is stopping may be there again
 LINGER_BYTES = 1 << 20  # of a body that is too large: read and dropped, so that its sender hears why
-MAX_ROUND_DIGITS = 9
+ROUND = re.compile(r"0|[1-9][0-9]{0,8}")
 MAX_LENGTH_DIGITS = 18
 CLOSE = {"Connection": "close"}
 
@@ -51,6 +54,7 @@ class CallLimits(msgspec.Struct, frozen=True):
     burst: int = 1_000  # at once
     sessions: int = 8  # of one token at once
     body_s: float = 30.0  # to send a body
+    model_s: float = 10.0  # until a model that does not answer makes the server not ready
 
 
 class Service:
@@ -68,6 +72,7 @@ class Service:
         self._tokens = tokens
         self._rates = RateLimiter(calls.calls_per_s, calls.burst)
         self._body_s = calls.body_s
+        self._model_s = calls.model_s
         self._pad_bytes = pad_bytes
         self._info = wire.encode(info)
         self._metrics = metrics.Metrics(lambda: engine.session_count)
@@ -88,8 +93,8 @@ class Service:
         finally:
             self._ready = False
             sweeper.cancel()
+            await asyncio.to_thread(self._engine.shut_down)
             self._waiters.shutdown(wait=True, cancel_futures=True)
-            self._engine.shut_down()
 
     def guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """A handler that hears only callers who may call, and whose errors travel as refusals."""
@@ -113,7 +118,7 @@ class Service:
         Raises:
             ProtocolError: code unauthorized.
             ProtocolError: code origin.
-            Throttled: too many calls of this caller, or from an address that shows no token.
+            ProtocolError: code rate: of this caller, or of an address that shows no token.
         """
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
             seen = "the head has a Content-Length and a Transfer-Encoding: proxies read two lengths out of it"
@@ -163,25 +168,36 @@ class Service:
         return Response("alive\n", media_type="text/plain")
 
     async def ready(self, _: Request) -> Response:
-        text, status = ("ready\n", 200) if self._ready else ("not ready\n", 503)
-        return Response(text, status_code=status, media_type="text/plain")
+        """The model is asked, at most once at a time and not while it answers others."""
+        text = "not ready\n"
+        if self._ready:
+            text = READY if await self._model_answers() else f"the model has not answered for {self._model_s:g} s\n"
+        return Response(text, status_code=200 if text == READY else 503, media_type="text/plain")
+
+    async def _model_answers(self) -> bool:
+        if self._engine.passed_within(FRESH_S):
+            return True
+        try:
+            async with asyncio.timeout(self._model_s):
+                await asyncio.shield(asyncio.wrap_future(self._engine.probe()))
+        except Exception as error:
+            if not isinstance(error, TimeoutError):
+                _log.error("the model cannot be asked: %s", place_of(error))
+            return False
+        return True
 
     async def refuse_route(self, _: Request, error: Exception) -> Response:
         """What the router itself refuses."""
         assert isinstance(error, HTTPException)
         known = {404: ("unknown_route", "no such call"), 405: ("method", "this path takes another method")}
         code, message = known.get(error.status_code, ("malformed", "the request cannot be understood"))
-        return self._refusal(ProtocolError(code, message, "see PROTOCOL.md for the calls"))
+        response = self._refusal(ProtocolError(code, message, "see PROTOCOL.md for the calls"))
+        response.headers.update(error.headers or {})  # Allow
+        return response
 
     def _refusal(self, refusal: ProtocolError) -> Response:
         self._metrics.refused(refusal.code)
-        headers = {}
-        if isinstance(refusal, Throttled):
-            headers = {"Retry-After": str(math.ceil(refusal.wait_s))}
-        elif isinstance(refusal, _UnreadBody):
-            headers = CLOSE
-        elif refusal.code == "unauthorized":
-            headers = {"WWW-Authenticate": "Bearer"}
+        headers = headers_of(refusal) | (CLOSE if isinstance(refusal, _UnreadBody) else {})
         return Response(
             wire.encode(body_of(refusal)), status_code=status_of(refusal), headers=headers, media_type=wire.MEDIA_TYPE
         )
@@ -209,7 +225,7 @@ class Service:
 
     def _require_ready(self) -> None:
         if not self._ready:
-            raise ProtocolError("shutting_down", "the server is stopping", "try another server")
+            raise ProtocolError("shutting_down", "the server is stopping", "try another server", RESTART_S)
 
     async def _sweep(self) -> None:
         """Free idle sessions even when nobody calls."""
@@ -320,6 +336,6 @@ def round_number(text: str) -> int:
     Raises:
         ProtocolError: code malformed.
     """
-    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_ROUND_DIGITS):
-        raise ProtocolError("malformed", "the round in the path is not a number of at most 9 digits")
+    if not ROUND.fullmatch(text):  # 01 is another path than 1
+        raise ProtocolError("malformed", "the round in the path is not a number of at most 9 digits, the first no zero")
     return int(text)

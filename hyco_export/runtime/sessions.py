@@ -4,7 +4,6 @@
 engine's lock is.
 """
 
-import math
 import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 from hyco_export.errors import ProtocolError
 from hyco_export.runtime import wire
-from hyco_export.runtime.admission import CacheBudget
+from hyco_export.runtime.admission import CacheBudget, latest_wait, wait_for_a_place
 from hyco_export.runtime.ports import Held, VerifierSession
 
 ID_BYTES = 16  # 128 random bits: an id cannot be guessed
@@ -35,11 +34,11 @@ def next_expiry_s(held: Mapping[str, Held]) -> float | None:
     return min((entry.expires_s for entry in held.values() if entry.expires_s is not None), default=None)
 
 
-def when_to_try_again(held: Mapping[str, Held]) -> str:
-    """The hint to who finds all of these sessions in use."""
+def sessions_full(message: str, held: Mapping[str, Held]) -> ProtocolError:
+    """The refusal for who finds all of these sessions in use."""
     left_s = next_expiry_s(held)
-    latest = "" if left_s is None else f"; in {math.ceil(left_s)} s the longest idle one expires"
-    return f"close a session or try again when one has ended{latest}"
+    hint = f"close a session or try again when one has ended{latest_wait('; ', left_s)}"
+    return ProtocolError("sessions_full", message, hint, wait_for_a_place(left_s))
 
 
 class Answered(NamedTuple):
@@ -174,7 +173,7 @@ class SessionTable:
         held = self.held()
         spare = longest_spare(held)
         if spare is None:
-            raise ProtocolError("sessions_full", f"all {self._limit} sessions are in use", when_to_try_again(held))
+            raise sessions_full(f"all {self._limit} sessions are in use", held)
         self.drop(spare)
 
     def add(self, session: Session) -> None:

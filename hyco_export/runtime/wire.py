@@ -155,12 +155,13 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """Body of every 4xx and 5xx: a typed code, what was seen, what to do."""
+    """Body of every 4xx and 5xx: a typed code, what was seen, what to do, and when the same call may be taken."""
 
     version: int
     code: str
     message: str
     hint: str
+    retry_after_s: int = 0  # as the header Retry-After says; 0: waiting cures nothing
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
@@ -198,19 +199,34 @@ def decode(payload: bytes, kind: type[Body]) -> Body:
         ProtocolError: code `malformed` (not MessagePack, wrong types, missing fields) or `version`.
     """
     try:
-        body = msgspec.msgpack.decode(payload, type=kind)
+        if "version" in kind.__struct_fields__:
+            _check_version(payload)
+        return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last: nested too deep
         raise ProtocolError(
             "malformed", f"body is not a {kind.__name__}: {error}", "compare it with hyco_export/runtime/PROTOCOL.md"
         ) from error
-    version = getattr(body, "version", PROTOCOL_VERSION)
+
+
+class _Versioned(msgspec.Struct, array_like=True):
+    """What all versions have in common: another one's body may have any shape behind its first element."""
+
+    version: int
+
+
+def _check_version(payload: bytes) -> None:
+    """Of a message in any shape, array or map; one that says no version is this one's to refuse."""
+    head = msgspec.msgpack.decode(payload, type=_Versioned | dict[str, msgspec.Raw])
+    if isinstance(head, _Versioned):
+        version = head.version
+    else:
+        version = msgspec.msgpack.decode(head["version"], type=int) if "version" in head else PROTOCOL_VERSION
     if version != PROTOCOL_VERSION:
         raise ProtocolError(
             "version",
             f"protocol version {version}, this side speaks {PROTOCOL_VERSION}",
             "run the same release of hyco-export on both sides",
         )
-    return body
 
 
 def committed_digest(ids: Sequence[int]) -> bytes:

@@ -16,7 +16,7 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.first_window import OlderRows, check_first_rows, split_window
 from hyco_export.runtime.guard.tokens import ANYBODY
 from hyco_export.runtime.ports import EnginePort, Gone, never_gone
-from hyco_export.runtime.sessions import longest_spare, no_such_session, when_to_try_again
+from hyco_export.runtime.sessions import longest_spare, no_such_session, sessions_full
 
 LONGEST_ATTEMPT = 64  # characters
 LOST_CODES = (wire.UNKNOWN_SESSION, "model_fault")  # the engine has dropped the session
@@ -150,11 +150,8 @@ class Desk:
             return
         spare = longest_spare(mine)
         if spare is None:
-            raise ProtocolError(
-                "sessions_full",
-                f"this caller holds {count} sessions, at most {self._sessions_per_owner} are given to one",
-                when_to_try_again(mine),
-            )
+            seen = f"this caller holds {count} sessions, at most {self._sessions_per_owner} are given to one"
+            raise sessions_full(seen, mine)
         del self._entries[spare]
         self._engine.close(spare)
 

@@ -1,5 +1,6 @@
 """How often a caller may call: one bucket of calls a caller, refilled at a steady rate. Knows no HTTP."""
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,14 +10,6 @@ import msgspec
 from hyco_export.errors import ProtocolError
 
 CALLERS_KEPT = 4096  # addresses are many; the longest unseen is forgotten, and so is its debt
-
-
-class Throttled(ProtocolError):
-    """Too many calls; `wait_s` is when the next one will be taken. Nothing was done: the call can be sent again."""
-
-    def __init__(self, message: str, wait_s: float) -> None:
-        super().__init__("rate", message, f"send it again in {wait_s:.1f} s")
-        self.wait_s = wait_s
 
 
 class _Bucket(msgspec.Struct):
@@ -41,7 +34,7 @@ class RateLimiter:
         """Count a call.
 
         Raises:
-            Throttled: the bucket is empty.
+            ProtocolError: code rate: the bucket is empty. Nothing was done, the call can be sent again.
         """
         now_s = self._now()
         bucket = self._buckets.setdefault(caller, _Bucket(self._burst, now_s))
@@ -52,5 +45,6 @@ class RateLimiter:
         bucket.at_s = now_s
         if bucket.calls < 1.0:
             rule = f"more than {self._per_s:g} calls a second, {self._burst} at once"
-            raise Throttled(rule, (1.0 - bucket.calls) / self._per_s)
+            wait_s = (1.0 - bucket.calls) / self._per_s
+            raise ProtocolError("rate", rule, f"send it again in {math.ceil(wait_s)} s", wait_s)
         bucket.calls -= 1.0

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyco_export.runtime.guard.rates import CALLERS_KEPT, RateLimiter, Throttled
+from hyco_export.errors import ProtocolError
+from hyco_export.runtime.guard.rates import CALLERS_KEPT, RateLimiter
 
 
 class Now:
@@ -21,7 +22,7 @@ def taken(limiter: RateLimiter, caller: str, calls: int) -> int:
         try:
             limiter.take(caller)
             count += 1
-        except Throttled:
+        except ProtocolError:
             pass
     return count
 
@@ -30,7 +31,7 @@ def test_a_burst_then_the_rate_and_the_wait_is_right() -> None:
     now = Now()
     limiter = RateLimiter(2.0, 5, now)
     assert taken(limiter, "a", 9) == 5
-    with pytest.raises(Throttled, match=r"more than 2 calls a second, 5 at once") as refusal:
+    with pytest.raises(ProtocolError, match=r"more than 2 calls a second, 5 at once") as refusal:
         limiter.take("a")
     assert refusal.value.wait_s == pytest.approx(0.5)
     now.s += refusal.value.wait_s

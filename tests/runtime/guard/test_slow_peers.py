@@ -105,7 +105,7 @@ def test_a_body_behind_its_head_may_be_as_large_as_its_call_takes() -> None:
         for padding in (0, 700):
             lines = f"X: {'x' * padding}\r\nContent-Length: {len(body)}\r\n\r\n"
             peer.sendall((head + lines).encode() + body)
-            answer = received(peer, b"ids")
+            answer = received(peer, b"ids\x00")
             assert answer.startswith(b"HTTP/1.1 404") and refusal_in(answer).code == "unknown_session"
 
 
@@ -145,7 +145,7 @@ def test_a_body_a_little_too_large_hears_why() -> None:
     with running(app(body_s=30.0), peers=PEERS) as url, closing(connected(url)) as peer:
         body = b"\0" * 500_000
         peer.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Length: 500000\r\n\r\n" + body)
-        assert received(peer, b"call takes\xa0").startswith(b"HTTP/1.1 413")  # up to the refusal's empty hint
+        assert received(peer, b"call takes\xa0\x00").startswith(b"HTTP/1.1 413")  # an empty hint, no wait
         peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
         assert b"alive" in received(peer)
 
@@ -153,11 +153,14 @@ def test_a_body_a_little_too_large_hears_why() -> None:
 def test_one_connection_too_many_is_told_so_and_the_others_stay() -> None:
     with running(app(), peers=msgspec.structs.replace(PEERS, head_s=30.0)) as url:
         first = [connected(url) for _ in range(PEERS.connections)]
-        first[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
-        assert first[0].recv(65_536).startswith(b"HTTP/1.1 200")
+        for peer in first:
+            peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert received(peer, b"alive\n").startswith(b"HTTP/1.1 200")
         with closing(connected(url)) as one_more:
             answer = received(one_more)
-        assert answer.startswith(b"HTTP/1.1 503") and refusal_in(answer).code == "connections_full"
+        assert answer.startswith(b"HTTP/1.1 503") and b"\r\nRetry-After: 1\r\n" in answer
+        refusal = refusal_in(answer)
+        assert (refusal.code, refusal.retry_after_s) == ("connections_full", 1)
         for peer in first:
             peer.close()
         patience = Patience(pauses_s=())
