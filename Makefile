@@ -1,12 +1,13 @@
 # setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters;
-# first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs.
+# first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs;
+# attack measures what a neighbour of hostile callers feels.
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
 RUNTIME_TESTS := PYTHONPATH=tests/runtime:tests/runtime/endurance $(VENV)/bin/python
 
-.PHONY: setup demo test lint histories first-reply fuzz soak clean
+.PHONY: setup demo test lint histories first-reply fuzz soak attack clean
 
 setup: $(STAMP)
 
@@ -41,6 +42,9 @@ fuzz: $(STAMP)
 
 soak: $(STAMP)
 	$(RUNTIME_TESTS) -m soak
+
+attack: $(STAMP)
+	$(RUNTIME_TESTS) -m attack
 
 clean:
 	rm -rf $(VENV) runs

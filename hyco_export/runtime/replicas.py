@@ -2,26 +2,38 @@
 
 A session lives in one replica. Calls find it by a hash of their X-Session-Id header, which every client sends; when a
 replica dies, its clients' calls go to others, which do not know their sessions, and the driver primes them again. Knows
-Ray; no models. Ray's own processes talk by pickles on ports of their own: they are kept on this machine.
+Ray; no models. Ray's own processes talk by pickles on ports of their own: they are kept on this machine. What a replica
+says while it starts is told here by files: Ray keeps it in a log of the replica's.
 """
 
+import contextlib
+import logging
 import os
+import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import msgspec
 from starlette.applications import Starlette
 
-from hyco_export.errors import ServerError
+from hyco_export.errors import HycoError, ServerError
+from hyco_export.runtime.guard.faults import place_of
 from hyco_export.runtime.serving import KEEP_ALIVE_S, LOOPBACK, STOP_SIGNALS
 
 NAME = "hyco-export"
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 IN_FLIGHT = 64  # calls that a replica takes at once: waiting for the model costs nothing
 HEALTH_CHECK_S = 1.0  # a replica that hangs is found out; one that died is noticed at once
-DRAIN_S = 10.0
+DRAIN_S = 3.0  # for calls in flight when the server is told to stop; the next ones go nowhere
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray binds its ports to the loopback address, on Linux too
+QUIET = {"enable_access_log": False, "log_level": "CRITICAL"}  # of Ray's own words: a failure is told here
+STREAMS = ("stdout", "stderr")
+FAILURE = "failure"  # file with the message and the hint of the first replica that did not start
 
 
 def serve_replicas(
@@ -44,21 +56,25 @@ def serve_replicas(
     Raises:
         ServerError: Ray is not installed, or the replicas do not start.
     """
+    os.environ[LOOPBACK_ONLY] = "0"  # read when Ray is imported
     try:
         import ray
         from ray import serve
         from ray.serve.config import HTTPOptions, RequestRouterConfig
     except ImportError as error:
         raise ServerError("several replicas need Ray Serve", "pip install 'hyco-export[ray]'") from error
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     stopped = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="hyco-ray-") as folder:
+    folder = Path(tempfile.mkdtemp(prefix="hyco-ray-"))
+    keep_logs = True  # until the end of a server that has stopped as it was told to
+    try:
         ray.init(
             address="local",
             num_cpus=max(replicas, os.cpu_count() or 1),  # each replica counts as one, however few there are
             include_dashboard=False,
             _node_ip_address=LOOPBACK,
-            _temp_dir=folder,
-            log_to_driver=False,
+            _temp_dir=str(folder),
+            log_to_driver=True,
             configure_logging=False,
         )
         try:
@@ -69,29 +85,72 @@ def serve_replicas(
                     keep_alive_timeout_s=KEEP_ALIVE_S,
                     ssl_certfile=str(certificate) if certificate else None,
                     ssl_keyfile=str(key) if key else None,
-                )
+                ),
+                logging_config=QUIET,
             )
             deployment = serve.deployment(
-                serve.ingress(build)(_Replica),
+                serve.ingress(partial(_start, build, folder))(_Replica),
+                max_constructor_retry_count=1,  # what keeps one from starting is the same for the next
                 name=NAME,
                 num_replicas=replicas,
                 max_ongoing_requests=IN_FLIGHT,
                 health_check_period_s=HEALTH_CHECK_S,
                 graceful_shutdown_timeout_s=DRAIN_S,
                 request_router_config=RequestRouterConfig(request_router_class=ROUTER),
-                logging_config={"enable_access_log": False},
+                logging_config=QUIET,
             )
             serve.run(deployment.bind(), name=NAME, route_prefix="/")
+            _repeat_words(folder)
             for number in STOP_SIGNALS:
                 signal.signal(number, lambda _number, _frame: stopped.set())
             on_ready(host, port)
             stopped.wait()
+            keep_logs = False
         except RuntimeError as error:
-            raise ServerError(f"the replicas do not start: {error}", "read the first replica's log") from error
+            _repeat_words(folder)
+            raise _failure(folder, error) from error
         finally:
             serve.shutdown()
             ray.shutdown()
+    finally:
+        if not keep_logs or (folder / FAILURE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Replica:
     """What Ray wraps around an application."""
+
+
+def _start(build: Callable[[], Starlette], folder: Path) -> Starlette:
+    """A replica's application, in the replica's process; what it says, or why it does not start, goes to the folder."""
+    from ray.serve._private import replica  # its calls between deployments, which nobody makes here, have a port
+
+    replica.add_port_to_grpc_server = lambda server, _address: server.add_insecure_port(f"{LOOPBACK}:0")
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of factories, which Ray calls through it
+    with contextlib.ExitStack() as stack:
+        for name, redirect in zip(STREAMS, (contextlib.redirect_stdout, contextlib.redirect_stderr), strict=True):
+            stack.enter_context(redirect(stack.enter_context((folder / f"{os.getpid()}.{name}").open("w"))))
+        try:
+            return build()
+        except Exception as error:
+            found = (f"a replica did not start: {place_of(error)}", "this is a fault of hyco-export: please report it")
+            if isinstance(error, HycoError):
+                found = (error.message, error.hint)
+            with contextlib.suppress(FileExistsError), (folder / FAILURE).open("xb") as file:
+                file.write(msgspec.json.encode(found))
+            raise
+
+
+def _repeat_words(folder: Path) -> None:
+    """Print what the replicas printed while they started; what several said, once."""
+    for name in STREAMS:
+        lines = [line for path in sorted(folder.glob(f"*.{name}")) for line in path.read_text().splitlines()]
+        for line in dict.fromkeys(lines):
+            print(line, file=getattr(sys, name), flush=True)
+
+
+def _failure(folder: Path, error: RuntimeError) -> ServerError:
+    """Why the replicas do not start: the first one's own words where it had any."""
+    if (folder / FAILURE).exists():
+        return ServerError(*msgspec.json.decode((folder / FAILURE).read_bytes(), type=tuple[str, str]))
+    return ServerError(f"the replicas do not start: {error}", f"read the logs in {folder}/session_latest/logs")

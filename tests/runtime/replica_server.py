@@ -12,7 +12,8 @@ FOLDER = str(Path(__file__).parent)
 
 
 def build() -> object:
-    """A replica's application, in the replica's own process."""
+    """A replica's application, in the replica's own process; with an argument one that cannot start."""
+    print("a word at the start")
     sys.path.insert(0, FOLDER)
     import numpy as np
     from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
@@ -37,10 +38,21 @@ def build() -> object:
     return create_app(engine, info)
 
 
+def broken() -> object:
+    from hyco_export.errors import CheckpointError
+
+    raise CheckpointError("model.safetensors is damaged", "fetch it again")
+
+
 if __name__ == "__main__":
+    from hyco_export.errors import ServerError
     from hyco_export.runtime.replicas import serve_replicas
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = listener.getsockname()[1]
-    serve_replicas(build, 2, "127.0.0.1", free, lambda host, port: print(f"http://{host}:{port}", flush=True))  # type: ignore[arg-type]
+    made = broken if "broken" in sys.argv else build
+    try:
+        serve_replicas(made, 2, "127.0.0.1", free, lambda host, port: print(f"http://{host}:{port}", flush=True))  # type: ignore[arg-type]
+    except ServerError as error:
+        print(f"refused: {error}", flush=True)
     print("stopped", flush=True)

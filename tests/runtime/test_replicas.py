@@ -1,5 +1,6 @@
 """Two replicas on one machine, one killed in the middle of generations: no committed token is lost or changed."""
 
+import ipaddress
 import os
 import signal
 import subprocess
@@ -33,14 +34,20 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         serve_replicas(lambda: None, 2, "127.0.0.1", 1, lambda _host, _port: None)  # type: ignore[arg-type,return-value]
 
 
+SERVER = (sys.executable, str(Path(__file__).with_name("replica_server.py")))
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
 @pytest.fixture
 def served() -> Iterator[tuple[str, psutil.Process]]:
     """URL of two replicas, and the process that started them."""
     pytest.importorskip("ray")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(Path(__file__).with_name("replica_server.py"))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(SERVER, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout is not None
+        assert process.stdout.readline() == "a word at the start\n"  # of both, told once, before the server is ready
         url = process.stdout.readline().strip()
         assert url.startswith("http://"), "the replicas did not start"
         try:
@@ -48,6 +55,28 @@ def served() -> Iterator[tuple[str, psutil.Process]]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
+
+
+@pytest.mark.slow
+def test_every_port_is_on_the_loopback_address(served: tuple[str, psutil.Process]) -> None:
+    _, process = served
+    addresses = [
+        ipaddress.ip_address(connection.laddr.ip)
+        for member in (process, *process.children(recursive=True))
+        for connection in member.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(addresses) > 5  # Ray's own, too
+    for address in addresses:
+        assert (getattr(address, "ipv4_mapped", None) or address).is_loopback, address
+
+
+@pytest.mark.slow
+def test_why_a_replica_does_not_start_is_said_as_a_single_server_says_it() -> None:
+    pytest.importorskip("ray")
+    run = subprocess.run([*SERVER, "broken"], capture_output=True, text=True, env=environment(), timeout=180)
+    assert run.stdout == "refused: model.safetensors is damaged (fetch it again)\nstopped\n"
+    assert "Traceback" not in run.stderr
 
 
 def replica_pids(process: psutil.Process) -> list[int]:

@@ -20,12 +20,14 @@ from starlette.testclient import TestClient
 
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.runtime import wire
-from hyco_export.runtime.admission import Facts, Limits
+from hyco_export.runtime.admission import Facts, Limits, latest_wait, wait_for_a_place
 from hyco_export.runtime.batching import Batching
 from hyco_export.runtime.engine import Engine
+from hyco_export.runtime.guard.rates import RateLimiter
+from hyco_export.runtime.one_by_one import OneByOne
 from hyco_export.runtime.ports import RowOutputs
-from hyco_export.runtime.refusals import STATUS_OF
-from hyco_export.runtime.server import create_app
+from hyco_export.runtime.refusals import STATUS_OF, body_of
+from hyco_export.runtime.server import CallLimits, create_app
 from hyco_export.runtime.serving import bind, serve
 from hyco_export.runtime.tree import ROOT
 
@@ -168,7 +170,7 @@ def test_conflicting_rounds_get_409(client: TestClient) -> None:
     refused(client.post(f"{path}/2", content=round_body(ids, [], [])), "round_future")
     refused(client.post(f"{path}/1", content=round_body(ids[1:], [], [])), "length_differs")
     refused(client.post(f"{path}/1", content=round_body([*PROMPT, 0], [], [])), "digest_differs")
-    for number in ("one", "-1", "1.0", "²", "9" * 5000):
+    for number in ("one", "-1", "1.0", "²", "9" * 5000, "01", "+1", "%201", "1%20", "1_0", "%D9%A1", "1" * 10):
         refused(client.post(f"{path}/{number}", content=round_body(ids, [], [])), "malformed")
 
 
@@ -202,6 +204,16 @@ def test_the_right_version_is_asked_for(client: TestClient) -> None:
     assert refusal.message == "protocol version 2, this side speaks 1"
 
 
+@pytest.mark.parametrize(
+    "body", [[2], [2, "x", {"prompt": [1]}], {"version": 2}, {"version": 2, "ids": [1]}, [7, None]]
+)
+def test_another_version_is_named_whatever_its_shape(client: TestClient, body: object) -> None:
+    for path in ("/v1/sessions", "/v1/sessions/a/rounds/1"):
+        refused(client.post(path, content=msgspec.msgpack.encode(body)), "version")
+    for other in ([], [1], {}, {"version": 1}, {"version": "2"}, ["2"], 2):
+        refused(client.post("/v1/sessions", content=msgspec.msgpack.encode(other)), "malformed")
+
+
 def test_unknown_paths_and_methods_are_typed_too(client: TestClient) -> None:
     refused(client.get("/v1/nothing"), "unknown_route")
     for method, path in (
@@ -213,7 +225,10 @@ def test_unknown_paths_and_methods_are_typed_too(client: TestClient) -> None:
         ("DELETE", "/v1/sessions/a/"),
     ):  # no path is guessed: a redirection would carry no refusal
         refused(client.request(method, path, follow_redirects=False), "unknown_route")
-    refused(client.get("/v1/sessions"), "method")
+    answer = client.get("/v1/sessions")
+    refused(answer, "method")
+    assert answer.headers["allow"] == "POST"
+    assert client.post("/v1/sessions/a").headers["allow"] == "DELETE"
     refused(client.post("/v1/sessions/a/b/c/d", content=b""), "unknown_route")
 
 
@@ -246,7 +261,66 @@ def test_web_pages_cannot_call(client: TestClient, engine: Engine, origin: str) 
 def test_full_servers_say_429(client: TestClient) -> None:
     for _ in range(LIMITS.sessions):
         prime(client)
-    refused(client.post("/v1/sessions", content=wire.encode(PRIME)), "sessions_full")
+    answer = client.post("/v1/sessions", content=wire.encode(PRIME))
+    refusal = refused(answer, "sessions_full")
+    assert answer.headers["retry-after"] == "5" and refusal.retry_after_s == 5  # any of them may end before it expires
+
+
+def test_full_caches_say_when_to_try_again_too() -> None:
+    engine = Engine(
+        lambda: ScriptedSession(ToyLanguageModel(stop_bias=-99.0)),
+        FACTS,
+        msgspec.structs.replace(LIMITS, cache_bytes=100),
+        models=OneByOne(position_bytes=1),
+    )
+    with TestClient(create_app(engine, INFO), headers=BODY) as client:
+        prime(client)
+        answer = client.post("/v1/sessions", content=wire.encode(PRIME))
+        assert answer.headers["retry-after"] == "5" and refused(answer, "cache_full").retry_after_s == 5
+
+
+def test_a_wait_is_never_said_to_be_nothing() -> None:
+    limiter = RateLimiter(500.0, 1)
+    limiter.take("a")
+    with pytest.raises(ProtocolError) as refusal:
+        limiter.take("a")
+    assert refusal.value.hint == "send it again in 1 s" and body_of(refusal.value).retry_after_s == 1
+    assert wait_for_a_place(0.0) == 1.0 and "in 1 s" in latest_wait("", 0.0)
+
+
+def test_a_server_whose_model_hangs_is_not_ready_and_stops_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyco_export.runtime.engine.SETTLE_S", 0.2)
+    release = threading.Event()
+
+    class Hanging(ScriptedSession):
+        def prime(self, ids: np.ndarray) -> np.ndarray:
+            assert release.wait(timeout=30)
+            return super().prime(ids)
+
+    engine = Engine(lambda: Hanging(ToyLanguageModel(stop_bias=-99.0)), FACTS, LIMITS)
+    with TestClient(create_app(engine, INFO, calls=CallLimits(model_s=0.2)), headers=BODY) as client:
+        for _ in range(3):
+            answer = client.get("/readyz")
+            assert (answer.status_code, answer.text) == (503, "the model has not answered for 0.2 s\n")
+        assert engine.session_count == 0 and client.get("/healthz").status_code == 200
+        release.set()
+        assert client.get("/readyz").status_code == 200  # the one probe in flight came back
+    release.clear()
+    codes: list[str] = []
+
+    def caller() -> None:
+        with pytest.raises(ProtocolError) as refusal:
+            engine.prime(PRIME)
+        codes.append(refusal.value.code)
+
+    waiting = threading.Thread(target=caller)
+    waiting.start()
+    while not engine.session_count:
+        time.sleep(0.01)
+    engine.shut_down()
+    waiting.join(timeout=30)
+    assert codes == ["shutting_down"]
+    release.set()
 
 
 def test_health_and_readiness(engine: Engine) -> None:

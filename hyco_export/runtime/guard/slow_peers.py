@@ -32,7 +32,7 @@ class PeerLimits(msgspec.Struct, frozen=True):
     head_bytes: int = 8_192  # request line and headers
     head_s: float = 10.0  # from a head's first byte to its last; for a TLS handshake; for the rest of a refused body
     stall_s: float = 30.0  # over which a reader must take what SLOWEST_READER_BYTES_PER_S gives
-    body_pieces: int = 1_024  # of a body: chunks, and what comes at once; the work it makes, whatever its size
+    body_pieces: int = 512  # of a body: chunks, and what comes at once; the work it makes, whatever its size
 
 
 class PatientProtocol(H11Protocol):
@@ -84,7 +84,7 @@ class PatientProtocol(H11Protocol):
             self.connections.discard(self)
             plain.abort()
             return
-        self.transport = cast(asyncio.Transport, secured)
+        self.transport = secured
         self._start()
         self._parse()
 
@@ -184,7 +184,9 @@ class PatientProtocol(H11Protocol):
         if self.transport.is_closing() or not self._is_answering or self.cycle.response_started:
             return
         if self.conn.their_http_version != b"1.0":
-            self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])))
+            self.transport.write(
+                self.conn.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+            )
         self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
 
     def _watch_reader(self) -> None:

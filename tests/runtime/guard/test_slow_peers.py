@@ -1,18 +1,25 @@
 """Peers that are slow, large or many: each is cut off by its own limit, and the server goes on."""
 
+import asyncio
+import errno
 import socket
+import threading
 import time
 from contextlib import closing, suppress
 
 import msgspec
+import numpy as np
 import pytest
 from live_server import running
+from scripted import ScriptedSession
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
-from toy_service import INFO, toy_engine
+from toy_service import FACTS, INFO, LIMITS, MODEL, PRIME, toy_engine
 
-from hyco_export.runtime import wire
+from hyco_export.runtime import serving, wire
+from hyco_export.runtime.batching import Batching
+from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.guard.slow_peers import PeerLimits
 from hyco_export.runtime.server import CallLimits, create_app
 from hyco_export.runtime.transport import HttpTransport, Patience
@@ -206,3 +213,144 @@ def test_a_caller_over_its_rate_waits_and_goes_on() -> None:
         transport = HttpTransport(url, pause=pause)
         assert [transport.info() for _ in range(5)] == [INFO] * 5
     assert pauses and set(pauses) == {1.0}  # Retry-After is in whole seconds
+
+
+CRUMBS = msgspec.structs.replace(PEERS, body_pieces=20, head_s=30.0)
+CHUNKED = b"Host: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+CRUMB = b"1\r\nx\r\n"
+HEALTHY = b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"POST /v1/sessions", b"400"),
+        (b"GET /healthz", b"200"),
+        (b"POST /nothing", b"404"),
+        (b"PUT /v1/sessions", b"405"),
+        (b"GET /v1/info", b"200"),
+    ],
+)
+def test_a_body_in_crumbs_ends_its_connection(line: bytes, status: bytes) -> None:
+    with running(app(body_s=30.0), peers=CRUMBS) as url, closing(connected(url)) as peer:
+        peer.sendall(line + b" HTTP/1.1\r\n" + CHUNKED)
+        time.sleep(SHORT_S)  # what reads no body has answered
+        peer.sendall(CRUMB * (CRUMBS.body_pieces + 1))
+        answer = received(peer)  # to its end: the server closes
+        assert answer.startswith(b"HTTP/1.1 " + status) and answer.count(b"HTTP/1.1") == 1
+        assert HttpTransport(url).info() == INFO
+
+
+def test_crumbs_within_the_limit_are_a_body_and_its_connection_goes_on() -> None:
+    with running(app(body_s=30.0), peers=CRUMBS) as url, closing(connected(url)) as peer:
+        for _ in range(3):  # each body is counted by itself
+            peer.sendall(b"GET /healthz HTTP/1.1\r\n" + CHUNKED + CRUMB * (CRUMBS.body_pieces - 5) + b"0\r\n\r\n")
+            assert received(peer, b"alive\n").startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_nobody_reads_must_end_in_time() -> None:
+    with running(app(body_s=30.0), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n")
+        assert received(peer).endswith(b"alive\n")  # and the end of the connection
+
+
+def test_a_large_head_is_refused_behind_another_request_too() -> None:
+    large = b"GET /healthz HTTP/1.1\r\nHost: h\r\n" + b"a:b\r\n" * PEERS.head_bytes + b"\r\n"
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(HEALTHY + large)
+        answer = received(peer)
+        assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"alive") == 1
+        assert b"HTTP/1.1 400" in answer
+
+
+def test_requests_that_come_at_once_are_answered_in_turn() -> None:
+    with running(app(), peers=msgspec.structs.replace(PEERS, head_s=30.0)) as url, closing(connected(url)) as peer:
+        peer.sendall(HEALTHY * 200)
+        peer.shutdown(socket.SHUT_WR)
+        assert received(peer).count(b"alive\n") == 200
+
+
+def test_what_follows_a_last_request_does_not_cost_its_answer() -> None:
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n\r\nrest")
+        answer = received(peer)
+        assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"alive\n")
+
+
+@pytest.mark.parametrize("target", [b"http://other.example:80/healthz", b"HTTPS://h/healthz?x=1"])
+def test_targets_in_absolute_form_are_understood(target: bytes) -> None:
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"GET " + target + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert received(peer, b"alive\n").startswith(b"HTTP/1.1 200")
+
+
+def test_a_peer_that_only_listens_on_gets_its_answer() -> None:
+    with running(app(), peers=PEERS) as url, closing(connected(url)) as peer:
+        body = wire.encode(PRIME)
+        head = f"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Type: {wire.MEDIA_TYPE}\r\n"
+        peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        peer.shutdown(socket.SHUT_WR)
+        answer = received(peer)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert wire.decode(answer.split(b"\r\n\r\n", 1)[1], wire.PrimeReply).length == len(PRIME.prompt) + 1
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_peer_that_only_listens_is_told_from_one_that_is_gone(gone: bool) -> None:
+    entered = threading.Event()
+
+    class Slow(ScriptedSession):
+        def prime(self, ids: np.ndarray) -> np.ndarray:
+            entered.set()
+            time.sleep(0.05)
+            return super().prime(ids)
+
+    engine = Engine(lambda: Slow(MODEL), FACTS, LIMITS, batching=Batching(prefill_rows=1))
+    body = wire.encode(msgspec.structs.replace(PRIME, prompt=[4] * 100))  # 5 s of passes
+    head = f"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Type: {wire.MEDIA_TYPE}\r\n"
+    with running(create_app(engine, INFO), peers=PEERS) as url, closing(connected(url)) as peer:
+        peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert entered.wait(timeout=30)
+        if gone:
+            peer.close()
+            deadline_s = time.monotonic() + 30
+            while engine.session_count:  # its session is freed: nobody knows its name
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+            return
+        peer.shutdown(socket.SHUT_WR)
+        answer = received(peer)
+        assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert b"HTTP/1.1 200" in answer and engine.session_count == 1
+
+
+def test_a_silent_peer_gives_its_place_to_a_new_one() -> None:
+    with running(app(), peers=msgspec.structs.replace(PEERS, head_s=30.0)) as url:
+        silent = [connected(url) for _ in range(3 * PEERS.connections)]
+        assert HttpTransport(url).info() == INFO
+        assert received(silent[0]) == b""
+        for peer in silent:
+            peer.close()
+
+
+def test_within_descriptors(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    held = [(100, 4_096)]
+    monkeypatch.setattr(serving.resource, "getrlimit", lambda _: held[-1])
+    monkeypatch.setattr(serving.resource, "setrlimit", lambda _, limits: held.append(limits))
+    assert serving.within_descriptors(PeerLimits()) == PeerLimits()
+    assert PeerLimits().connections + serving.BACKLOG < held[-1][0] < 4_096 and not caplog.records
+    held.append((100, 400))
+    fewer = serving.within_descriptors(PeerLimits()).connections
+    assert 1 <= fewer < 400 - serving.BACKLOG and held[-1] == (400, 400)
+    assert len(caplog.records) == 1 and "400 files: raise ulimit -n" in caplog.records[0].getMessage()
+
+
+def test_descriptors_that_run_out_are_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    server = serving.AnnouncingServer(serving.configure(app()), lambda: None)
+    loop = asyncio.new_event_loop()
+    for _ in range(1_000):
+        server._loop_error(loop, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})
+    loop.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "a connection cannot be accepted: Too many open files; raise ulimit -n"
+    ]

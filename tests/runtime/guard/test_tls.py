@@ -1,7 +1,9 @@
 """TLS end to end with certificates of a test authority, what is refused, and when a server may be reachable."""
 
+import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.runtime import wire
 from hyco_export.runtime.drafters import NullDrafter
 from hyco_export.runtime.driver import Request, generate
+from hyco_export.runtime.guard.slow_peers import PeerLimits
 from hyco_export.runtime.guard.tls import check_exposure, client_context, is_loopback, server_context
 from hyco_export.runtime.guard.tokens import Tokens
 from hyco_export.runtime.server import create_app
@@ -74,6 +77,19 @@ def test_a_certificate_for_another_name_is_refused(url: str, files: Files) -> No
     other = url.replace("127.0.0.1", "localhost")
     with pytest.raises(ServerError, match=r"not trusted: [Hh]ostname mismatch"):
         HttpTransport(other, access=Access(ALICE, files.authority)).info()
+
+
+def test_handshakes_are_counted_and_slow_ones_end(files: Files) -> None:
+    app = create_app(toy_engine(), INFO, Tokens([ALICE]))
+    peers = PeerLimits(connections=3, head_s=0.5)
+    with running(app, server_context(files.certificate, files.key), peers) as url:
+        host, port = url.removeprefix("https://").split(":")
+        silent = [socket.create_connection((host, int(port)), timeout=10) for _ in range(3 * peers.connections)]
+        assert HttpTransport(url, access=Access(ALICE, files.authority)).info() == INFO  # one gave its place
+        for peer in silent:  # all are ended, the first ones to make room, the others in time
+            with suppress(ConnectionError):
+                assert peer.recv(1) == b""
+            peer.close()
 
 
 def test_old_protocol_versions_are_off(files: Files) -> None:
