@@ -14,7 +14,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ HEALTH_CHECK_S = 1.0  # a replica that hangs is found out; one that died is noti
 DRAIN_S = 3.0  # for calls in flight when the server is told to stop; the next ones go nowhere
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray binds its ports to the loopback address, on Linux too
 QUIET = {"enable_access_log": False, "log_level": "CRITICAL"}  # of Ray's own words: a failure is told here
+POLL_S = 0.1  # between two looks whether a replica has failed
 STREAMS = ("stdout", "stderr")
 FAILURE = "failure"  # file with the message and the hint of the first replica that did not start
 
@@ -56,17 +58,33 @@ def serve_replicas(
     Raises:
         ServerError: Ray is not installed, or the replicas do not start.
     """
+    with _ray(replicas) as folder:
+        from ray import serve
+
+        try:
+            _deploy(build, replicas, host, port, folder, certificate, key)
+        finally:
+            _repeat_words(folder)
+        stopped = threading.Event()
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda _number, _frame: stopped.set())
+        on_ready(host, port)
+        stopped.wait()
+        serve.shutdown()
+
+
+@contextlib.contextmanager
+def _ray(replicas: int) -> Iterator[Path]:
+    """Ray's processes, and the folder of their logs; it is kept where an error that nobody has told ends them."""
     os.environ[LOOPBACK_ONLY] = "0"  # read when Ray is imported
     try:
         import ray
-        from ray import serve
-        from ray.serve.config import HTTPOptions, RequestRouterConfig
+        import ray.serve
     except ImportError as error:
         raise ServerError("several replicas need Ray Serve", "pip install 'hyco-export[ray]'") from error
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    stopped = threading.Event()
     folder = Path(tempfile.mkdtemp(prefix="hyco-ray-"))
-    keep_logs = True  # until the end of a server that has stopped as it was told to
+    told = False
     try:
         ray.init(
             address="local",
@@ -74,47 +92,55 @@ def serve_replicas(
             include_dashboard=False,
             _node_ip_address=LOOPBACK,
             _temp_dir=str(folder),
-            log_to_driver=True,
+            log_to_driver=True,  # what replicas say of faults while they serve
             configure_logging=False,
         )
-        try:
-            serve.start(
-                http_options=HTTPOptions(
-                    host=host,
-                    port=port,
-                    keep_alive_timeout_s=KEEP_ALIVE_S,
-                    ssl_certfile=str(certificate) if certificate else None,
-                    ssl_keyfile=str(key) if key else None,
-                ),
-                logging_config=QUIET,
-            )
-            deployment = serve.deployment(
-                serve.ingress(partial(_start, build, folder))(_Replica),
-                max_constructor_retry_count=1,  # what keeps one from starting is the same for the next
-                name=NAME,
-                num_replicas=replicas,
-                max_ongoing_requests=IN_FLIGHT,
-                health_check_period_s=HEALTH_CHECK_S,
-                graceful_shutdown_timeout_s=DRAIN_S,
-                request_router_config=RequestRouterConfig(request_router_class=ROUTER),
-                logging_config=QUIET,
-            )
-            serve.run(deployment.bind(), name=NAME, route_prefix="/")
-            _repeat_words(folder)
-            for number in STOP_SIGNALS:
-                signal.signal(number, lambda _number, _frame: stopped.set())
-            on_ready(host, port)
-            stopped.wait()
-            keep_logs = False
-        except RuntimeError as error:
-            _repeat_words(folder)
-            raise _failure(folder, error) from error
-        finally:
-            serve.shutdown()
-            ray.shutdown()
+        yield folder
+        told = True
     finally:
-        if not keep_logs or (folder / FAILURE).exists():
+        ray.shutdown()
+        if told or (folder / FAILURE).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _deploy(
+    build: Callable[[], Starlette],
+    replicas: int,
+    host: str,
+    port: int,
+    folder: Path,
+    certificate: Path | None,
+    key: Path | None,
+) -> None:
+    """Until the replicas take calls.
+
+    Raises:
+        ServerError: the first replica does not start.
+    """
+    from ray import serve
+    from ray.serve.config import HTTPOptions, RequestRouterConfig
+
+    serve.start(
+        http_options=HTTPOptions(
+            host=host,
+            port=port,
+            keep_alive_timeout_s=KEEP_ALIVE_S,
+            ssl_certfile=str(certificate) if certificate else None,
+            ssl_keyfile=str(key) if key else None,
+        ),
+        logging_config=QUIET,
+    )
+    deployment = serve.deployment(
+        serve.ingress(partial(_start, build, folder))(_Replica),
+        name=NAME,
+        num_replicas=replicas,
+        max_ongoing_requests=IN_FLIGHT,
+        health_check_period_s=HEALTH_CHECK_S,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        logging_config=QUIET,
+    )
+    _until_running(partial(serve.run, deployment.bind(), name=NAME, route_prefix="/"), folder)
 
 
 class _Replica:
@@ -136,8 +162,9 @@ def _start(build: Callable[[], Starlette], folder: Path) -> Starlette:
             found = (f"a replica did not start: {place_of(error)}", "this is a fault of hyco-export: please report it")
             if isinstance(error, HycoError):
                 found = (error.message, error.hint)
-            with contextlib.suppress(FileExistsError), (folder / FAILURE).open("xb") as file:
-                file.write(msgspec.json.encode(found))
+            written = folder / f"{os.getpid()}.{FAILURE}"
+            written.write_bytes(msgspec.json.encode(found))
+            written.replace(folder / FAILURE)  # whole or not there
             raise
 
 
@@ -149,8 +176,26 @@ def _repeat_words(folder: Path) -> None:
             print(line, file=getattr(sys, name), flush=True)
 
 
-def _failure(folder: Path, error: RuntimeError) -> ServerError:
-    """Why the replicas do not start: the first one's own words where it had any."""
-    if (folder / FAILURE).exists():
-        return ServerError(*msgspec.json.decode((folder / FAILURE).read_bytes(), type=tuple[str, str]))
-    return ServerError(f"the replicas do not start: {error}", f"read the logs in {folder}/session_latest/logs")
+def _until_running(run: Callable[[], object], folder: Path) -> None:
+    """Run the replicas. Ray would start one that fails again and again; here the first failure is the end.
+
+    Raises:
+        ServerError: the first replica's own words where it had any.
+    """
+    ended: Future[object] = Future()
+
+    def runner() -> None:
+        try:
+            ended.set_result(run())
+        except Exception as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=runner, daemon=True).start()
+    while not (folder / FAILURE).exists():
+        with contextlib.suppress(TimeoutError):
+            error = ended.exception(timeout=POLL_S)
+            if error is None:
+                return
+            hint = f"read the logs in {folder}/session_latest/logs"
+            raise ServerError(f"the replicas do not start: {error}", hint) from error
+    raise ServerError(*msgspec.json.decode((folder / FAILURE).read_bytes(), type=tuple[str, str]))

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gemma
+import httpx2 as httpx
 import numpy as np
 import psutil
 import pytest
@@ -178,6 +180,23 @@ def test_a_lost_process_ends_the_server_and_says_so(tmp_path: Path) -> None:
         assert launcher.wait(timeout=TIMEOUT_S) != 0
         assert not main.is_running()
     assert "another process of this launch ended" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_makes_the_server_not_ready(tmp_path: Path) -> None:
+    with launched(tmp_path / "log") as (url, _, (_, helper)):
+        assert httpx.get(f"{url}/readyz").text == "ready\n"
+        helper.suspend()
+        try:
+            deadline_s = time.monotonic() + TIMEOUT_S
+            while (answer := httpx.get(f"{url}/readyz", timeout=60)).status_code == 200:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.5)
+            assert answer.text.startswith("the model has not answered for ")
+            assert httpx.get(f"{url}/healthz").status_code == 200
+        finally:
+            helper.resume()
+        assert httpx.get(f"{url}/readyz", timeout=60).text == "ready\n"
 
 
 @pytest.mark.slow

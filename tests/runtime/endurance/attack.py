@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import multiprocessing
 import multiprocessing.dummy
+import os
 import resource
 import socket
 import ssl
@@ -306,12 +307,18 @@ def served(secure: bool) -> Iterator[Server]:
         folder = Path(name)
         leaf = trustme.CA().issue_cert(LOOPBACK)
         leaf.private_key_and_cert_chain_pem.write_to_path(folder / "both.pem")
-        command = [sys.executable, "-m", "attack", "--serve", *(["--tls", str(folder / "both.pem")] if secure else [])]
+        command = [sys.executable, __file__, "--serve", *(["--tls", str(folder / "both.pem")] if secure else [])]
         log = folder / "log"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with (
             log.open("wb") as errors,
             subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=_with_few_descriptors
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+                preexec_fn=_with_few_descriptors,
             ) as process,
         ):
             assert process.stdout is not None
