@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import msgspec
+import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,6 +31,7 @@ from hyco_export.errors import CheckpointError, first_line
 from hyco_export.nn.checkpoint import require_checkpoint
 from hyco_export.nn.dtypes import TORCH_DTYPES
 from hyco_export.nn.model_types import require_verifier_type
+from hyco_export.nn.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
 
 logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
 
@@ -47,14 +50,18 @@ def load_config(folder: Path) -> PreTrainedConfig:
     Raises:
         CheckpointError: no config, or one that transformers does not know.
     """
-    require_checkpoint(folder)
+    path = require_checkpoint(folder) / CONFIG_NAME
+    try:
+        msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not a mapping in JSON: {first_line(error)}", FETCH_HINT) from error
     try:
         return AutoConfig.from_pretrained(folder)
     except StrictDataclassError as error:  # transformers' own rules for a config; the cause says which is broken
         raise CheckpointError(
             f"config of {folder} contradicts itself: {first_line(error.__cause__ or error)}", "fetch or save it again"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # whatever a field of another type breaks in transformers, it is the file's
         unknown = "does not recognize this architecture" in str(error)  # transformers' words for a model type it lacks
         raise CheckpointError(
             f"config of {folder} cannot be read: {first_line(error)}",
@@ -151,13 +158,14 @@ def _load(
     kind: type, folder: Path, dtype: Dtype, placement: Mapping[str, Any], attention: Attention
 ) -> PreTrainedModel:
     """placement: transformers' options that say where the parameters go."""
-    require_checkpoint(folder)
+    weight_files(require_checkpoint(folder))
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]  # auto classes share no base with models
             folder,
             dtype=TORCH_DTYPES[dtype],
             attn_implementation=attention,
             output_loading_info=True,
+            use_safetensors=True,
             **placement,
         )
     except ImportError as error:  # of a quantised checkpoint: transformers names the library that reads it
@@ -165,13 +173,33 @@ def _load(
             f"{folder} cannot be loaded: {first_line(error)}",
             "install what it names, or use the BF16 checkpoint",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", "fetch or save it again") from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CheckpointError(
+            f"{folder} does not fit into memory: {first_line(error)}", "use a machine or device with more"
+        ) from error
+    except Exception as error:  # whatever a config and tensors that do not fit break in transformers
+        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", FETCH_HINT) from error
     # transformers fills what a checkpoint lacks with random values: such a model drafts nonsense without an error
     absent = sorted(report["missing_keys"])
     if absent:
-        raise CheckpointError(f"{folder} lacks {len(absent)} tensors, first {absent[0]}", "fetch or save it again")
+        raise CheckpointError(f"{folder} lacks {len(absent)} tensors, first {absent[0]}", FETCH_HINT)
+    _require_finite(model, folder)
     return model.eval().requires_grad_(False)
+
+
+def _require_finite(model: PreTrainedModel, folder: Path) -> None:
+    """An infinity in one weight makes every answer the same token, and every later stage look for the fault elsewhere.
+
+    Raises:
+        CheckpointError: a weight is infinite or NaN; names it and its file.
+    """
+    for name, tensor in model.state_dict().items():
+        if not all_finite(tensor.to_local() if isinstance(tensor, DTensor) else tensor):
+            TensorFiles(folder).require_finite()
+            raise CheckpointError(
+                f"{folder}: {name} is finite in the file and not in {tensor.dtype}",
+                "set its dtype in $.models to float32",
+            )
 
 
 def handoff_layers(config: PreTrainedConfig) -> dict[LayerType, int]:
