@@ -18,7 +18,10 @@ FIXED_FREQUENCIES = ("default", "linear", "proportional", "llama3", "yarn")  # r
 LAYER_FIELDS = frozenset({"head_dim", "num_key_value_heads"})  # what may differ from layer to layer
 LAYERS, ROPE = "per_layer_config", "rope_parameters"
 # beginnings of fields that say nothing of the computation, or are judged elsewhere
-NOTES = ("_", "unsloth_", "cache_implementation", "auto_map", "model_type", "output_attentions", "quantization_config")
+NOTES = (
+    *("_", "unsloth_", "model_type", "auto_map", "quantization_config", "transformers_weights"),
+    *("cache_implementation", "output_attentions"),
+)
 REMOVE_HINT = "remove it from config.json if it says nothing of what the model computes, else use another model"
 MEANING = {  # of fields whose names do not say it
     "use_bidirectional_attention": "its attention looks ahead",

@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.config_fields import not_honoured
+from hyco_export.nn.model_types import quantisation_method
 from hyco_export.nn.verifier import ATTENTION_NAMES, READS_KV, kv_shapes, layer_kv_shape
 
 HEAD_MODEL_TYPE = "gemma4_assistant"
@@ -37,6 +38,10 @@ def check_family(
         *(_head_mismatches(verifier, head) if head is not None else ()),
         *_vocabulary_mismatches(verifier, head, None if bridged else slm),
     ]
+    if head is not None and (method := quantisation_method(head)):
+        apart.append(
+            (f"the head's weights are quantised ({method}), training starts from floats", "give its BF16 checkpoint")
+        )
     drafters = {"head": head, "SLM": slm}
     in_vain = [
         (f"the {role} cannot run as a static graph: {problem}", hint)

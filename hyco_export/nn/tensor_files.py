@@ -5,7 +5,7 @@ else `model.safetensors`, else the shards of the index. Whatever else lies there
 shards; nothing of what the tensors mean.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class TensorFiles:
                 if name in self._owner:
                     raise CheckpointError(f"{folder}: both {self._owner[name]} and {file} hold {name}", FETCH_HINT)
                 self._owner[name] = file
+        if absent := sorted(_promised(folder, self._shards) - set(self._owner)):
+            raise CheckpointError(f"{folder}: the index names {absent[0]}, which none of its files holds", FETCH_HINT)
 
     @property
     def names(self) -> frozenset[str]:
@@ -118,7 +120,9 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         named = SINGLE_NAME if (folder / SINGLE_NAME).is_file() else INDEX_NAME
     path = folder / named
     if not path.is_file():
-        others = sorted(file.name for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
+        others = sorted(
+            file.name for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern) if file.is_file()
+        )
         rule = f"; weights are not read from {', '.join(others)}" if others else ""
         wanted = folder / SINGLE_NAME if named == INDEX_NAME else path
         raise CheckpointError(
@@ -134,6 +138,14 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
             FETCH_HINT,
         )
     return shards
+
+
+def _promised(folder: Path, files: Collection[str]) -> set[str]:
+    """Tensors that the index says are in these files; without an index nothing is promised."""
+    index = folder / (_named_weights(folder) or INDEX_NAME)
+    if set(files) == {SINGLE_NAME} or not index.name.endswith(INDEX_SUFFIX):
+        return set()
+    return set(_weight_map(index))
 
 
 def all_finite(tensor: "torch.Tensor") -> bool:
