@@ -79,5 +79,8 @@ class UnreachableError(ServerError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for one-line messages."""
+    """The first line of an error's text, for one-line messages; of a missing key more than its name."""
+    if isinstance(error, KeyError) and error.args:
+        said = str(error.args[0])
+        return said if " " in said else f"no {said!r}"
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

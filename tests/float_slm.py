@@ -24,10 +24,10 @@ def gemma3_config(pattern: str = "SSFSF", **fields: Any) -> Gemma3TextConfig:
         "head_dim": 8,
         "query_pre_attn_scalar": 24,
         "rope_parameters": ROPE,
+        "vocab_size": VOCAB,
         **fields,
     }
     return Gemma3TextConfig(
-        vocab_size=VOCAB,
         num_hidden_layers=len(pattern),
         layer_types=[TYPES[letter] for letter in pattern],
         sliding_window=WINDOW,

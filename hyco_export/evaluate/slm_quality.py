@@ -173,5 +173,8 @@ def ends(encoding: Encoding) -> tuple[float, float]:
 
 
 def _decibel(signal: float, noise: float) -> float:
-    """10 log10(signal / noise); equal tensors count as the dynamic range of float64."""
-    return 10.0 * float(np.log10(signal / max(noise, signal * np.finfo(np.float64).eps)))
+    """10 log10(signal / noise); equal tensors, all zeros too, count as the dynamic range of float64."""
+    limits = np.finfo(np.float64)
+    if noise <= signal * limits.eps:
+        return -10.0 * float(np.log10(limits.eps))
+    return 10.0 * float(np.log10(max(signal, limits.tiny) / noise))

@@ -12,7 +12,7 @@ import numpy as np
 from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError
-from hyco_export.graph.context_binary import read_context
+from hyco_export.graph.context_binary import parse_context, read_context
 from hyco_export.graph.ep_context import ContextModel, read_context_model
 from hyco_export.graph.frames import ContextInfo
 
@@ -56,6 +56,26 @@ def require_sound(info: ContextInfo, subject: str) -> None:
         CompileError: it is not for HTP, holds no graph, or one that was finalised at level 1.
     """
     _require_none(_graph_problems(info), subject)
+
+
+def require_target(context_model: Path, target: Target, system_library: Path) -> None:
+    """The pair is for `target`: the NPU's libraries open binaries of older chips, and some of others, all the same.
+
+    In this process. A binary that cannot be read is passed over: who opens it says what is wrong with it.
+
+    Raises:
+        CompileError: it is for another target; names both.
+    """
+    model = read_context_model(context_model)
+    try:
+        info = parse_context(context_model.with_name(model.binary), system_library)
+    except (CompileError, OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        return
+    for problem in _target_problems(model, info, target):
+        raise CompileError(
+            f"{context_model.name}: {problem}",
+            f"give the --target that it was compiled for, or compile it: hyco-export compile --target {target.name}",
+        )
 
 
 def _require_none(problems: Iterator[str], subject: str) -> None:

@@ -16,6 +16,7 @@ from typing import BinaryIO, cast
 from hyco_export.errors import HycoError
 from hyco_export.graph import frames
 from hyco_export.graph.context_binary import parse_context
+from hyco_export.graph.context_check import require_target
 from hyco_export.graph.frames import (
     CompileJob,
     Failed,
@@ -42,6 +43,7 @@ def main() -> None:
         reply: Reply
         try:
             if isinstance(job, OpenJob):
+                require_target(Path(job.context_model), job.target, system_library())
                 session = VendorSession(Path(job.context_model), job.target)
                 reply = frames.Opened(session.inputs, session.outputs)
             elif isinstance(job, RunJob):

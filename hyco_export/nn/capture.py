@@ -22,6 +22,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTra
 from hyco_export.core.handoff import LAYER_TYPES, HiddenNorm
 from hyco_export.core.recipe import Sampling
 from hyco_export.errors import ArtifactError, CheckpointError, first_line
+from hyco_export.nn.tensor_files import all_finite
 from hyco_export.nn.verifier import ATTENTION_NAMES, handoff_values, stop_ids
 
 
@@ -157,7 +158,29 @@ def teacher_forced(
     e = model.get_input_embeddings()(tokens)[0]
     capture = Capture(tokens[0].cpu(), answer_start, e.cpu(), hidden[0].cpu(), k, v)
     _require_sizes(capture, model)
+    _require_usable(capture, model)
     return capture
+
+
+def _require_usable(capture: Capture, model: PreTrainedModel) -> None:
+    """What is captured can be learned from: finite, and not the same nothing at every position.
+
+    Raises:
+        CheckpointError: it is not; names the tensor.
+    """
+    for name, tensor in capture.handoff_tensors().items():
+        if not all_finite(tensor):
+            position = int(torch.nonzero(~torch.isfinite(tensor.float()))[0][0])
+            raise CheckpointError(
+                f"the verifier's {name} is not finite at position {position} of a captured text, its weights are: "
+                f"activations leave the range of {tensor.dtype}",
+                "set $.models.verifier.dtype: float32, or use another checkpoint",
+            )
+    if not capture.h.any():
+        raise CheckpointError(
+            "the verifier's hidden states are 0 at every position of a captured text",
+            "its embedding or its final norm is all zeros: fetch the checkpoint again",
+        )
 
 
 def _require_sizes(capture: Capture, model: PreTrainedModel) -> None:

@@ -21,11 +21,11 @@ from hyco_export.core.recipe import Checkpoint
 from hyco_export.core.resources import EMBEDDED_PREFIX, locate
 from hyco_export.errors import CheckpointError
 from hyco_export.nn.gguf_import import import_folder, imported_gguf
+from hyco_export.nn.tensor_files import CONFIG_NAME, weight_files
 
-HASHED_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model")  # weights, configs, templates, vocabularies
-FETCHED_PATTERNS = [*HASHED_PATTERNS, "*.txt"]
+HASHED_PATTERNS = ("*.json", "*.jinja", "*.model")  # configs, templates, vocabularies; of weights what is read of them
+FETCHED_PATTERNS = ["*.safetensors", *HASHED_PATTERNS, "*.txt"]
 READ_BYTES = 1 << 22
-CONFIG_FILE = "config.json"
 SNAPSHOTS_FOLDER = "snapshots"  # of the Hub's cache: one folder a commit, with links to
 BLOBS_FOLDER = "blobs"  # the files, under the sha256 of their contents where the Hub keeps them as large files
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -52,9 +52,9 @@ def require_checkpoint(folder: Path) -> Path:
     Raises:
         CheckpointError: it does not exist or has no config.
     """
-    if not (folder / CONFIG_FILE).is_file():
+    if not (folder / CONFIG_NAME).is_file():
         raise CheckpointError(
-            f"checkpoint folder {folder} has no {CONFIG_FILE}", "give a folder written by save_pretrained, or a Hub id"
+            f"checkpoint folder {folder} has no {CONFIG_NAME}", "give a folder written by save_pretrained, or a Hub id"
         )
     return folder
 
@@ -117,8 +117,11 @@ def local_checkpoint(checkpoint: Checkpoint, recipe_folder: Path | None) -> Path
         cached = snapshot_download(checkpoint.model, revision=checkpoint.revision, local_files_only=True)
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         return None
-    whole = any(Path(cached).glob("*.safetensors")) and (Path(cached) / CONFIG_FILE).is_file()
-    return Path(cached) if whole else None
+    try:
+        weight_files(require_checkpoint(Path(cached)))
+    except CheckpointError:
+        return None  # a snapshot of which a part was fetched
+    return Path(cached)
 
 
 def next_step(checkpoint: Checkpoint, recipe_folder: Path | None) -> str:
@@ -145,20 +148,20 @@ def _gguf_file(checkpoint: Checkpoint, found: Path | None) -> Path | None:
 def fetch_config(hub_id: str, revision: str | None) -> Path | None:
     """A folder with the config alone of a Hub repository, None where the Hub does not give it."""
     try:
-        return Path(hf_hub_download(hub_id, CONFIG_FILE, revision=revision)).parent
+        return Path(hf_hub_download(hub_id, CONFIG_NAME, revision=revision)).parent
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError):
         return None
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """sha256 over the names and contents of all weights, configs and vocabularies, in name order.
+    """sha256 over the names and contents of the files with its weights, all configs and vocabularies, in name order.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint.
+        CheckpointError: the folder is not a checkpoint, or lacks a file with weights.
     """
-    require_checkpoint(folder)
-    names = sorted({path.name for pattern in HASHED_PATTERNS for path in folder.glob(pattern)})
-    return _digest(folder, names)
+    weights = {path.name for path in weight_files(require_checkpoint(folder))}
+    others = {path.name for pattern in HASHED_PATTERNS for path in folder.glob(pattern)}
+    return _digest(folder, sorted(weights | others))
 
 
 def tokenizer_digest(folder: Path) -> str:

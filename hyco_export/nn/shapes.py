@@ -4,26 +4,29 @@ Knows configs, read from a folder or known by a Hub id (`nn.known_configs`); rea
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     Gemma4AssistantForCausalLM,
-    Gemma4ForCausalLM,
-    GemmaQuantizationConfig,
     PreTrainedConfig,
 )
-from transformers.integrations.gemma_quant import replace_with_quant_layers
 
 from hyco_export.core.handoff import LayerType
 from hyco_export.core.sizes.shapes import HeadShape, KvLayer, Matrix, SlmShape, VerifierShape
 from hyco_export.nn.slm.float_checkpoint import FloatModule, Rounding, float_modules
-from hyco_export.nn.slm.gemma_quant import PackedModule, packed_modules
+from hyco_export.nn.slm.gemma_quant import PackedModule, empty_quantised, packed_modules
 from hyco_export.nn.slm.source import require_rounding
-from hyco_export.nn.verifier import ATTENTION_NAMES, READS_KV, STORES_KV, handoff_layers, layer_kv_shape
+from hyco_export.nn.verifier import (
+    ATTENTION_NAMES,
+    READS_KV,
+    STORES_KV,
+    empty_model,
+    handoff_layers,
+    layer_kv_shape,
+)
 
 OUTPUT_LAYER = "lm_head"
 LAYER_PREFIX = "model.layers."
@@ -42,8 +45,7 @@ def verifier_shape(config: PreTrainedConfig) -> VerifierShape:
 def language_model_shape(config: PreTrainedConfig) -> VerifierShape:
     """A verifier without a head, of any family: it hands nothing off."""
     text = config.get_text_config()
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(text)
+    model = empty_model(AutoModelForCausalLM.from_config, text)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return VerifierShape(parameters, text.hidden_size, text.vocab_size, handoff=())
 
@@ -51,8 +53,7 @@ def language_model_shape(config: PreTrainedConfig) -> VerifierShape:
 def head_shape(config: PreTrainedConfig) -> HeadShape:
     """The assistant's linear layers and norms."""
     text = config.get_text_config()
-    with torch.device("meta"):
-        model = Gemma4AssistantForCausalLM(cast(Any, config))
+    model = empty_model(Gemma4AssistantForCausalLM, config)
     return HeadShape(
         width=text.hidden_size,
         vocab_size=text.vocab_size,
@@ -99,22 +100,14 @@ def slm_shape(config: PreTrainedConfig, rounding: Rounding | None = None) -> Slm
 
 
 def _packed(config: PreTrainedConfig) -> tuple[Sequence[Module], int]:
-    """Modules, and values of all norms, of a checkpoint in the mobile QAT layout. Nothing is judged here."""
-    raw: Any = getattr(config, "quantization_config", None)
-    settings = dict(raw) if isinstance(raw, dict) else raw.to_dict()
-    settings.pop("quant_method", None)
-    settings["modules_to_not_convert"] = settings.get("modules_to_not_convert") or []  # None would skip the output
-    quantizer = GemmaQuantizationConfig(**settings)
-    with torch.device("meta"):
-        model = Gemma4ForCausalLM(cast(Any, config.get_text_config()))
-        replace_with_quant_layers(model, quantizer, quantizer.modules_to_not_convert)
+    """Modules, and values of all norms, of a checkpoint in the mobile QAT layout."""
+    model = empty_quantised(config)
     return packed_modules(model), _vector_values(model)
 
 
 def _rounded(text: PreTrainedConfig, rounding: Rounding) -> tuple[Sequence[Module], int]:
     """The same of an unquantised checkpoint."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(text)
+    model = empty_model(AutoModelForCausalLM.from_config, text)
     return float_modules(model, rounding), _vector_values(model)
 
 

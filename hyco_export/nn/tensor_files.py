@@ -1,9 +1,13 @@
 """Tensors of a checkpoint folder by name, read one at a time from one or several safetensors files.
 
-Knows files and shards; nothing of what the tensors mean.
+Which files of a folder hold its weights is decided here alone, in transformers' order: a file that the config names,
+else `model.safetensors`, else the shards of the index. Whatever else lies there is not of the model. Knows files and
+shards; nothing of what the tensors mean.
 """
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -11,22 +15,37 @@ from safetensors import SafetensorError, safe_open
 
 from hyco_export.errors import CheckpointError
 
-INDEX_NAME = "model.safetensors.index.json"
+if TYPE_CHECKING:
+    import torch
+
+CONFIG_NAME = "config.json"
+NAMED_WEIGHTS = "transformers_weights"  # field of a config: the file, or index, that transformers then takes
+INDEX_SUFFIX = ".safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+INDEX_NAME = f"model{INDEX_SUFFIX}"
+ADAPTER_NAME = "adapter_config.json"
 FETCH_HINT = "fetch or save the checkpoint again"
+SAVE_HINT = "load it with transformers and save it with save_pretrained, which writes safetensors"
 
 
 class TensorFiles:
     """Opened shards of one folder.
 
     Raises:
-        CheckpointError: no safetensors, a shard missing, cut short or damaged; names the file.
+        CheckpointError: no safetensors, a shard missing, cut short or damaged, one tensor twice; names the file.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._shards = {name: _opened(folder / name) for name in sorted(set(_file_names(folder)))}
-        self._owner = {tensor: name for name, shard in self._shards.items() for tensor in shard.keys()}  # noqa: SIM118
+        self._shards = {path.name: _opened(path) for path in weight_files(folder)}
+        self._owner: dict[str, str] = {}
+        for file, shard in self._shards.items():
+            for name in shard.keys():  # noqa: SIM118  # a handle, not a dict
+                if name in self._owner:
+                    raise CheckpointError(f"{folder}: both {self._owner[name]} and {file} hold {name}", FETCH_HINT)
+                self._owner[name] = file
+        if absent := sorted(_promised(folder, self._shards) - set(self._owner)):
+            raise CheckpointError(f"{folder}: the index names {absent[0]}, which none of its files holds", FETCH_HINT)
 
     @property
     def names(self) -> frozenset[str]:
@@ -59,6 +78,21 @@ class TensorFiles:
         with self._mapped(name) as shard:
             return shard.get_slice(name)[start:stop].float().numpy().copy()
 
+    def require_finite(self, names: Iterable[str] | None = None) -> None:
+        """These tensors, or all, hold neither infinities nor NaN; integers cannot.
+
+        Raises:
+            CheckpointError: one does; names file, tensor, the first such value and how many there are.
+        """
+        for name in sorted(self.names if names is None else names):
+            with self._mapped(name) as shard:
+                tensor = shard.get_tensor(name)
+            if not all_finite(tensor):
+                raise CheckpointError(
+                    f"{self.folder / self._owner[name]}: {name} {_infinities(tensor)}; weights must be finite",
+                    FETCH_HINT,
+                )
+
     def _mapped(self, name: str) -> safe_open:
         """The shard as torch reads it, mapped anew: what a long-lived map has read stays in the process's memory."""
         self._shard(name)
@@ -70,20 +104,89 @@ class TensorFiles:
         return self._shards[self._owner[name]]
 
 
-def _file_names(folder: Path) -> list[str]:
-    index = folder / INDEX_NAME
-    if not index.is_file():
-        return [SINGLE_NAME]
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files that hold a checkpoint's weights, in name order; none of them opened.
+
+    Raises:
+        CheckpointError: there are none, one that the index names is missing, or the folder holds an adapter.
+    """
+    if (folder / ADAPTER_NAME).is_file():
+        raise CheckpointError(
+            f"{folder} holds an adapter ({ADAPTER_NAME}), a checkpoint's weights must be whole",
+            "merge it into its base model (peft: merge_and_unload) and save that",
+        )
+    named = _named_weights(folder)
+    if named is None:
+        named = SINGLE_NAME if (folder / SINGLE_NAME).is_file() else INDEX_NAME
+    path = folder / named
+    if not path.is_file():
+        others = sorted(
+            file.name for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern) if file.is_file()
+        )
+        rule = f"; weights are not read from {', '.join(others)}" if others else ""
+        wanted = folder / SINGLE_NAME if named == INDEX_NAME else path
+        raise CheckpointError(
+            f"{wanted} does not exist, nor an index of its shards{rule}", SAVE_HINT if others else FETCH_HINT
+        )
+    if not named.endswith(INDEX_SUFFIX):
+        return (path,)
+    shards = tuple(folder / name for name in sorted(set(_weight_map(path).values())))
+    missing = [shard for shard in shards if not shard.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{missing[0]} does not exist; {path.name} names {len(shards)} files, {len(missing)} are missing",
+            FETCH_HINT,
+        )
+    return shards
+
+
+def _promised(folder: Path, files: Collection[str]) -> set[str]:
+    """Tensors that the index says are in these files; without an index nothing is promised."""
+    index = folder / (_named_weights(folder) or INDEX_NAME)
+    if set(files) == {SINGLE_NAME} or not index.name.endswith(INDEX_SUFFIX):
+        return set()
+    return set(_weight_map(index))
+
+
+def all_finite(tensor: "torch.Tensor") -> bool:
+    """Is every value finite? One pass without a copy: NaN and infinities are in the least or the greatest value."""
+    import torch
+
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    values = tensor if tensor.element_size() > 1 else tensor.to(torch.float16)  # 8-bit floats have no such pass
+    return all(bool(torch.isfinite(end)) for end in torch.aminmax(values))
+
+
+def _infinities(tensor: "torch.Tensor") -> str:
+    """The first value that is not finite with its place, and how many there are."""
+    import torch
+
+    places = torch.nonzero(~torch.isfinite(tensor.float()))
+    value = float(tensor[tuple(places[0])])
+    return f"holds {value} at {places[0].tolist()} ({len(places)} of {tensor.numel()} values are not finite)"
+
+
+def _named_weights(folder: Path) -> str | None:
+    """What the config says in place of the usual names; a config that cannot be read is its reader's matter."""
     try:
-        return list(msgspec.json.decode(index.read_bytes())["weight_map"].values())
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not a safetensors index", FETCH_HINT) from error
+        config = msgspec.json.decode((folder / CONFIG_NAME).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+    named: Any = config.get(NAMED_WEIGHTS) if isinstance(config, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found = msgspec.json.decode(index.read_bytes(), type=dict[str, Any])["weight_map"]
+        return msgspec.convert(found, dict[str, str])
+    except (OSError, msgspec.MsgspecError, KeyError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{index} is not a safetensors index: no weight_map of names", FETCH_HINT) from error
 
 
 def _opened(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="numpy")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} does not exist", FETCH_HINT) from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is cut short or damaged: {error}", FETCH_HINT) from error

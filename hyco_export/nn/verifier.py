@@ -5,12 +5,15 @@ their K/V are. Serves capture, QAT and the verifier server; knows nothing of qua
 recipe's reference into a folder.
 """
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,6 +32,7 @@ from hyco_export.errors import CheckpointError, first_line
 from hyco_export.nn.checkpoint import require_checkpoint
 from hyco_export.nn.dtypes import TORCH_DTYPES
 from hyco_export.nn.model_types import require_verifier_type
+from hyco_export.nn.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
 
 logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
 
@@ -39,6 +43,19 @@ ATTENTION_NAMES: dict[LayerType, str] = {
 READS_KV = "reuse"  # transformers' mode of a layer that has no K/V of its own: every layer of a head
 STORES_KV = "store"  # transformers' mode of a layer whose K/V other layers, and the head, may read
 Attention = Literal["sdpa", "eager"]
+Model = TypeVar("Model")
+COUNTS = (  # fields of a text config that must be finite and greater than 0 where they are given
+    *(
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    ),
+    *("vocab_size", "sliding_window", "max_position_embeddings", "final_logit_softcapping"),
+    "rms_norm_eps",
+)
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
@@ -47,18 +64,61 @@ def load_config(folder: Path) -> PreTrainedConfig:
     Raises:
         CheckpointError: no config, or one that transformers does not know.
     """
-    require_checkpoint(folder)
+    path = require_checkpoint(folder) / CONFIG_NAME
     try:
-        return AutoConfig.from_pretrained(folder)
+        stated = json.loads(path.read_text(encoding="utf-8"))  # as transformers reads it: Infinity is a number
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not JSON: {first_line(error)}", FETCH_HINT) from error
+    if not isinstance(stated, dict):
+        raise CheckpointError(f"{path} holds a {type(stated).__name__}, a config is a mapping", FETCH_HINT)
+    try:
+        config = AutoConfig.from_pretrained(folder)
     except StrictDataclassError as error:  # transformers' own rules for a config; the cause says which is broken
         raise CheckpointError(
             f"config of {folder} contradicts itself: {first_line(error.__cause__ or error)}", "fetch or save it again"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # whatever a field of another type breaks in transformers, it is the file's
         unknown = "does not recognize this architecture" in str(error)  # transformers' words for a model type it lacks
         raise CheckpointError(
             f"config of {folder} cannot be read: {first_line(error)}",
             "pip install --upgrade transformers, or correct $.models" if unknown else "save the checkpoint again",
+        ) from error
+    _require_sizes(config, path)
+    return config
+
+
+def _require_sizes(config: PreTrainedConfig, path: Path) -> None:
+    """What transformers takes although no model can have it.
+
+    Raises:
+        CheckpointError: a count is not positive, or layers share K/V that none stores; names the field.
+    """
+    text = config.get_text_config()
+    fields = text.to_dict()
+    for values in (fields, *(fields.get("per_layer_config") or {}).values()):
+        for name, value in values.items():
+            if name in COUNTS and isinstance(value, int | float) and not 0 < value < math.inf:
+                raise CheckpointError(f"{path}: {name} is {value}, it must be finite and greater than 0", FETCH_HINT)
+    try:
+        getattr(text, "kv_sharing_modes", None)
+    except ValueError as error:
+        shared = f"num_kv_shared_layers is {text.num_kv_shared_layers} of {text.num_hidden_layers} layers"
+        raise CheckpointError(f"{path}: {shared}: {first_line(error)}", FETCH_HINT) from error
+
+
+def empty_model(build: Callable[[Any], Model], config: PreTrainedConfig) -> Model:
+    """A config's model, by a class or an auto class's `from_config`, without memory behind its tensors.
+
+    Raises:
+        CheckpointError: none can be made of it; the first thing that breaks.
+    """
+    try:
+        with torch.device("meta"):
+            return build(config)
+    except Exception as error:  # whatever numbers that contradict each other break in transformers
+        raise CheckpointError(
+            f"no model can be made of the config of {config.name_or_path or config.model_type}: {first_line(error)}",
+            FETCH_HINT,
         ) from error
 
 
@@ -151,13 +211,15 @@ def _load(
     kind: type, folder: Path, dtype: Dtype, placement: Mapping[str, Any], attention: Attention
 ) -> PreTrainedModel:
     """placement: transformers' options that say where the parameters go."""
-    require_checkpoint(folder)
+    weight_files(require_checkpoint(folder))
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]  # auto classes share no base with models
             folder,
             dtype=TORCH_DTYPES[dtype],
             attn_implementation=attention,
             output_loading_info=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are in the report, which names them
             **placement,
         )
     except ImportError as error:  # of a quantised checkpoint: transformers names the library that reads it
@@ -165,13 +227,38 @@ def _load(
             f"{folder} cannot be loaded: {first_line(error)}",
             "install what it names, or use the BF16 checkpoint",
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", "fetch or save it again") from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CheckpointError(
+            f"{folder} does not fit into memory: {first_line(error)}", "use a machine or device with more"
+        ) from error
+    except Exception as error:  # whatever a config and tensors that do not fit break in transformers
+        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", FETCH_HINT) from error
     # transformers fills what a checkpoint lacks with random values: such a model drafts nonsense without an error
     absent = sorted(report["missing_keys"])
     if absent:
-        raise CheckpointError(f"{folder} lacks {len(absent)} tensors, first {absent[0]}", "fetch or save it again")
+        raise CheckpointError(f"{folder} lacks {len(absent)} tensors, first {absent[0]}", FETCH_HINT)
+    for name, stored, wanted in sorted(report["mismatched_keys"]):
+        raise CheckpointError(
+            f"{folder} cannot be loaded: {name} is stored as {list(stored)}, the config asks for {list(wanted)}",
+            "the config and the weights are of different models: fetch the checkpoint again",
+        )
+    _require_finite(model, folder)
     return model.eval().requires_grad_(False)
+
+
+def _require_finite(model: PreTrainedModel, folder: Path) -> None:
+    """An infinity in one weight makes every answer the same token, and every later stage look for the fault elsewhere.
+
+    Raises:
+        CheckpointError: a weight is infinite or NaN; names it and its file.
+    """
+    for name, tensor in model.state_dict().items():
+        if not all_finite(tensor.to_local() if isinstance(tensor, DTensor) else tensor):
+            TensorFiles(folder).require_finite()
+            raise CheckpointError(
+                f"{folder}: {name} is finite in the file and not in {tensor.dtype}",
+                "set its dtype in $.models to float32",
+            )
 
 
 def handoff_layers(config: PreTrainedConfig) -> dict[LayerType, int]:

@@ -23,7 +23,7 @@ from hyco_export.nn.checkpoint import checkpoint_digest, checkpoint_folder, toke
 from hyco_export.nn.crew import Crew
 from hyco_export.nn.family import check_family
 from hyco_export.nn.sharding import load_sharded_verifier
-from hyco_export.nn.verifier import load_head, load_verifier, stop_ids
+from hyco_export.nn.verifier import load_config, load_head, load_verifier, stop_ids
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.chain_drafter import ChainDrafter
@@ -76,6 +76,8 @@ def open_server_engine(
     options = options or ServeOptions()
     place = _own_device(device, followers.crew, options) if followers else _device(device)
     folder = checkpoint_folder(recipe.models.verifier, recipe_folder)
+    head_folder = checkpoint_folder(recipe.models.require_head(), recipe_folder)
+    check_family(load_config(folder), load_config(head_folder))
     digest = checkpoint_digest(folder)
     artifact = read_head_artifact(artifacts, digest) if artifacts else None
     keepset = _keepset(artifacts, artifact)
@@ -85,8 +87,7 @@ def open_server_engine(
         model = load_verifier(folder, precision, device)
     else:
         model, heads = load_sharded_verifier(folder, precision, followers.crew)
-    head = load_head(checkpoint_folder(recipe.models.require_head(), recipe_folder), precision, str(place))
-    check_family(model.config, head.config)
+    head = load_head(head_folder, precision, str(place))
 
     restricts = artifact is not None and keepset is not None
     facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)

@@ -103,7 +103,7 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 
 
 def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
-    """The checkpoint holds every tensor, in a layout and of a model that can be converted.
+    """The checkpoint holds every tensor, finite, in a layout and of a model that can be converted.
 
     Raises:
         CheckpointError: it does not.
@@ -111,7 +111,9 @@ def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
     from hyco_export.nn.slm.source import open_checkpoint
     from hyco_export.nn.slm.surgery import slm_network
 
-    slm_network(open_checkpoint(sources["slm"], rounding_of(config.weights)), _rings(config))
+    checkpoint = open_checkpoint(sources["slm"], rounding_of(config.weights))
+    slm_network(checkpoint, _rings(config))
+    checkpoint.require_finite()
 
 
 def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:

@@ -17,6 +17,7 @@ from hyco_export.errors import RecipeError
 from hyco_export.stages.checkpoints import require_lengths
 from hyco_export.stages.expected_work import expected_work
 from hyco_export.stages.plan import plan
+from hyco_export.stages.prechecks import check_checkpoints
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.slm_surgery import rounding_of
 from hyco_export.stages.stage import Stage
@@ -63,7 +64,9 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     folders = {role: _local(run, checkpoint) for role, checkpoint in checkpoints_of(run.recipe).items()}
     missing = _missing(run, folders)
     reasons = _waiting(run, stages, missing) if missing else {i.stage.name: i.reason for i in plan(run, stages)}
-    if folders["verifier"] is not None:
+    if None not in folders.values():
+        check_checkpoints(run, [stage for stage in stages if reasons[stage.name]])
+    elif folders["verifier"] is not None:
         require_lengths(run)
     notes: list[str] = []
     family = _family(run.recipe, folders, notes)

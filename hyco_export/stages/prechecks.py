@@ -13,7 +13,7 @@ from hyco_export.core.recipe import Checkpoint
 from hyco_export.stages.checkpoints import note_unpinned, require_family, require_full_precision, require_lengths
 from hyco_export.stages.plan import PlannedStage
 from hyco_export.stages.run_folder import RunFolder
-from hyco_export.stages.stage import Progress
+from hyco_export.stages.stage import Progress, Stage
 
 
 def prepare_data(run: RunFolder, planned: Sequence[PlannedStage], progress: Progress) -> None:
@@ -37,11 +37,22 @@ def _reading(name: str, limit: int | None, progress: Progress) -> OnCount:
 
 def check_all(run: RunFolder, planned: Sequence[PlannedStage], progress: Progress) -> None:
     """Ask what the checkpoints and every stage that will be built forbid, before the first one works for minutes."""
-    stale = [item for item in planned if not item.fresh]
+    stale = [item.stage for item in planned if not item.fresh]
     if stale:
-        require_family(run)
-        require_lengths(run)
-    require_full_precision(run, {item.stage.name for item in stale})
+        check_checkpoints(run, stale)
     note_unpinned(run, progress.note)
-    for item in stale:
-        item.stage.check(item.stage.config(run.recipe), run.sources(item.stage))
+
+
+def check_checkpoints(run: RunFolder, stages: Sequence[Stage]) -> None:
+    """What the checkpoints forbid of stages that will be built; reads them, writes nothing.
+
+    Raises:
+        CheckpointError, RecipeError: the first thing that cannot work.
+    """
+    require_family(run)
+    require_lengths(run)
+    require_full_precision(run, {stage.name for stage in stages})
+    for stage in stages:
+        named = stage.sources(run.recipe).items()
+        folders = {name: run.source(name, source) for name, source in named if isinstance(source, Checkpoint)}
+        stage.check(stage.config(run.recipe), folders)

@@ -26,6 +26,7 @@ import numpy as np
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.heap import release_freed
 from hyco_export.core.json_file import write_json
 from hyco_export.core.layout import CAPTURE, QAT_HEAD
 from hyco_export.core.network.head_file import HEAD_FILE, write_head
@@ -75,13 +76,18 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 
 
 def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
-    """Overrides name layers of the head, and those in blocks can be cut into them.
+    """The head is whole and can be converted; overrides name its layers, and those in blocks can be cut into them.
 
     Raises:
-        RecipeError: they do not.
+        CheckpointError: a weight is missing or not finite, or the static network lacks a part of the head.
+        RecipeError: overrides do not fit the head.
     """
     from hyco_export.nn.head.layer_grids import linear_widths
+    from hyco_export.nn.head.stored import head_architecture
+    from hyco_export.nn.verifier import load_head
 
+    head_architecture(load_head(sources["head"], config.dtype))
+    release_freed()
     _grids(config.qat, linear_widths(sources["head"], config.qat.split_projection))
 
 

@@ -58,8 +58,8 @@ class Stage:
 
     A `resumable` stage may find in `out_dir` what a killed build of the same key left there: it verifies that
     (`core.partial`) and goes on, to the same bytes. A `shared` stage is built by every process of a launch together
-    (`nn.crew`), the others by the main one. `check(config, sources)` raises a RecipeError for what only the sources can
-    tell; it takes about a second and is asked before any stage of a chain is built.
+    (`nn.crew`), the others by the main one. `check(config, folders)` gets the folders of its checkpoints and raises for
+    what only they can tell; it reads a checkpoint once at most, and is asked before any stage of a chain is built.
     """
 
     name: str

@@ -121,14 +121,26 @@ def test_every_other_target_compiles_and_reads_back(name: str, mlp_model: Path, 
     )
 
 
-@pytest.mark.parametrize("name", ["sm8750", "sm8845"])
-def test_binary_for_another_target_is_refused(name: str, compiled_mlp: CompiledContext) -> None:
+@pytest.mark.parametrize(
+    ("made_for", "opened_for"),
+    [
+        ("sm8850", "sm8750"),
+        ("sm8850", "sm8845"),
+        ("sm8750", "sm8850"),  # the libraries would open it
+        ("sm8550", "sm8850"),
+        ("x-elite", "sm8550"),  # of one architecture
+    ],
+)
+def test_binary_for_another_target_is_refused(made_for: str, opened_for: str, mlp_model: Path, tmp_path: Path) -> None:
+    made, asked = TARGETS[made_for], TARGETS[opened_for]
+    compiled = compile_context(mlp_model, tmp_path, "mlp", made, tmp_path / "compile.log")
     with pytest.raises(CompileError) as caught:
-        open_context(compiled_mlp.context_model, TARGETS[name])
+        open_context(compiled.context_model, asked)
     assert caught.value.message == (
-        "the binary of mlp_ctx.onnx was not compiled for this target or this version of the NPU libraries"
+        f"mlp_ctx.onnx: compiled for v{made.htp_arch}/SoC {made.soc_model}, "
+        f"asked for v{asked.htp_arch}/SoC {asked.soc_model}"
     )
-    assert "--target" in caught.value.hint
+    assert caught.value.hint.endswith(f"compile --target {opened_for}")
 
 
 def copy_pair(compiled: CompiledContext, folder: Path) -> tuple[Path, Path]:

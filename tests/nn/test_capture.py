@@ -71,6 +71,17 @@ def test_sizes_that_the_config_does_not_say_are_refused():
         teacher_forced(model, IDS, 10)
 
 
+def test_captures_that_nothing_can_be_learned_from_are_refused_with_their_cause():
+    model = builders.small_verifier(VOCAB)
+    model.model.norm.weight[3] = float("inf")  # as what overflows in a pass
+    with pytest.raises(CheckpointError, match="the verifier's h is not finite at position 0") as caught:
+        teacher_forced(model, IDS, 10)
+    assert "float32" in caught.value.hint
+    model.model.norm.weight.zero_()
+    with pytest.raises(CheckpointError, match="hidden states are 0 at every position"):
+        teacher_forced(model, IDS, 10)
+
+
 def test_hidden_states_from_before_and_after_the_norm_belong_together():
     model = builders.small_verifier(VOCAB)
     before, after = (teacher_forced(model, IDS, 10, side).h for side in ("pre", "post"))

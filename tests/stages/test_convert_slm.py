@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from hyco_export.core.devicespec import SlmSpec, read_spec
 from hyco_export.core.keepset import KEEPSET_FILE, KeepSet
+from hyco_export.core.packing import pack_rows
 from hyco_export.core.recipe import Calibration, SlmGraph
 from hyco_export.core.samples import read_samples
 from hyco_export.errors import ArtifactError, CheckpointError, GateError
@@ -25,6 +26,7 @@ from hyco_export.stages.convert_slm import ConvertSlmConfig
 from hyco_export.stages.slm_proofs import Pair, require_equal
 from hyco_export.stages.stage import Silent
 
+WIDTH = 4  # of the checkpoint's linear layers that no rule names
 KEPT = np.arange(0, VOCAB, 2, dtype=np.int32)
 CONFIG = ConvertSlmConfig(SlmGraph(rows=6, prefill_rows=8, ring=12, sliding_ring=8), Calibration(), sequence_limit=40)
 FILES = {
@@ -207,6 +209,7 @@ def truncate(folder: Path) -> None:
 def name_absent_shard(folder: Path) -> None:
     index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").unlink()  # which would go before the index
 
 
 ODD_CHECKPOINTS = {
@@ -246,6 +249,29 @@ def test_an_odd_checkpoint_is_named_and_nothing_is_written(fault: str, tmp_path:
     with pytest.raises(CheckpointError, match=words):
         build(inputs, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("zeros", ["k_proj", "v_proj", "layer_scalar", "input_layernorm", "lm_head"])
+def test_layers_of_zeros_go_through_the_stage(zeros: str, tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path)
+    path = inputs["slm"] / "model.safetensors"
+    tensors = load_file(path)
+    names = [name for name in tensors if zeros in name and name.endswith(("weight", zeros)) and "layers.1" not in name]
+    assert names
+    for name in names:
+        found, scales = tensors[name], tensors.get(f"{name}_scale")
+        if scales is None:
+            tensors[name] = np.zeros_like(found)
+        else:
+            bits = 8 if found.dtype == np.int8 else WIDTH
+            tensors[name] = pack_rows(np.zeros((len(found), found.shape[1] * (8 // bits)), np.int8), bits)
+    save_file(tensors, path, metadata={"format": "pt"})
+    metrics = build(inputs, tmp_path / "out")
+    assert all(difference < 1e-3 for difference in metrics["parity_in_std"].values())
+    assert metrics["sqnr_min_db"] > 20.0
+    assert 0.0 < metrics["top1_agreement"] <= 1.0
+    grids = json.loads((tmp_path / "out" / "encodings.json").read_text())
+    assert all(np.isfinite(grid["scale"]) and grid["scale"] > 0 for grid in grids.values())
 
 
 @pytest.mark.parametrize("intermediate", [37, 38])  # 37 and 74 inputs: no multiple of 2, no multiple of 4

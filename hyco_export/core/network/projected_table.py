@@ -57,4 +57,6 @@ def _products(table: IntegerTable, matrix: np.ndarray) -> tuple[IntegerTable, fl
         signal += float(np.sum(exact**2, dtype=np.float64))
         difference = rounded.integers.astype(np.float32) * rounded.scale[:, None] - exact
         noise += float(np.sum(difference**2, dtype=np.float64))
-    return IntegerTable(integers, scales, ZERO_POINT), 10.0 * float(np.log10(signal / max(noise, np.finfo(float).tiny)))
+    least = np.finfo(float).tiny  # of embeddings, or a projection, of zeros
+    decibel = 10.0 * float(np.log10(max(signal, least) / max(noise, least)))
+    return IntegerTable(integers, scales, ZERO_POINT), decibel

@@ -85,7 +85,7 @@ def explained_db(parts: Iterable[Part], predict: Predict) -> float:
         noise += float(np.sum((part.live[told] - wanted) ** 2))
     if signal == 0.0:
         return -EXACT_DB
-    return EXACT_DB if noise == 0.0 else 10.0 * float(np.log10(signal / noise))
+    return EXACT_DB if noise == 0.0 else 10.0 * float(np.log10(max(signal, np.finfo(float).tiny) / noise))
 
 
 @dataclass(frozen=True)

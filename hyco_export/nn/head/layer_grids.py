@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
-from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
+from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.errors import RecipeError
@@ -20,7 +19,7 @@ from hyco_export.nn.block_grids import LPBQ_BLOCK, nearest_blocks, searched_bloc
 from hyco_export.nn.head.linears import linear_layers
 from hyco_export.nn.head.split_projection import split_projection
 from hyco_export.nn.head.stored import stored_name
-from hyco_export.nn.verifier import load_config
+from hyco_export.nn.verifier import empty_model, load_config
 from hyco_export.nn.weight_grids import integer_matrix, nearest_scales, searched_scales
 
 
@@ -37,8 +36,8 @@ def linear_widths(folder: Path, split: bool) -> dict[str, int]:
 
     `split`: the first matrix in two (`nn.head.split_projection`).
     """
+    head = empty_model(Gemma4AssistantForCausalLM, load_config(folder))
     with torch.device("meta"):
-        head = Gemma4AssistantForCausalLM(cast(Gemma4AssistantConfig, load_config(folder)))
         if split:
             split_projection(head)
     return {name: layer.in_features for name, layer in linear_layers(head)}

@@ -28,8 +28,9 @@ SIDES: dict[HiddenNorm, str] = {"pre": "before", "post": "after"}
 
 
 def side_of(states: torch.Tensor, norm: FinalNorm) -> HiddenNorm:
-    """The side of the norm that states [n, H] come from."""
-    rms = (states.float() / norm.weight).square().mean(dim=-1).sqrt()  # [n]
+    """The side of the norm that states [n, H] come from, told where its weight is not 0."""
+    told = norm.weight != 0
+    rms = (states.float()[:, told] / norm.weight[told]).square().mean(dim=-1).sqrt()  # [n]
     return "post" if ((rms - 1.0).abs() < RMS_TOLERANCE).float().mean() >= SHARE_ON_ONE_SIDE else "pre"
 
 

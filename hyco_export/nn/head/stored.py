@@ -5,18 +5,17 @@ from collections.abc import Mapping
 import numpy as np
 from transformers import Gemma4AssistantForCausalLM, PreTrainedConfig
 
-from hyco_export.core.handoff import LayerType
 from hyco_export.core.network.head import HeadArchitecture, HeadLayer
 from hyco_export.core.network.head_file import StoredHead
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.errors import CheckpointError
+from hyco_export.nn.config_fields import require_honoured
 from hyco_export.nn.head.unroll import head_spans
-from hyco_export.nn.verifier import ATTENTION_NAMES, layer_kv_shape
+from hyco_export.nn.slm.layer_types import SHORT_NAMES, rotary_frequencies
+from hyco_export.nn.verifier import layer_kv_shape
 
 MODEL_PREFIX = "model."  # transformers' name of the decoder inside the head
 WEIGHT_SUFFIX = ".weight"
-ACTIVATION = "gelu_pytorch_tanh"
-SHORT_NAMES: dict[str, LayerType] = {name: short for short, name in ATTENTION_NAMES.items()}
 
 
 def stored_name(module_name: str) -> str:
@@ -51,7 +50,12 @@ def head_architecture(head: Gemma4AssistantForCausalLM) -> HeadArchitecture:
     """
     config: PreTrainedConfig = head.config
     text = config.get_text_config()
-    _require_supported(text)
+    require_honoured(config, "head")
+    if set(text.layer_types) != set(SHORT_NAMES):
+        raise CheckpointError(
+            f"the head has layers of {sorted(set(text.layer_types))}, not of both {sorted(SHORT_NAMES)}",
+            "the static graph reads one hand-off of each type: use a published Gemma 4 assistant",
+        )
     layers = tuple(
         HeadLayer(
             layer_type=SHORT_NAMES[layer_type],
@@ -68,32 +72,5 @@ def head_architecture(head: Gemma4AssistantForCausalLM) -> HeadArchitecture:
         epsilon=text.rms_norm_eps,
         layers=layers,
         spans=head_spans(config),
-        inv_freq=_rotary_frequencies(head),
+        inv_freq=rotary_frequencies(head.model.rotary_emb),
     )
-
-
-def _require_supported(text: PreTrainedConfig) -> None:
-    rules = (
-        (text.hidden_activation == ACTIVATION, f"activation {text.hidden_activation}, not {ACTIVATION}"),
-        (not text.attention_bias, "biased attention projections"),
-        (
-            set(text.layer_types) == set(SHORT_NAMES),
-            f"layer types {sorted(set(text.layer_types))}, not sliding and full",
-        ),
-    )
-    for holds, problem in rules:
-        if not holds:
-            raise CheckpointError(f"the head has {problem}", "the static graph covers Gemma 4 assistants as published")
-
-
-def _rotary_frequencies(head: Gemma4AssistantForCausalLM) -> dict[str, tuple[float, ...]]:
-    """By layer type, [d / 2]; 0 where a pair does not rotate (transformers' `Gemma4TextRotaryEmbedding`)."""
-    rotary = head.model.rotary_emb
-    frequencies: dict[str, tuple[float, ...]] = {}
-    for name, layer_type in SHORT_NAMES.items():
-        if getattr(rotary, f"{name}_attention_scaling") != 1.0:
-            raise CheckpointError(
-                f"the head scales rotary tables of {name} layers", "only unscaled tables are supported"
-            )
-        frequencies[layer_type] = tuple(float(value) for value in getattr(rotary, f"{name}_inv_freq"))
-    return frequencies

@@ -24,7 +24,7 @@ from hyco_export.nn.embedding_table import quantize_rows
 from hyco_export.nn.slm.gemma_quant import MULTIMODAL_PART
 from hyco_export.nn.slm.surgery import OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
 from hyco_export.nn.tensor_files import FETCH_HINT, TensorFiles
-from hyco_export.nn.verifier import load_config
+from hyco_export.nn.verifier import empty_model, load_config
 from hyco_export.nn.weight_grids import searched_matrix
 
 MODELS: Mapping[str, type[PreTrainedModel]] = {"gemma3_text": Gemma3ForCausalLM, "gemma4_text": Gemma4ForCausalLM}
@@ -73,7 +73,7 @@ class FloatCheckpoint:
         self.config: Any = load_config(folder).get_text_config()
         self._files = TensorFiles(folder)
         self._ratios = rounding.ratios
-        model = empty_model(folder)
+        model = _empty(folder)
         self.modules = {module.name: module for module in float_modules(model, rounding)}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         self.vectors = tuple(name for name in shapes if name.rpartition(".")[0] not in self.modules)
@@ -129,6 +129,10 @@ class FloatCheckpoint:
         """A whole parameter or buffer, float32."""
         return self._files.get(self._require(name))
 
+    def require_finite(self) -> None:
+        """Read every tensor once. Raises CheckpointError: one holds an infinity or NaN; names it and its file."""
+        self._files.require_finite({self._require(name) for name in self._stored})
+
     def _rows(self, name: str, rows: np.ndarray) -> np.ndarray:
         tensor = self._require(name)
         parts = []
@@ -158,20 +162,15 @@ class FloatCheckpoint:
             )
 
 
-def empty_model(folder: Path) -> PreTrainedModel:
-    """transformers' model of the checkpoint without memory behind its tensors.
-
-    Raises:
-        CheckpointError: not one of `MODELS`.
-    """
+def _empty(folder: Path) -> PreTrainedModel:
+    """Raises CheckpointError: not one of `MODELS`, or none can be made of the config."""
     config = load_config(folder).get_text_config()
     if config.model_type not in MODELS:
         raise CheckpointError(
             f"{folder} holds a {config.model_type!r} model, an SLM must be one of {', '.join(MODELS)}",
             "correct $.models.slm",
         )
-    with torch.device("meta"):
-        return MODELS[config.model_type](config)
+    return empty_model(MODELS[config.model_type], config)
 
 
 def float_stock(folder: Path) -> PreTrainedModel:

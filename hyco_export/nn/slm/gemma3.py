@@ -13,8 +13,8 @@ import numpy as np
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from hyco_export.core.network.slm import SlmLayer, SlmNetwork
-from hyco_export.errors import CheckpointError
-from hyco_export.nn.slm.layer_types import ACTIVATION, SHORT_NAMES, rotary_frequencies
+from hyco_export.nn.config_fields import require_honoured
+from hyco_export.nn.slm.layer_types import SHORT_NAMES, rotary_frequencies
 
 GEMMA3 = "gemma3_text"  # transformers' model type
 QUERY_NORM, KEY_NORM = ".q_norm", ".k_norm"
@@ -26,7 +26,7 @@ def gemma3_network(text: Any, rings: dict[str, int]) -> SlmNetwork:
     Raises:
         CheckpointError: the model has a part that the static network does not.
     """
-    _require_supported(text)
+    require_honoured(text, "SLM")
     types = [SHORT_NAMES[layer_type] for layer_type in text.layer_types]
     spans = {"sliding": text.sliding_window, "full": None}
     return SlmNetwork(
@@ -70,16 +70,3 @@ def _pair_sizes(weight: np.ndarray) -> np.ndarray:
     half = len(weight) // 2
     size = np.maximum(np.abs(weight[:half]), np.abs(weight[half:]))
     return np.tile(np.where(size > 0, size, np.float32(1.0)), 2)
-
-
-def _require_supported(text: Any) -> None:
-    """Name the first part of the model that the static network does not have."""
-    rules = (
-        (not text.attention_bias, "its attention has biases"),
-        (text.hidden_activation == ACTIVATION, f"its activation is {text.hidden_activation}, not {ACTIVATION}"),
-        (not text.use_bidirectional_attention, "its attention looks ahead"),
-        (text.attn_logit_softcapping is None, "its attention scores are soft-capped"),
-    )
-    for holds, what in rules:
-        if not holds:
-            raise CheckpointError(f"this SLM cannot run as a static graph: {what}", "use a Gemma 3 text model")

@@ -10,24 +10,28 @@ Legend: N output channels or rows, K input channels or columns.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
-from transformers import Gemma4ForCausalLM, GemmaQuantizationConfig
+from transformers import Gemma4ForCausalLM, GemmaQuantizationConfig, PreTrainedConfig
 from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, replace_with_quant_layers
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbedding
 
 from hyco_export.core.network.weights import MatrixShape, PackedMatrix
 from hyco_export.core.packing import WIDTHS, unpack_rows
 from hyco_export.core.tables import PackedRows, TableLayout
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.tensor_files import TensorFiles
-from hyco_export.nn.verifier import load_config
+from hyco_export.nn.tensor_files import FETCH_HINT, TensorFiles
+from hyco_export.nn.verifier import empty_model, load_config
 
 MULTIMODAL_PART = "language_model."  # in tensor names of a checkpoint that also has vision and audio towers
 PACKED_TYPES = {2: "U8", 4: "U8", 8: "I8"}  # safetensors' names, by width
 FLOAT_TYPES = ("F32", "BF16", "F16")
+PACKED_TYPE = "gemma4_text"  # the model type that transformers' quantizer is for
+SIZES_HINT = "sizes or num_bits in config.json are of another model than the weights: fetch the checkpoint again"
 LAYOUT_HINT = "give a checkpoint in the mobile QAT layout of transformers' Gemma quantizer"
 
 
@@ -64,14 +68,16 @@ class PackedCheckpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.config: Any = load_config(folder).get_text_config()
+        whole = load_config(folder)
+        self.config: Any = whole.get_text_config()
         self._files = TensorFiles(folder)
         self._stored = {name.replace(MULTIMODAL_PART, ""): name for name in self._files.names}
-        self.modules, self._vector_shapes = _expected(self.config, quantization_config(folder))
+        self.modules, self._vector_shapes = _expected(whole)
         for module in self.modules.values():
             self._check(module)
         for name, shape in self._vector_shapes.items():
             self._check_vector(name, shape)
+        self._files.require_finite(self._stored[name] for name in self._vector_shapes)
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -126,12 +132,15 @@ class PackedCheckpoint:
         """A float parameter or buffer, float32."""
         return self._get(name)
 
+    def require_finite(self) -> None:
+        """Nothing is left to read: scales and vectors were, and integers are finite."""
+
     def _get(self, name: str) -> np.ndarray:
         return self._files.get(self._require(name))
 
     def _require(self, name: str) -> str:
         if name not in self._stored:
-            raise CheckpointError(f"checkpoint {self._files.folder} has no tensor {name}", LAYOUT_HINT)
+            raise CheckpointError(f"checkpoint {self._files.folder} has no tensor {name}", FETCH_HINT)
         return self._stored[name]
 
     def _check(self, module: PackedModule) -> None:
@@ -148,7 +157,7 @@ class PackedCheckpoint:
             raise CheckpointError(
                 f"{module.tensor} is stored as {list(found)}; {module.bits} bits of [{module.rows}, {module.columns}] "
                 f"are {list(wanted)}",
-                "num_bits in the checkpoint's quantization_config does not fit its tensors",
+                SIZES_HINT,
             )
         self._check_float(module.scale_tensor)
         scales = self._files.shape(self._require(module.scale_tensor))
@@ -160,7 +169,7 @@ class PackedCheckpoint:
         self._check_float(name)
         found = self._files.shape(self._require(name))
         if found != wanted:
-            raise CheckpointError(f"{name} is {list(found)}, the model's config asks for {list(wanted)}", LAYOUT_HINT)
+            raise CheckpointError(f"{name} is {list(found)}, the model's config asks for {list(wanted)}", SIZES_HINT)
 
     def _check_float(self, name: str) -> None:
         kind = self._files.dtype(self._require(name))
@@ -168,28 +177,47 @@ class PackedCheckpoint:
             raise CheckpointError(f"{name} is stored as {kind}, expected one of {list(FLOAT_TYPES)}", LAYOUT_HINT)
 
 
-def quantization_config(folder: Path) -> GemmaQuantizationConfig:
-    """The checkpoint's quantizer settings; `quant_method` may be missing, every module counts unless it is listed.
+class ModuleWidth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the modules whose names a pattern matches."""
+
+    num_bits: int = 4
+
+
+class QuantizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A checkpoint's `quantization_config`; `quant_method` may be missing."""
+
+    quant_method: Literal["gemma"] = "gemma"
+    num_bits: int = 4
+    quantize_embeddings: bool = False
+    module_quant_configs: dict[str, ModuleWidth] | None = None
+    modules_to_not_convert: list[str] | None = None
+
+
+def quantization_config(config: PreTrainedConfig) -> GemmaQuantizationConfig:
+    """The checkpoint's quantizer settings; every module counts unless it is listed.
 
     Raises:
         CheckpointError: the checkpoint is not quantised, by another method, or to a width that cannot be packed.
     """
-    raw = getattr(load_config(folder), "quantization_config", None)
+    raw: Any = getattr(config, "quantization_config", None)
     if raw is None:
-        raise CheckpointError(f"checkpoint {folder} is not quantised", LAYOUT_HINT)
-    settings = dict(raw) if isinstance(raw, dict) else raw.to_dict()
-    method = str(settings.pop("quant_method", "gemma"))
-    if method != "gemma":
-        raise CheckpointError(f"checkpoint {folder} is quantised with {method!r}", LAYOUT_HINT)
-    rules = settings.get("module_quant_configs") or {}
-    for pattern, bits in [
-        ("*", settings.get("num_bits", 4)),
-        *((p, rule.get("num_bits", 4)) for p, rule in rules.items()),
-    ]:
+        raise CheckpointError(f"checkpoint {config.name_or_path} is not quantised", LAYOUT_HINT)
+    given = dict(raw) if isinstance(raw, dict) else raw.to_dict()
+    try:
+        settings = msgspec.convert(msgspec.to_builtins(given, enc_hook=str), QuantizerSettings)
+    except msgspec.ValidationError as error:
+        method = given.get("quant_method", "gemma")
+        raise CheckpointError(
+            f"checkpoint {config.name_or_path} is quantised with {method!r}, not in the mobile QAT layout: {error}",
+            LAYOUT_HINT,
+        ) from error
+    widths = {"*": settings.num_bits} | {rule: w.num_bits for rule, w in (settings.module_quant_configs or {}).items()}
+    for pattern, bits in widths.items():
         if bits not in WIDTHS:
             raise CheckpointError(f"num_bits of {pattern} is {bits}, not one of {list(WIDTHS)}", LAYOUT_HINT)
-    settings["modules_to_not_convert"] = settings.get("modules_to_not_convert") or []  # None would skip lm_head
-    return GemmaQuantizationConfig(**settings)
+    named = msgspec.to_builtins(settings)
+    del named["quant_method"]
+    return GemmaQuantizationConfig(**named | {"modules_to_not_convert": settings.modules_to_not_convert or []})
 
 
 def stock_model(folder: Path) -> Gemma4ForCausalLM:
@@ -198,8 +226,9 @@ def stock_model(folder: Path) -> Gemma4ForCausalLM:
     Activation scales of 0 mean "leave alone" (`apply_srq`): the float reference of graphs whose activations have
     16-bit ranges of their own.
     """
-    config = load_config(folder).get_text_config()
-    config.quantization_config = quantization_config(folder).to_dict()
+    whole = load_config(folder)
+    config = whole.get_text_config()
+    config.quantization_config = quantization_config(whole).to_dict()
     model = Gemma4ForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager")
     for module in model.modules():
         if isinstance(module, QuantizedLinear):
@@ -208,13 +237,38 @@ def stock_model(folder: Path) -> Gemma4ForCausalLM:
     return model.eval()
 
 
-def _expected(
-    config: Any, settings: GemmaQuantizationConfig
-) -> tuple[dict[str, PackedModule], dict[str, tuple[int, ...]]]:
-    """Quantised modules by name, and the shapes of all other parameters and stored buffers."""
+def empty_quantised(config: PreTrainedConfig) -> Gemma4ForCausalLM:
+    """The text model of a packed checkpoint's config with transformers' quantised layers, without memory.
+
+    Raises:
+        CheckpointError: none can be made of it, or it leaves a linear layer in floats.
+    """
+    settings = quantization_config(config)
+    text: Any = config.get_text_config()
+    if text.model_type != PACKED_TYPE:
+        raise CheckpointError(
+            f"{config.name_or_path} is a packed {text.model_type!r} model, only {PACKED_TYPE} is read packed",
+            "give the unquantised checkpoint, with the widths to round it to under $.slm.weights",
+        )
+    model = empty_model(Gemma4ForCausalLM, text)
     with torch.device("meta"):
-        model = Gemma4ForCausalLM(config)
         replace_with_quant_layers(model, settings, settings.modules_to_not_convert)
+    floats = [
+        name for name, module in model.named_modules() if type(module) in (nn.Linear, Gemma4TextScaledWordEmbedding)
+    ]
+    if floats:
+        raise CheckpointError(
+            f"quantization_config of {config.name_or_path} leaves {len(floats)} modules in floats, first {floats[0]} "
+            f"(modules_to_not_convert: {settings.modules_to_not_convert}, quantize_embeddings: "
+            f"{settings.quantize_embeddings}); the graphs need integers of every one",
+            "quantise these modules too (8 bits lose least), or give the unquantised checkpoint with $.slm.weights",
+        )
+    return model
+
+
+def _expected(config: PreTrainedConfig) -> tuple[dict[str, PackedModule], dict[str, tuple[int, ...]]]:
+    """Quantised modules by name, and the shapes of all other parameters and stored buffers."""
+    model = empty_quantised(config)
     modules = {module.name: module for module in packed_modules(model)}
     others = {
         name: tuple(tensor.shape)

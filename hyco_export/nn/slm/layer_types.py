@@ -1,4 +1,4 @@
-"""What Gemma 3 and Gemma 4 text models name alike: layer types, their rotary frequencies, the activation."""
+"""What Gemma 3 and Gemma 4 text models, and heads, name alike: layer types and their rotary frequencies."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from hyco_export.nn.verifier import ATTENTION_NAMES
 
 LONG_NAMES: dict[str, str] = dict(ATTENTION_NAMES.items())  # our layer types -> transformers'
 SHORT_NAMES = {name: short for short, name in LONG_NAMES.items()}
-ACTIVATION = "gelu_pytorch_tanh"
 
 
 def rotary_frequencies(rotary: Any) -> dict[str, tuple[float, ...]]:
@@ -18,9 +17,11 @@ def rotary_frequencies(rotary: Any) -> dict[str, tuple[float, ...]]:
     """
     frequencies = {}
     for layer_type in rotary.layer_types:
-        if getattr(rotary, f"{layer_type}_attention_scaling") != 1.0:
+        factor = getattr(rotary, f"{layer_type}_attention_scaling")
+        if factor != 1.0:
             raise CheckpointError(
-                f"rotary tables of {layer_type} are scaled", "use a model with unscaled rotary tables"
+                f"rope_parameters of {layer_type} multiply cos and sin by {factor}, only 1 is implemented",
+                "use a model whose rotary tables are not scaled",
             )
         frequencies[SHORT_NAMES[layer_type]] = tuple(getattr(rotary, f"{layer_type}_inv_freq").double().tolist())
     return frequencies

@@ -7,6 +7,7 @@ Legend: n tokens, R rows of a pass, W ring slots, V kept tokens.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ def relative_difference(
 ) -> float:
     """Largest |difference| of the logits of all rows over the kept tokens, in standard deviations of transformers'.
 
+    0 for logits that are all the same on both sides, as of an output layer of zeros.
+
     Args:
         window: of sliding attention on transformers' side.
     """
@@ -111,7 +114,8 @@ def relative_difference(
     ours = static_logits(slm, embeddings, tokens, rows, case)
     with output_of(stock, kept):
         theirs = stock_logits(stock, slm.network.rings, tokens, rows, case, window)
-    return float(np.abs(ours - theirs).max() / theirs.std())
+    largest, spread = float(np.abs(ours - theirs).max()), float(theirs.std())
+    return largest / spread if spread else (0.0 if largest == 0.0 else math.inf)
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from hyco_export.core.network.slm import SlmLayer, SlmNetwork
 from hyco_export.core.network.weights import MatrixShape, PackedMatrices, PackedMatrix, Weights
 from hyco_export.core.tables import PER_LAYER, TOKENS, PackedRows
 from hyco_export.errors import CheckpointError
+from hyco_export.nn.config_fields import require_honoured
 from hyco_export.nn.slm.gemma3 import GEMMA3, gemma3_network, gemma3_vectors
-from hyco_export.nn.slm.layer_types import ACTIVATION, SHORT_NAMES, rotary_frequencies
+from hyco_export.nn.slm.layer_types import SHORT_NAMES, rotary_frequencies
 
 MODEL_PREFIX = "model."
 OUTPUT_LAYER = "lm_head"
@@ -67,7 +68,13 @@ def slm_network(checkpoint: SlmCheckpoint, rings: dict[str, int]) -> SlmNetwork:
     text: Any = checkpoint.config
     if text.model_type == GEMMA3:
         return gemma3_network(text, rings)
-    _require_supported(text)
+    require_honoured(text, "SLM")
+    if text.num_hidden_layers <= text.num_kv_shared_layers:
+        raise CheckpointError(
+            f"the SLM cannot run as a static graph: num_kv_shared_layers is {text.num_kv_shared_layers} of "
+            f"{text.num_hidden_layers} layers, one must store keys and values",
+            "use a language model: a head reads another model's",
+        )
     sources = _kv_sources(text)
     types = [SHORT_NAMES[layer_type] for layer_type in text.layer_types]
     layers = tuple(
@@ -131,20 +138,6 @@ def host_tables(checkpoint: SlmCheckpoint) -> dict[str, PackedRows]:
     if getattr(checkpoint.config, "hidden_size_per_layer_input", None):
         tables[PER_LAYER] = checkpoint.table(PER_LAYER_TABLE, PER_LAYER_SHARE)
     return tables
-
-
-def _require_supported(text: Any) -> None:
-    """Name the first part of the model that the static network does not have."""
-    rules = (
-        (not text.enable_moe_block, "it has mixture-of-experts blocks"),
-        (not text.attention_bias, "its attention has biases"),
-        (text.hidden_activation == ACTIVATION, f"its activation is {text.hidden_activation}, not {ACTIVATION}"),
-        (text.use_bidirectional_attention is None, "its attention looks ahead"),
-        (text.num_hidden_layers > text.num_kv_shared_layers, "no layer stores keys and values"),
-    )
-    for holds, what in rules:
-        if not holds:
-            raise CheckpointError(f"this SLM cannot run as a static graph: {what}", "use a dense Gemma 4 text model")
 
 
 def _kv_sources(text: Any) -> list[int]:

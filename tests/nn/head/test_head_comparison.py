@@ -51,8 +51,8 @@ def test_sessions_without_runner_ups_are_stacked_too():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hidden_activation": "silu"}, "the head has activation silu, not gelu_pytorch_tanh"),
-        ({"attention_bias": True}, "the head has biased attention projections"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu', only 'gelu_pytorch_tanh' is implemented"),
+        ({"attention_bias": True}, "attention_bias is True, only False is implemented"),
     ],
 )
 def test_a_head_that_no_static_graph_covers_is_refused(change, words):

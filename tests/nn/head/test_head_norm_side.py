@@ -33,6 +33,17 @@ def test_values_tell_the_side(dtype):
             assert side_of(capture.h, final_norm(model)) == side
 
 
+def test_a_norm_with_zeros_tells_the_side(verifier):
+    model = builders.small_verifier(VOCAB)
+    model.model.norm.weight[5] = 0.0
+    assert side_of(captures(model, "pre")[0].h, final_norm(model)) == "pre"
+    norm = final_norm(model)
+    states = torch.randn(64, len(norm.weight), generator=torch.Generator().manual_seed(2))
+    told = norm.weight != 0
+    unit = states / states[:, told].square().mean(dim=-1, keepdim=True).sqrt()
+    assert side_of(unit * norm.weight, norm) == "post"
+
+
 def test_states_from_the_other_side_are_refused_with_the_cause(verifier):
     states = captures(verifier, "pre")[0].h
     require_side(states, final_norm(verifier), "pre")

@@ -169,10 +169,10 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"attn_logit_softcapping": 50.0}, "its attention scores are soft-capped"),
-        ({"hidden_activation": "silu"}, "its activation is silu"),
-        ({"attention_bias": True}, "its attention has biases"),
-        ({"use_bidirectional_attention": True}, "its attention looks ahead"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, only None"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"use_bidirectional_attention": True}, r"use_bidirectional_attention is True \(its attention looks ahead\)"),
     ],
 )
 def test_what_the_static_network_lacks_is_named(fields: dict[str, object], words: str) -> None:

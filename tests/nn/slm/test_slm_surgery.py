@@ -57,9 +57,12 @@ def test_the_per_layer_factor_moves_to_norm_and_table(checkpoint: PackedCheckpoi
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"hidden_activation": "silu"}, "its activation is silu, not gelu_pytorch_tanh"),
-        ({"use_bidirectional_attention": "vision"}, "its attention looks ahead"),
-        ({"attention_bias": True}, "its attention has biases"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu', only 'gelu_pytorch_tanh' is implemented"),
+        (
+            {"use_bidirectional_attention": "vision"},
+            r"use_bidirectional_attention is 'vision' \(its attention looks ahead\)",
+        ),
+        ({"attention_bias": True}, "attention_bias is True, only False"),
     ],
 )
 def test_what_the_static_network_lacks_is_named(
