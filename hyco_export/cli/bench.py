@@ -7,7 +7,7 @@ import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output
 from hyco_export.cli.reach import Reach, transport_to
-from hyco_export.cli.runs import open_run
+from hyco_export.cli.runs import open_run, require_readable_twice
 from hyco_export.cli.server_process import server_process
 from hyco_export.cli.validation import subject_of
 from hyco_export.core.data.prompts import PROMPT_COUNT
@@ -39,6 +39,8 @@ def bench_run(
         HycoError: systems that `require_systems` refuses, an unknown back end or number.
     """
     require_systems(options.systems)
+    if server is None:
+        require_readable_twice(recipe_path)
     run = open_run(recipe_path, run_dir)
     if server is not None:
         _bench(run, server, options, reach)

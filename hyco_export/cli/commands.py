@@ -7,7 +7,7 @@ from pathlib import Path
 from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
 from hyco_export.cli.launch import is_main
 from hyco_export.cli.reach import reach_of
-from hyco_export.cli.runs import open_run
+from hyco_export.cli.runs import open_run, require_readable_twice
 from hyco_export.cli.server_process import server_process
 from hyco_export.cli.validation import validate_in
 from hyco_export.stages.forecast import forecast
@@ -59,6 +59,8 @@ def _build(run: RunFolder, chain: Sequence[Stage]) -> None:
 
 def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> int:
     """The whole chain, then serve and validate; the exit code of the validation."""
+    if not dry_run:
+        require_readable_twice(recipe_path)
     run = open_run(recipe_path, run_dir, target)
     if dry_run:
         show_forecast(forecast(run, stages_of(run.recipe)))

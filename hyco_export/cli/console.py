@@ -161,6 +161,8 @@ def show_forecast(forecast: Forecast) -> None:
     output.print(table)
     for line in forecast.missing:
         output.print(f"missing: {line}", highlight=False, markup=False, soft_wrap=True)
+    for line in forecast.remarks:
+        output.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
     for line in forecast.notes:
         output.print(f"assumed: {line}", highlight=False, markup=False, soft_wrap=True)
     output.print(f"artifacts: {forecast.stages[0].folder.parent}", highlight=False, markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hyco_export.cli.console import ConsoleProgress, output, show_rows
-from hyco_export.cli.runs import open_run
+from hyco_export.cli.runs import open_run, require_readable_twice
 from hyco_export.cli.server_process import server_process
 
 RATIO_DIGITS = 2
@@ -25,6 +25,7 @@ def bench_peers(
     from hyco_export.nn.verifier import load_tokenizer
     from hyco_export.runtime.transport import HttpTransport
 
+    require_readable_twice(recipe_path)
     run = open_run(recipe_path, run_dir)
     if vllm_python is not None:
         require_vllm(vllm_python)

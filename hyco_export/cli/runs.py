@@ -27,8 +27,24 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
         recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
         check_recipe(recipe)
     require_known_systems(recipe.validation)
-    folder = recipe_path.resolve().parent if recipe_path else None
+    folder = _paths_start(recipe_path) if recipe_path else None
     return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)
+
+
+def _paths_start(recipe_path: Path) -> Path:
+    """Where a recipe's relative paths start: its folder; of a pipe (`/dev/stdin`, `<(...)`) the working folder."""
+    return recipe_path.resolve().parent if recipe_path.is_file() else Path.cwd()
+
+
+def require_readable_twice(recipe_path: Path | None) -> None:
+    """Of a command that starts a server, which reads the recipe again.
+
+    Raises:
+        RecipeError: it comes from a pipe.
+    """
+    if recipe_path is not None and not recipe_path.is_file() and recipe_path.exists():
+        message = f"recipe {recipe_path} is a pipe, which can be read once; the server that is started reads it again"
+        raise RecipeError(message, "write it to a file and give that")
 
 
 def require_known_systems(plan: Validation) -> None:

@@ -9,6 +9,10 @@ from hyco_export.errors import RecipeError
 
 ASSISTANT_ROLES = ("assistant", "model")
 USER_ROLE = "user"
+ROLES = ("system", "developer", USER_ROLE, *ASSISTANT_ROLES, "tool", "function")
+ROLE_HINT = "the roles that are known are {}; what ShareGPT calls human and gpt are user and assistant".format(
+    ", ".join(ROLES)
+)
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -30,17 +34,32 @@ class Conversation(msgspec.Struct, frozen=True):
         return tuple(m.content.strip() for m in self.messages if m.role in ASSISTANT_ROLES)
 
 
+def require_known_roles(conversation: Conversation) -> None:
+    """Raises RecipeError: a role that nothing here would take for a question or an answer."""
+    unknown = sorted({message.role for message in conversation.messages} - set(ROLES))
+    if unknown:
+        raise RecipeError(f"conversation {conversation.id!r} has turns of {', '.join(map(repr, unknown))}", ROLE_HINT)
+
+
 def prompt_messages(conversation: Conversation) -> tuple[Message, ...]:
     """The turns up to the last one that is not the assistant's: what the verifier is to answer.
 
     Raises:
-        RecipeError: only assistant turns.
+        RecipeError: an unknown role, only assistant turns, no user's turn, or one without text at the end.
     """
-    messages = conversation.messages
+    require_known_roles(conversation)
+    messages, name = conversation.messages, f"conversation {conversation.id!r}"
     while messages and messages[-1].role in ASSISTANT_ROLES:
         messages = messages[:-1]
     if not messages:
-        raise RecipeError(f"conversation {conversation.id!r} has no turn to answer", "remove it from the file")
+        raise RecipeError(f"{name} has no turn to answer", "remove it from the file")
+    if not any(message.role == USER_ROLE for message in messages):
+        found = ", ".join(message.role for message in messages)
+        raise RecipeError(
+            f"{name} has no turn to answer: no user speaks in it, only {found}", "remove it from the file"
+        )
+    if not messages[-1].content.strip():
+        raise RecipeError(f"{name} has no turn to answer: the last one has no text", "remove it from the file")
     return messages
 
 

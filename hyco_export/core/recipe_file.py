@@ -15,13 +15,11 @@ def load_recipe(path: Path) -> Recipe:
     """The recipe of a YAML file, checked.
 
     Raises:
-        RecipeError: file missing, not YAML, an unknown or repeated key, a wrong type or an impossible pair; names the
-            field.
+        RecipeError: file or pipe missing, not YAML, an unknown or repeated key, a wrong type or an impossible pair;
+            names the field.
     """
     if path.is_dir():
         raise RecipeError(f"recipe {path} is a folder", "give the YAML file in it")
-    if not path.is_file():
-        raise RecipeError(f"recipe {path} does not exist", "give a YAML file, or none for the embedded tiny family")
     try:
         recipe = msgspec.convert(read_yaml(path), Recipe, strict=True)
     except msgspec.ValidationError as error:

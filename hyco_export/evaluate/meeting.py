@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyco_export.core.conversations import prompt_messages
-from hyco_export.core.data.prompts import PROMPT_COUNT, require_enough
+from hyco_export.core.data.prompts import PROMPT_COUNT, prompt_named, require_enough
 from hyco_export.core.data.prompts import read_prompts as read_prompt_set
 from hyco_export.core.recipe import Recipe
 from hyco_export.evaluate.compatibility import require_compatible
@@ -73,14 +73,15 @@ def read_prompts(
     says how many.
 
     Raises:
-        RecipeError: the set cannot be used, or has fewer.
+        RecipeError: the set cannot be used, has fewer, or one that the chat template refuses.
     """
-    from hyco_export.nn.capture import encode_prompt
+    from hyco_export.nn.chat import encode_prompt
 
     found = read_prompt_set(path, "$.data.validation")
     require_enough(len(found), count, path, asked_by)
     prompts = []
-    for conversation in found[:count]:
+    for number, conversation in enumerate(found[:count], 1):
         messages = [{"role": m.role, "content": m.content} for m in prompt_messages(conversation)]
-        prompts.append(Prompt(conversation.id, tuple(encode_prompt(tokenizer, messages))))
+        with prompt_named(f"$.data.validation: {path}", number, conversation):
+            prompts.append(Prompt(conversation.id, tuple(encode_prompt(tokenizer, messages))))
     return prompts

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from hyco_export.core.handoff import LAYER_TYPES, HiddenNorm
 from hyco_export.core.recipe import Sampling
@@ -66,12 +66,6 @@ class Capture:
             named[f"k.{layer_type}"] = self.k[layer_type]
             named[f"v.{layer_type}"] = self.v[layer_type]
         return named
-
-
-def encode_prompt(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Ids of a conversation up to the opening of the model's turn, through the chat template."""
-    turns = [dict(message) for message in messages]
-    return cast(list[int], tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ from transformers import (
     logging,
 )
 from transformers.distributed import DistributedConfig
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from hyco_export.core.handoff import LAYER_TYPES, KvShape, LayerType
 from hyco_export.core.recipe import Dtype
@@ -33,6 +34,7 @@ from hyco_export.nn.checkpoint import require_checkpoint
 from hyco_export.nn.dtypes import TORCH_DTYPES
 from hyco_export.nn.model_types import require_verifier_type
 from hyco_export.nn.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
+from hyco_export.nn.tokenizer_file import cleaned, token_ids
 
 logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
 
@@ -192,19 +194,24 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer, with a chat template or, of a base model, without.
+    """The tokenizer, cleaned (`nn.tokenizer_file`), with a chat template or, of a base model, without.
 
     Raises:
         CheckpointError: missing or unreadable.
     """
     require_checkpoint(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tokenizer = cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(folder))
+        backend = tokenizer.backend_tokenizer
+    except Exception as error:  # tokenizers raises nothing narrower
         raise CheckpointError(
             f"tokenizer of {folder} cannot be read: {first_line(error)}", "save the tokenizer into the same folder"
         ) from error
-    return cast(PreTrainedTokenizerFast, tokenizer)
+    cleaned(backend, folder)
+    tokenizer.split_special_tokens = False  # transformers sets it anew at every call
+    tokenizer.model_max_length = VERY_LARGE_INTEGER
+    tokenizer.clean_up_tokenization_spaces = False  # it would change decoded texts
+    return tokenizer
 
 
 def _load(
@@ -309,8 +316,4 @@ def layer_kv_shape(text_config: PreTrainedConfig, index: int) -> KvShape:
 def stop_ids(model: PreTrainedModel) -> tuple[int, ...]:
     """Token ids that end an answer, from the generation config, else from the model's."""
     ids = model.generation_config.eos_token_id if model.generation_config is not None else None
-    if ids is None:
-        ids = model.config.get_text_config().eos_token_id
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
+    return token_ids(model.config.get_text_config().eos_token_id if ids is None else ids)

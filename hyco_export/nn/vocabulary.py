@@ -19,18 +19,18 @@ PLACEHOLDER = re.compile(r"[<\[](\|)?(unused|reserved)\w*?_?\d+(\|)?[>\]]", re.I
 
 
 def special_ids(tokenizer: TokenizerFile, vocab_size: int) -> np.ndarray:
-    """Sorted ids of the special tokens that the model has a row for (a tokenizer may know more: image marks).
+    """Sorted ids of the control tokens that the model has a row for (a tokenizer may know more: image marks).
 
-    Placeholders are none, although some files mark them so (Gemma's GGUF: 6,242 of its 6,249 control tokens); nor are
-    added tokens without that mark (Gemma's HTML tags, tabs and line ends): they are text, and counted.
+    These are the tokens that the file marks special, those that the tokenizer configuration names, and whatever has a
+    role: ends an answer, is written by the chat template. Placeholders without a role are none, although some files
+    mark them so (Gemma's GGUF: 6,242 of its 6,249 control tokens); nor are added tokens without mark and role (Gemma's
+    HTML tags, tabs and line ends): they are text, and counted.
     """
     marked = {token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
     named = {tokenizer.backend.token_to_id(name) for name in tokenizer.special_names}
-    found = marked | {token_id for token_id in named if token_id is not None}
-    return np.array(
-        sorted(i for i in found if i < vocab_size and not _is_placeholder(tokenizer.backend.id_to_token(i))),
-        dtype=np.int32,
-    )
+    called = marked | {token_id for token_id in named if token_id is not None}
+    found = {i for i in called if not _is_placeholder(tokenizer.backend.id_to_token(i))} | tokenizer.role_ids
+    return np.array(sorted(i for i in found if 0 <= i < vocab_size), dtype=np.int32)
 
 
 def placeholder_ids(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:

@@ -23,7 +23,7 @@ import numpy as np
 
 from hyco_export.core.artifact import WORK_FOLDER
 from hyco_export.core.coverage import Ranking, curve, kept_share, rank, smallest_size
-from hyco_export.core.data.files import conversation_count, read_conversations
+from hyco_export.core.data.files import conversation_count, list_files, read_conversations
 from hyco_export.core.data.identity import identities
 from hyco_export.core.heap import release_freed
 from hyco_export.core.json_file import write_json
@@ -47,6 +47,7 @@ CURVE_FILE = "curve.json"
 PICTURE_FILE = "curve.svg"
 CONVERSATIONS_FILE = "conversations.json"
 COUNTING_FILE = f"{WORK_FOLDER}/counting.msgpack"  # a count in progress, for the next try after a kill
+PROMPT_SETS = ("calibration", "validation")  # not counted
 SHOWN_SHARES = (0.9, 0.95, 0.98, 0.99, 0.999)  # the size that each of them takes stands in coverage.json
 
 
@@ -112,14 +113,49 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
     release_freed()
     ranking = rank(counts.counted, fixed.union, fixed.placeholders)
     size = config.size or size_for(config.coverage, ranking, counts)
+    require_counted_tokens(size, ranking, counts)
     keepset = KeepSet(np.sort(ranking.order[:size]), embedding.vocab_size)
     save_keepset(out_dir / KEEPSET_FILE, keepset, embedding, config.verifier_dtype)
     coverage = describe(keepset, fixed, counts, count_answers(inputs[CAPTURE], keepset.vocab_size))
     coverage["sizes_for_held_out_share"] = sizes_by_share(ranking, counts)
-    if unseen := coverage["parts"]["of_them_unseen"]:
-        progress.note(f"{unseen} kept tokens never occur in the conversations: the size is larger than the data needs")
+    coverage["data_files"] = {name: list_files(inputs[name]).counts for name in ("conversations", *PROMPT_SETS)}
+    for remark in remarks(config, coverage):
+        progress.note(remark)
     _write_reports(out_dir, coverage, ranking, counts)
     return coverage
+
+
+def require_counted_tokens(size: int, ranking: Ranking, counts: "TokenCounts") -> None:
+    """What fills a keep set beyond its fixed part is chosen by counts: there must be some.
+
+    Raises:
+        RecipeError: no counted text, or none with a token outside the fixed part.
+    """
+    if size <= ranking.fixed or ranking.known > ranking.fixed:
+        return
+    tokens = int(counts.counted.sum())
+    raise RecipeError(
+        f"$.data.conversations: {len(counts.counted_ids):,} conversations were counted ({len(counts.held_out_ids):,} "
+        f"held out, {len(counts.excluded_ids):,} that calibrate or validate), and none of their {tokens:,} tokens is "
+        f"outside the {ranking.fixed:,} that are always kept: nothing says which {size - ranking.fixed:,} to take",
+        "give more conversations, in languages that the tokenizer knows, with the assistant's answers in them",
+    )
+
+
+def remarks(config: KeepSetConfig, coverage: Mapping[str, Any]) -> list[str]:
+    """What the figures of a keep set do not say by themselves."""
+    found, counted = [], coverage["conversations"]["counted"]
+    if unseen := coverage["parts"]["of_them_unseen"]:
+        found.append(
+            f"{unseen:,} kept tokens never occur in the {counted:,} counted conversations: these need no more than "
+            f"{coverage['size'] - unseen:,}; count more conversations or lower $.keepset.size"
+        )
+    if config.held_out_share and not coverage["held_out"]["tokens"]:
+        found.append(
+            f"the {coverage['conversations']['held_out']:,} held-out conversations hold no text: what the keep set "
+            "covers is not known; count more conversations or raise $.keepset.held_out_share"
+        )
+    return found
 
 
 def size_for(coverage: float | None, ranking: Ranking, counts: "TokenCounts") -> int:
@@ -212,15 +248,13 @@ def describe(
     }
 
 
-def share_outside(counts: np.ndarray, kept: np.ndarray) -> dict[str, float | int]:
-    """Tokens counted [V], and the share of them inside and outside kept [V]; shares are 0 where nothing was counted."""
+def share_outside(counts: np.ndarray, kept: np.ndarray) -> dict[str, float | int | None]:
+    """Tokens counted [V], and the share of them inside and outside kept [V]; None where nothing was counted."""
     tokens = int(counts.sum())
+    if not tokens:
+        return {"tokens": 0, "kept_share": None, "outside_share": None}
     inside = int(counts[kept].sum())
-    return {
-        "tokens": tokens,
-        "kept_share": inside / max(tokens, 1),
-        "outside_share": (tokens - inside) / max(tokens, 1),
-    }
+    return {"tokens": tokens, "kept_share": inside / tokens, "outside_share": (tokens - inside) / tokens}
 
 
 def count_answers(capture: Path, vocab_size: int) -> dict[str, np.ndarray]:
@@ -250,7 +284,7 @@ def _count_conversations(
     state.parent.mkdir(exist_ok=True)
     path = inputs["conversations"]
     total = conversation_count(path)
-    excluded = identities(chain(*(read_conversations(inputs[name]) for name in ("calibration", "validation"))))
+    excluded = identities(chain(*(read_conversations(inputs[name]) for name in PROMPT_SETS)))
     return count_tokens(
         read_conversations(path),
         tokenizer,
@@ -264,7 +298,7 @@ def _count_conversations(
 
 STAGE = Stage(
     name=KEEPSET,
-    revision=2,
+    revision=3,
     needs=(CAPTURE,),
     config=keepset_config,
     sources=keepset_sources,

@@ -20,8 +20,10 @@ import msgspec
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.conversations import Conversation, Message, prompt_messages
-from hyco_export.core.data.prompts import read_prompts
+from hyco_export.core.data.files import list_files
+from hyco_export.core.data.prompts import prompt_named, read_prompts
 from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.heap import release_freed
 from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE
 from hyco_export.core.partial import PartialBuild
 from hyco_export.errors import ArtifactError, RecipeError
@@ -87,6 +89,32 @@ class Prompt:
         return f"{self.split}-{self.index:04d}"
 
 
+def check(config: CaptureConfig, inputs: Mapping[str, Path]) -> None:
+    """Every prompt through the verifier's template and tokenizer, before any stage works.
+
+    Raises:
+        RecipeError: a prompt that the template refuses or that fills the sequence limit; says which.
+        CheckpointError: a tokenizer or template that cannot be read, that does not fit the model, or of which
+            transformers makes another one.
+    """
+    from hyco_export.nn.chat import encode_prompt, require_one_reading, require_rows
+    from hyco_export.nn.verifier import load_config, load_tokenizer
+
+    tokenizer = load_tokenizer(inputs["verifier"])
+    rows = load_config(inputs["verifier"]).get_text_config().vocab_size
+    texts: list[str] = []
+    for prompt in _prompts(inputs):
+        messages = prompt_messages(prompt.conversation)
+        texts += [message.content for message in messages]
+        with prompt_named(f"$.data.{prompt.split}: {inputs[prompt.split]}", prompt.index + 1, prompt.conversation):
+            ids = encode_prompt(tokenizer, [msgspec.to_builtins(message) for message in messages])
+            require_rows(tokenizer, ids, rows)
+            _answer_limit(config, prompt.split, len(ids))
+    require_one_reading(tokenizer, inputs["verifier"], texts)
+    del tokenizer
+    release_freed()
+
+
 def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Answer every prompt, then capture its sequences; see the module for the files."""
     from hyco_export.nn.crew import current_crew
@@ -104,7 +132,12 @@ def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, prog
     if not crew.main:
         return {}
     per_round, per_token = handoff_values(load_config(inputs["verifier"]))
-    return {**_gather(partial, prompts), "handoff_values": {"round": per_round, "token": per_token}}
+    files = {split: list_files(inputs[split]).counts for split in PROMPT_SPLITS}
+    return {
+        **_gather(partial, prompts),
+        "handoff_values": {"round": per_round, "token": per_token},
+        "data_files": files,
+    }
 
 
 def _capture_prompts(
@@ -183,9 +216,10 @@ def _answers(
 ) -> Iterator[Answer]:
     """The greedy answer to a prompt, then its sampled ones."""
     from hyco_export.nn import capture as capturing
+    from hyco_export.nn.chat import encode_prompt
 
     messages = prompt_messages(prompt.conversation)
-    prompt_ids = capturing.encode_prompt(tokenizer, [msgspec.to_builtins(m) for m in messages])
+    prompt_ids = encode_prompt(tokenizer, [msgspec.to_builtins(m) for m in messages])
     limit = _answer_limit(config, prompt.split, len(prompt_ids))
 
     def answer(kind: Split, ids: list[int]) -> Answer:
@@ -274,4 +308,14 @@ def read_answers(folder: Path, split: Split | None = None) -> list[Answer]:
     return [answer for answer in answers if split is None or answer.split == split]
 
 
-STAGE = Stage(CAPTURE, revision=1, needs=(), config=config, sources=sources, build=build, resumable=True, shared=True)
+STAGE = Stage(
+    CAPTURE,
+    revision=1,
+    needs=(),
+    config=config,
+    sources=sources,
+    build=build,
+    check=check,
+    resumable=True,
+    shared=True,
+)

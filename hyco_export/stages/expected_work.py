@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 
 from hyco_export.core.conversations import Conversation, prompt_messages
+from hyco_export.core.data.identity import identities
+from hyco_export.core.data.prompts import prompt_named, require_counted
 from hyco_export.core.data.source import Reference, as_source
 from hyco_export.core.sizes.estimate import Split, Work
 from hyco_export.errors import RecipeError
@@ -56,11 +58,13 @@ def expected_work(run: RunFolder, verifier: Path | None, notes: list[str]) -> Wo
 def _conversations(run: RunFolder, notes: list[str]) -> int:
     """How many the keep set reads."""
     reference = run.recipe.data.conversations
-    if (limit := as_source(reference).limit) is not None:
-        return limit
     found = _at_hand(run, "conversations", reference)
     if found is not None:
-        return sum(1 for _ in found)
+        total, remark = require_counted(found, _field("conversations", reference), identities(()))
+        notes += [f"{remark}, only the others are counted"] if remark else []
+        return total
+    if (limit := as_source(reference).limit) is not None:
+        return limit
     notes.append(f"$.data.conversations is not here: {MISSING_CONVERSATIONS:,} assumed")
     return MISSING_CONVERSATIONS
 
@@ -78,17 +82,20 @@ def _counter(run: RunFolder, verifier: Path | None) -> Counter:
     """By the verifier's tokenizer, or by length where it is not here."""
     if verifier is None:
         return Counter(_prompt_by_length, lambda text: len(text) // CHARACTERS_PER_TOKEN)
-    from hyco_export.nn.capture import encode_prompt
-    from hyco_export.nn.plain_text import encode_turns
-    from hyco_export.nn.verifier import load_tokenizer, read_tokenizer
+    from hyco_export.nn.chat import encode_prompt, encode_text, encode_turns, require_rows
+    from hyco_export.nn.verifier import load_config, load_tokenizer, read_tokenizer
 
     with_head = run.recipe.models.head is not None
     tokenizer = load_tokenizer(verifier) if with_head else read_tokenizer(verifier)
     encode = encode_prompt if with_head else encode_turns
-    return Counter(
-        lambda messages: len(encode(tokenizer, messages)),
-        lambda text: len(tokenizer(text, add_special_tokens=False).input_ids),
-    )
+    rows = load_config(verifier).get_text_config().vocab_size
+
+    def prompt(messages: Messages) -> int:
+        ids = encode(tokenizer, messages)
+        require_rows(tokenizer, ids, rows)
+        return len(ids)
+
+    return Counter(prompt, lambda text: len(encode_text(tokenizer, text)))
 
 
 def _prompt_by_length(messages: Messages) -> int:
@@ -103,6 +110,12 @@ def _at_hand(run: RunFolder, name: str, reference: Reference) -> Iterator[Conver
         return None
 
 
+def _field(name: str, reference: Reference) -> str:
+    """A source's place in the recipe, and its path where it is one."""
+    path = as_source(reference).path
+    return f"$.data.{name}: {path}" if path else f"$.data.{name}"
+
+
 def _split(run: RunFolder, name: str, count: Counter, answer_tokens: int, notes: list[str]) -> Split:
     """A prompt set. Without a head, `capture` takes an answer that is written there already."""
     reference = getattr(run.recipe.data, name)
@@ -112,8 +125,14 @@ def _split(run: RunFolder, name: str, count: Counter, answer_tokens: int, notes:
         notes.append(f"$.data.{name} is not here: {prompts} prompts of {MISSING_PROMPT_TOKENS} tokens assumed")
         return Split(prompts, prompts * MISSING_PROMPT_TOKENS, answer_tokens)
     with_head = run.recipe.models.head is not None
-    pairs = [(prompt_messages(item), None) if with_head else asked_and_said(item) for item in found]
     limit = run.recipe.capture.sequence_limit
-    answers = [answer_tokens if said is None else min(count.text(said), limit) for _, said in pairs]
-    prompt_tokens = sum(count.prompt([msgspec.to_builtins(message) for message in asked]) for asked, _ in pairs)
-    return Split(len(pairs), prompt_tokens, round(sum(answers) / max(len(answers), 1)))
+    field = _field(name, reference)
+    answers, prompt_tokens = [], 0
+    for number, item in enumerate(found, 1):
+        with prompt_named(field, number, item):
+            asked, said = (prompt_messages(item), None) if with_head else asked_and_said(item)
+            prompt_tokens += count.prompt([msgspec.to_builtins(message) for message in asked])
+            answers.append(answer_tokens if said is None else min(count.text(said), limit))
+    if not answers:
+        raise RecipeError(f"{field} holds no conversation", "give at least one prompt")
+    return Split(len(answers), prompt_tokens, round(sum(answers) / len(answers)))

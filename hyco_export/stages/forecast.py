@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hyco_export.core.data.files import list_files
+from hyco_export.core.data.reading import local_folders
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.sizes.estimate import Estimate
 from hyco_export.core.sizes.shapes import FamilyShape
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 ROLES = ("verifier", "head", "slm")
+DATA = ("calibration", "validation", "conversations")
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,13 @@ class ForecastStage:
 
 @dataclass(frozen=True)
 class Forecast:
-    """All stages; `missing`: what must be fetched first, each with how; `notes`: what the estimates assume."""
+    """All stages; `missing`: what must be fetched first, each with how; `notes`: what the estimates assume; `remarks`:
+    what a reader of the plan should know of data and artifacts."""
 
     stages: tuple[ForecastStage, ...]
     missing: tuple[str, ...]
     notes: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
 
 
 def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
@@ -63,7 +68,9 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     run.require_possible()
     folders = {role: _local(run, checkpoint) for role, checkpoint in checkpoints_of(run.recipe).items()}
     missing = _missing(run, folders)
-    reasons = _waiting(run, stages, missing) if missing else {i.stage.name: i.reason for i in plan(run, stages)}
+    planned = [] if missing else plan(run, stages)
+    reasons = _waiting(run, stages, missing) if missing else {item.stage.name: item.reason for item in planned}
+    remarks = [f"{item.stage.name}: {item.remark}" for item in planned if item.remark] + _data_remarks(run, missing)
     if None not in folders.values():
         check_checkpoints(run, [stage for stage in stages if reasons[stage.name]])
     elif folders["verifier"] is not None:
@@ -74,7 +81,17 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     estimators = estimators_of(run.recipe)
     estimates = {stage.name: estimators[stage.name](run.recipe, family, work) if family else None for stage in stages}
     lines = (ForecastStage(stage, run.folder(stage), reasons[stage.name], estimates[stage.name]) for stage in stages)
-    return Forecast(tuple(lines), tuple(missing.values()), tuple(notes))
+    return Forecast(tuple(lines), tuple(missing.values()), tuple(notes), tuple(remarks))
+
+
+def _data_remarks(run: RunFolder, missing: Mapping[str, str]) -> list[str]:
+    """What lies in the data folders that are here and is not read."""
+    remarks = []
+    for name in (name for name in DATA if name not in missing):
+        for folder in local_folders(getattr(run.recipe.data, name), run.recipe_folder):
+            if remark := list_files(folder).remark:
+                remarks.append(f"$.data.{name}: {remark}")
+    return remarks
 
 
 def checkpoints_of(recipe: Recipe) -> dict[str, Checkpoint]:
@@ -97,7 +114,7 @@ def _missing(run: RunFolder, folders: Mapping[str, Path | None]) -> dict[str, st
     for role, checkpoint in checkpoints_of(run.recipe).items():
         if folders[role] is None:
             found[role] = f"{checkpoint.model} ({next_step(checkpoint, run.recipe_folder)})"
-    for name in ("calibration", "validation", "conversations"):
+    for name in DATA:
         try:
             run.at_hand(name, getattr(run.recipe.data, name))
         except RecipeError as error:

@@ -3,6 +3,7 @@
 Knows keys and manifests; reads, builds nothing. What a stage computes and in which process is others'.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,18 @@ import msgspec
 
 from hyco_export.core.artifact import artifact_key, read_manifest, require_no_strays, verify
 from hyco_export.errors import ArtifactError, RecipeError, StrayFileError
+from hyco_export.stages.libraries import version_changes
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.stage import Source, Stage
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One line of the plan: the artifact's key, and why it must be built ("" when it is fresh)."""
+    """One line of the plan: the artifact's key, and why it must be built ("" when it is fresh).
+
+    `remark` says of a fresh one which libraries are no longer those that it was built with: versions are no part of a
+    key, an upgrade alone does not cost hours of work.
+    """
 
     stage: Stage
     folder: Path
@@ -25,6 +31,7 @@ class PlannedStage:
     input_keys: dict[str, str]
     source_digests: dict[str, str]
     reason: str
+    remark: str = ""
 
     @property
     def fresh(self) -> bool:
@@ -52,7 +59,8 @@ def plan(run: RunFolder, stages: Sequence[Stage]) -> list[PlannedStage]:
         folder = run.folder(stage)
         stale_need = next((need for need in stage.needs if not planned[need].fresh), None)
         reason = f"{stale_need} is built anew" if stale_need else _staleness(folder, key)
-        planned[stage.name] = PlannedStage(stage, folder, key, input_keys, source_digests, reason)
+        remark = "" if reason else _remark(folder)
+        planned[stage.name] = PlannedStage(stage, folder, key, input_keys, source_digests, reason, remark)
     return list(planned.values())
 
 
@@ -80,6 +88,12 @@ def _staleness(folder: Path, key: str) -> str:
     except ArtifactError as error:
         return error.message
     return "" if manifest.key == key else "recipe, inputs or code changed"
+
+
+def _remark(folder: Path) -> str:
+    """Of a fresh artifact: other libraries than it was built with, and how to have it built with these."""
+    changes = version_changes(read_manifest(folder).versions)
+    return f"{changes}; to build it and what is made of it anew: rm -r {shlex.quote(str(folder))}" if changes else ""
 
 
 def require_current(run: RunFolder, stages: Sequence[Stage]) -> None:

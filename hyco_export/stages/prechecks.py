@@ -5,9 +5,12 @@ Knows which question is asked when; the answers are others'.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
-from hyco_export.core.data.prompts import require_conversations, require_prompts
-from hyco_export.core.data.reading import OnCount
+from hyco_export.core.data.files import list_files, read_conversations
+from hyco_export.core.data.identity import identities
+from hyco_export.core.data.prompts import require_counted, require_prompts
+from hyco_export.core.data.reading import OnCount, local_folders
 from hyco_export.core.data.source import as_source
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.stages.checkpoints import note_unpinned, require_family, require_full_precision, require_lengths
@@ -23,11 +26,18 @@ def prepare_data(run: RunFolder, planned: Sequence[PlannedStage], progress: Prog
     data = {name: source for name, source in references.items() if not isinstance(source, Checkpoint)}
     for name, source in data.items():
         run.source(name, source, _reading(name, as_source(source).limit, progress))
-    if "conversations" in data:
-        require_conversations(run.source("conversations", data["conversations"]), "$.data.conversations")
+        for folder in local_folders(source, run.recipe_folder):
+            if remark := list_files(folder).remark:
+                progress.note(f"$.data.{name}: {remark}")
+    paths = {name: run.source(name, source) for name, source in data.items()}
     if "calibration" in data and "validation" in data:
-        paths = {name: run.source(name, data[name]) for name in ("calibration", "validation")}
         require_prompts(paths["calibration"], paths["validation"], run.recipe.validation.prompts)
+    if "conversations" in data:
+        asked = (read_conversations(paths[name]) for name in ("calibration", "validation") if name in data)
+        found, field = read_conversations(paths["conversations"]), f"$.data.conversations: {paths['conversations']}"
+        _, remark = require_counted(found, field, identities(chain(*asked)))
+        if remark:
+            progress.note(f"$.data.conversations: {remark}")
 
 
 def _reading(name: str, limit: int | None, progress: Progress) -> OnCount:

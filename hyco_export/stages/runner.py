@@ -55,7 +55,7 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
         for position, item in enumerate(planned, 1):
             label = f"[{position}/{len(stages)}] {item.stage.name}"
             if item.fresh:
-                progress.note(f"{label}: fresh")
+                progress.note(f"{label}: fresh" + (f", {item.remark}" if item.remark else ""))
                 continue
             progress.note(f"{label}: {item.reason}")
             _build_one(run, item, crew, progress)

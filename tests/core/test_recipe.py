@@ -1,12 +1,15 @@
 """Recipes: every shipped one decodes; every kind of mistake is named with its field before any work."""
 
+import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
 
 from hyco_export.core.recipe_file import embedded_recipe, load_recipe
+from hyco_export.core.yaml_file import read_yaml
 from hyco_export.errors import RecipeError
 
 RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))
@@ -130,6 +133,47 @@ def test_a_key_that_stands_twice_is_named_with_its_lines(tmp_path: Path) -> None
     path.write_text("name: x\nqat: {steps: 1, seed: 2, steps: 3}\n")
     with pytest.raises(RecipeError, match=r"`steps` stands twice, in lines 2 and 2"):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "readings"),
+    [
+        ("0200", "128 in YAML 1.1 and 200 in YAML 1.2"),
+        ("1:30", "90 in YAML 1.1 and the text '1:30'"),
+        ("1_000", "1000 in YAML 1.1 and the text '1_000'"),
+        ("0b11", "3 in YAML 1.1 and the text '0b11'"),
+        ("yes", "true in YAML 1.1 and the text 'yes'"),
+        ("Off", "false in YAML 1.1 and the text 'Off'"),
+        ("2026-10-11", "2026-10-11 in YAML 1.1 and the text '2026-10-11'"),
+    ],
+)
+def test_a_value_with_two_readings_is_refused_with_both(tmp_path: Path, text: str, readings: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"name: x\nqat:\n  steps: {text}\n")
+    with pytest.raises(RecipeError, match="line 3: ") as caught:
+        read_yaml(path)
+    assert f"`{text}` is {readings}" in caught.value.message
+    path.write_text(f"name: x\nqat:\n  steps: '{text}'\n")
+    assert read_yaml(path)["qat"]["steps"] == text
+
+
+def test_plain_values_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    text = "a: 1e-5\nb: .5\nc: 0x1F\nd: true\ne:\nf: !!str 0200\ng: &x {k: -3}\nh: {<<: *x, j: 1.5e3}\ni: a b\n"
+    wanted = {"a": 1e-5, "b": 0.5, "c": 31, "d": True, "e": None, "f": "0200", "g": {"k": -3}, "i": "a b"}
+    wanted["h"] = {"k": -3, "j": 1500.0}
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        path.write_text(text, encoding=encoding)
+        assert read_yaml(path) == wanted
+
+
+def test_a_recipe_comes_from_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(embedded_recipe().read_bytes()))
+    writer.start()
+    assert load_recipe(pipe) == load_recipe(embedded_recipe())
+    writer.join()
 
 
 def test_unknown_target_lists_the_known_ones(tmp_path: Path) -> None:

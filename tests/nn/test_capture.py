@@ -8,13 +8,13 @@ from transformers import GenerationConfig
 from hyco_export.core.recipe import Sampling
 from hyco_export.errors import ArtifactError, CheckpointError
 from hyco_export.nn.capture import (
-    encode_prompt,
     greedy_answer,
     load_capture,
     sampled_answers,
     save_capture,
     teacher_forced,
 )
+from hyco_export.nn.chat import encode_prompt
 from hyco_export.nn.final_norm import final_norm, load_norm, save_norm
 from hyco_export.nn.verifier import load_verifier
 

@@ -1,6 +1,7 @@
 """The keep set: what is always in it, what fills it, and what is refused."""
 
 import json
+import re
 
 import msgspec
 import numpy as np
@@ -188,12 +189,75 @@ def test_a_coverage_without_held_out_text_is_refused(tmp_path, inputs):
 
 def test_the_curve_and_its_picture_hold_the_chosen_size(tmp_path, inputs, tokenizer):
     size = fixed_size(tokenizer) + 5
+    write_conversations(inputs["conversations"], {f"h{i}": ANSWERS[i % 2] for i in range(40)})
     metrics = build(inputs, tmp_path / "out", size, held_out_share=0.5)
     rows = json.loads((tmp_path / "out" / "curve.json").read_text())
     (chosen,) = [row for row in rows if row["size"] == size]
     assert chosen["held_out_share"] == metrics["held_out"]["kept_share"]
     picture = (tmp_path / "out" / "curve.svg").read_text()
     assert picture.startswith("<svg") and f"{size:,} tokens" in picture and "--ink: " in picture
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def noted_build(inputs, out_dir, size, held_out_share):
+    out_dir.mkdir()
+    progress = Notes()
+    return STAGE.build(KeepSetConfig(size, (), held_out_share, "float32"), inputs, out_dir, progress), progress.notes
+
+
+@pytest.mark.parametrize(
+    ("texts", "share", "part"),
+    [
+        (
+            {"c1": " ", "c2": ""},
+            0.0,
+            "2 conversations were counted (0 held out, 0 that calibrate or validate), and none",
+        ),
+        ({"c1": "\x01\x02"}, 0.0, "none of their 2 tokens is outside the 263 that are always kept"),
+        ({"c1": ANSWERS[0]}, 0.999999, "0 conversations were counted (1 held out"),
+        ({"used": ANSWERS[0], "seen": ANSWERS[1]}, 0.0, "(0 held out, 2 that calibrate or validate)"),
+    ],
+)
+def test_a_keep_set_that_no_text_decides_is_refused(tmp_path, inputs, texts, share, part):
+    write_conversations(inputs["conversations"], texts)
+    with pytest.raises(RecipeError, match=re.escape(part)) as caught:
+        noted_build(inputs, tmp_path / "out", 270, share)
+    assert "nothing says which 7 to take" in caught.value.message
+    assert not (tmp_path / "out" / "keepset.safetensors").exists()
+
+
+def test_a_size_beyond_the_data_is_said_with_the_size_that_they_need(tmp_path, inputs, tokenizer):
+    used = {i for text in ANSWERS[:2] for i in tokenizer.encode(text, add_special_tokens=False)}
+    needed = 263 + len({i for i in used if i >= 263})
+    metrics, notes = noted_build(inputs, tmp_path / "out", needed + 3, 0.0)
+    assert metrics["parts"]["of_them_unseen"] == 3
+    assert len(notes) == 1
+    assert f"3 kept tokens never occur in the 2 counted conversations: these need no more than {needed:,}" in notes[0]
+    assert noted_build(inputs, tmp_path / "exact", needed, 0.0)[1] == []
+
+
+def test_a_share_of_nothing_is_no_number(tmp_path, inputs):
+    metrics, notes = noted_build(inputs, tmp_path / "out", 264, 1e-9)
+    assert metrics["held_out"] == {"tokens": 0, "kept_share": None, "outside_share": None}
+    assert ["0 held-out conversations hold no text" in note for note in notes] == [True]
+
+
+def test_the_metrics_say_which_data_files_were_read(tmp_path, inputs):
+    folder = tmp_path / "data"
+    (folder / ".ipynb_checkpoints").mkdir(parents=True)
+    for name in ("a.jsonl", "b.txt", ".ipynb_checkpoints/a.jsonl"):
+        (folder / name).write_bytes(inputs["conversations"].read_bytes())
+    metrics, _ = noted_build({**inputs, "conversations": folder}, tmp_path / "out", 264, 0.0)
+    assert metrics["data_files"]["conversations"] == {"read": 1, "hidden": 1, "of another kind": 1}
+    assert metrics["data_files"]["validation"] == {"read": 1}
+    assert metrics["conversations"]["counted"] == 2
 
 
 def test_the_ids_of_every_conversation_are_recorded(tmp_path, inputs, tokenizer):

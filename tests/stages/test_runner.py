@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hyco_export.core.artifact import verify
+from hyco_export.core.artifact import MANIFEST_NAME, verify
 from hyco_export.core.partial import PartialBuild
 from hyco_export.core.recipe import Recipe
 from hyco_export.core.recipe_file import embedded_recipe, load_recipe
@@ -138,6 +138,27 @@ def test_plan_says_why(tmp_path: Path, source: Path) -> None:
     assert [item.reason for item in plan(run, table)] == ["", "", ""]
     changed = plan(run_folder(tmp_path, steps=3), table)
     assert changed[0].reason == "recipe, inputs or code changed"
+
+
+def test_a_fresh_artifact_of_other_libraries_is_said_with_the_way_to_build_it_anew(
+    tmp_path: Path, source: Path
+) -> None:
+    run, table = run_folder(tmp_path), stages(source)
+    build_all(run, table, Silent())
+    assert [item.remark for item in plan(run, table)] == ["", "", ""]
+    manifest = run.root / "a" / MANIFEST_NAME
+    content = msgspec.json.decode(manifest.read_bytes())
+    content["versions"]["transformers"] = "5.0.0"
+    manifest.write_bytes(msgspec.json.encode(content))
+    first, *others = plan(run, table)
+    assert first.fresh and "built with transformers 5.0.0, now " in first.remark
+    assert [item.remark for item in others] == ["", ""]
+    recorder = Recorder()
+    build_all(run, table, recorder)
+    assert recorder.notes[0].startswith("[1/3] a: fresh, built with transformers 5.0.0, now ")
+    command = first.remark.split(": ")[-1]
+    subprocess.run(command, shell=True, check=True)  # the advice, as a user follows it
+    assert [item.fresh for item in plan(run, table)] == [False, False, False]
 
 
 def test_artifacts_of_another_recipe_or_code_are_named(tmp_path: Path, source: Path) -> None:

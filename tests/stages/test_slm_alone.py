@@ -10,13 +10,14 @@ from hyco_export.core.layout import CAPTURE, COMPILE, KEEPSET, SLM
 from hyco_export.core.recipe import Checkpoint, Models, Recipe, SlmWeights
 from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import RecipeError
-from hyco_export.nn.capture import encode_prompt
+from hyco_export.nn.chat import encode_prompt
+from hyco_export.stages import capture as capturing
 from hyco_export.stages import capture_text
 from hyco_export.stages.capture import read_answers
 from hyco_export.stages.checkpoints import require_family
 from hyco_export.stages.plan import chain_to
 from hyco_export.stages.run_folder import RunFolder
-from hyco_export.stages.stage import Silent
+from hyco_export.stages.stage import Silent, Stage
 from hyco_export.stages.table import STAGES, require_stage, stages_of
 
 LINES = (
@@ -127,3 +128,36 @@ def test_no_weights_leave_the_key_as_it_was() -> None:
     graph = load_recipe(embedded_recipe()).slm
     assert "weights" not in msgspec.to_builtins(graph)
     assert "weights" in msgspec.to_builtins(msgspec.structs.replace(graph, weights=SlmWeights(bits=4)))
+
+
+QUESTIONS = ['{"messages": [{"role": "user", "content": "a?"}]}', '{"messages": [{"role": "user", "content": "b?"}]}']
+BAD = {
+    "refused by the template": (
+        '{"messages": [{"role": "user", "content": "stop"}]}',
+        "refuses turns of user: no stop",
+    ),
+    "too long": ('{"messages": [{"role": "user", "content": "' + "a b " * 3000 + '"}]}', "sequence_limit is 2048"),
+    "role": ('{"messages": [{"role": "human", "content": "a"}]}', "has turns of 'human'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("stage", [capturing.STAGE, capture_text.STAGE], ids=["capture", "text"])
+def test_a_prompt_that_cannot_be_used_is_named_before_any_work(stage: Stage, name: str, tmp_path: Path) -> None:
+    tokenizer = builders.small_tokenizer()
+    builders.small_verifier(len(tokenizer)).save_pretrained(tmp_path / "model")
+    refusing = "{% if messages[-1]['content'] == 'stop' %}{{ raise_exception('no stop') }}{% endif %}"
+    tokenizer.chat_template = refusing + tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path / "model")
+    inputs = {name: tmp_path / f"{name}.jsonl" for name in ("calibration", "validation")}
+    inputs["calibration"].write_text(QUESTIONS[0])
+    inputs["validation"].write_text("\n".join(QUESTIONS))
+    inputs["verifier"] = tmp_path / "model"
+    config = stage.config(load_recipe(embedded_recipe()))
+    stage.check(config, inputs)
+    line, part = BAD[name]
+    inputs["validation"].write_text("\n".join([*QUESTIONS, line]))
+    with pytest.raises(RecipeError) as caught:
+        stage.check(config, inputs)
+    assert caught.value.message.startswith(f"$.data.validation: {inputs['validation']}: conversation 3 (")
+    assert part in caught.value.message

@@ -3,12 +3,15 @@
 Knows what makes two sets usable together; not how a prompt is answered.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from hyco_export.core.conversations import Conversation, prompt_messages
+from hyco_export.core.conversations import ROLE_HINT, ROLES, Conversation, prompt_messages
 from hyco_export.core.data.files import read_conversations
-from hyco_export.core.data.identity import identities
-from hyco_export.errors import RecipeError
+from hyco_export.core.data.identity import Identities, identities
+from hyco_export.errors import CheckpointError, RecipeError
 
 PROMPT_COUNT = "$.validation.prompts"  # the field that says how many are answered
 
@@ -26,26 +29,58 @@ def read_prompts(path: Path, field: str) -> list[Conversation]:
     if not prompts:
         raise RecipeError(f"{field}: {path} holds no conversation", "give at least one prompt")
     seen: set[str] = set()
-    for prompt in prompts:
-        prompt_messages(prompt)
+    for number, prompt in enumerate(prompts, 1):
+        with prompt_named(f"{field}: {path}", number, prompt):
+            prompt_messages(prompt)
         if prompt.id in seen:
             raise RecipeError(f"{field}: {path} holds {prompt.id!r} twice, ids must be unique", "remove one of them")
         seen.add(prompt.id)
     return prompts
 
 
-def require_conversations(path: Path, field: str) -> None:
-    """Read a set to its end: what is wrong with its last line is said before hours of work, not after.
+@contextmanager
+def prompt_named(field: str, number: int, conversation: Conversation) -> Iterator[None]:
+    """Say which prompt of a set a refusal is about: the `number`-th, from 1."""
+    try:
+        yield
+    except (RecipeError, CheckpointError) as error:
+        message = f"{field}: conversation {number} ({conversation.id!r}): {error.message}"
+        raise type(error)(message, error.hint) from error
+
+
+def require_counted(found: Iterable[Conversation], field: str, asked: Identities) -> tuple[int, str]:
+    """Read a set that is counted to its end: what is wrong with its last line is said before hours of work, not after.
+
+    asked: the conversations that calibrate or validate, which are not counted.
+
+    Returns: how many conversations there are, and in words how many of them hold nothing to count, "" where none.
 
     Raises:
-        RecipeError: not readable, or none; names the field.
+        RecipeError: not readable, none, or no assistant's text outside the `asked`; names field and roles.
     """
+    total = spoken = excluded = 0
+    roles: Counter[str] = Counter()
     try:
-        count = sum(1 for _ in read_conversations(path))
+        for conversation in found:
+            total += 1
+            roles.update(message.role for message in conversation.messages)
+            if conversation in asked:
+                excluded += 1
+            elif any(conversation.assistant_texts):
+                spoken += 1
     except RecipeError as error:
         raise RecipeError(f"{field}: {error.message}", error.hint) from error
-    if not count:
-        raise RecipeError(f"{field}: {path} holds no conversation", "give at least one")
+    if not total:
+        raise RecipeError(f"{field} holds no conversation", "give at least one")
+    turns = ", ".join(f"{count} of {role!r}" for role, count in roles.most_common()) or "none"
+    if not spoken:
+        used = f"; {excluded} calibrate or validate and are not counted" if excluded else ""
+        raise RecipeError(
+            f"{field}: none of {total} conversations has an assistant's text to count (turns: {turns}{used})",
+            ROLE_HINT if roles.keys() - set(ROLES) else "give conversations with the assistant's answers in them",
+        )
+    silent = total - excluded - spoken
+    return total, f"{silent} of {total} conversations hold no assistant's text (turns: {turns})" if silent else ""
 
 
 def require_enough(found: int, wanted: int, path: Path, asked_by: str = PROMPT_COUNT) -> None:

@@ -59,6 +59,19 @@ def _all(source: DataSource, recipe_folder: Path | None) -> Iterator[Conversatio
     return interleaved(parts, [part.weight for part in source.mix], source.seed)
 
 
+def local_folders(reference: Reference, recipe_folder: Path | None) -> Iterator[Path]:
+    """The folders on this machine that a source reads.
+
+    Raises:
+        RecipeError: a local path that does not exist.
+    """
+    source = as_source(reference)
+    if source.path is not None and (found := local_path(source.path, recipe_folder)).is_dir():
+        yield found
+    for part in source.mix:
+        yield from local_folders(part, recipe_folder)
+
+
 def source_digest(reference: Reference, recipe_folder: Path | None) -> str:
     """What a source adds to an artifact's key; reads local files, never the Hub.
 

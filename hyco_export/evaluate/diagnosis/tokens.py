@@ -22,7 +22,7 @@ def tokenizer_findings(
 
     `slm_checkpoint` is None where a token bridge lies between the two vocabularies.
     """
-    from hyco_export.nn.capture import encode_prompt
+    from hyco_export.nn.chat import encode_prompt
 
     wrong = [
         number

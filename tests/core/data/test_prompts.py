@@ -1,10 +1,13 @@
 """Prompt sets: usable alone, and with nothing in common."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from hyco_export.core.data.prompts import read_prompts, require_prompts
+from hyco_export.core.data.files import read_conversations
+from hyco_export.core.data.identity import Identities, identities
+from hyco_export.core.data.prompts import read_prompts, require_counted, require_prompts
 from hyco_export.errors import RecipeError
 
 
@@ -48,3 +51,56 @@ def test_sets_that_cannot_be_used_are_named_with_their_field(tmp_path):
     refused(tmp_path / "none.jsonl", "$.data.calibration: ")
     (tmp_path / "checkpoint").mkdir()
     refused(tmp_path / "checkpoint", "$.data.calibration: folder")
+
+
+NOBODY = Identities(frozenset(), frozenset())
+
+
+def write_turns(path: Path, *conversations: list[tuple[str, str]]) -> Path:
+    lines = [{"messages": [{"role": role, "content": text} for role, text in turns]} for turns in conversations]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("turns", "part", "hint"),
+    [
+        ([("human", "x"), ("gpt", "y")], "has turns of 'gpt', 'human'", "ShareGPT calls human and gpt"),
+        ([("user", "x"), ("gpt", "y")], "has turns of 'gpt'", "user, assistant, model"),
+        ([("system", "x")], "no user speaks in it, only system", "remove it"),
+        ([("user", " \n")], "the last one has no text", "remove it"),
+        ([], "has no turn to answer", "remove it"),
+    ],
+)
+def test_a_prompt_that_asks_nothing_is_named_with_its_place(tmp_path, turns, part, hint):
+    path = write_turns(tmp_path / "p.jsonl", [("user", "Well?")], turns)
+    with pytest.raises(RecipeError) as caught:
+        read_prompts(path, "$.data.validation")
+    assert caught.value.message.startswith(f"$.data.validation: {path}: conversation 2 (")
+    assert part in caught.value.message and hint in caught.value.hint
+
+
+def test_conversations_without_an_assistants_text_are_refused_with_the_roles_found(tmp_path):
+    path = write_turns(tmp_path / "c.jsonl", [("human", "x"), ("gpt", "y")], [("human", "z")])
+    with pytest.raises(RecipeError, match=r"none of 2 conversations .* \(turns: 2 of 'human', 1 of 'gpt'\)") as caught:
+        require_counted(read_conversations(path), "$.data.conversations", NOBODY)
+    assert "ShareGPT" in caught.value.hint
+    path = write_turns(tmp_path / "c.jsonl", [("user", "x"), ("assistant", " ")])
+    with pytest.raises(RecipeError, match="none of 1 conversations") as caught:
+        require_counted(read_conversations(path), "$.data.conversations", NOBODY)
+    assert "the assistant's answers" in caught.value.hint
+
+
+def test_conversations_that_all_calibrate_are_refused(tmp_path):
+    path = write_turns(tmp_path / "c.jsonl", [("user", "x"), ("assistant", "y")])
+    with pytest.raises(RecipeError, match="1 calibrate or validate and are not counted"):
+        require_counted(read_conversations(path), "$.data.conversations", identities(read_conversations(path)))
+
+
+def test_a_part_that_counts_nothing_is_said(tmp_path):
+    path = write_turns(tmp_path / "c.jsonl", [("user", "x"), ("assistant", "y")], [("human", "x"), ("gpt", "y")])
+    total, remark = require_counted(read_conversations(path), "$.data.conversations", NOBODY)
+    assert total == 2
+    assert remark.startswith("1 of 2 conversations hold no assistant's text (turns: ") and "'gpt'" in remark
+    path = write_turns(tmp_path / "c.jsonl", [("user", "x"), ("model", "y")])
+    assert require_counted(read_conversations(path), "$.data.conversations", NOBODY) == (1, "")

@@ -164,7 +164,7 @@ def plain_texts(url: str, access: Access, prompts: Sequence[tuple[int, ...]], to
 def embedded_prompts(count: int) -> list[tuple[int, ...]]:
     """First questions of the embedded family's validation prompts, as its verifier reads them."""
     from hyco_export.cli.runs import open_run
-    from hyco_export.nn.capture import encode_prompt
+    from hyco_export.nn.chat import encode_prompt
     from hyco_export.nn.verifier import load_tokenizer
 
     run = open_run(None, None)
