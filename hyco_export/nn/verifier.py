@@ -28,6 +28,7 @@ from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError, first_line
 from hyco_export.nn.checkpoint import require_checkpoint
 from hyco_export.nn.dtypes import TORCH_DTYPES
+from hyco_export.nn.generation_rules import require_generation_rules
 from hyco_export.nn.model_types import require_verifier_type
 
 logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
@@ -81,8 +82,11 @@ def load_language_model(
     """Any causal language model in evaluation mode, without gradients.
 
     Raises:
-        CheckpointError: unreadable, a tensor missing or misshaped.
+        CheckpointError: unreadable, a tensor missing or misshaped, or its generation config asks for what cannot be
+            honoured.
     """
+    require_checkpoint(folder)
+    require_generation_rules(folder)
     return _load(AutoModelForCausalLM, folder, dtype, {"device_map": device}, attention)
 
 
@@ -95,6 +99,7 @@ def load_shard(folder: Path, dtype: Dtype, config: PreTrainedConfig, distributed
     Raises:
         CheckpointError: as `load_verifier`.
     """
+    require_generation_rules(folder)
     options = {"config": config, "distributed_config": distributed}
     model = _load(AutoModelForCausalLM, folder, dtype, options, "sdpa")
     handoff_layers(model.config)

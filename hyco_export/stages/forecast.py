@@ -14,7 +14,7 @@ from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.sizes.estimate import Estimate
 from hyco_export.core.sizes.shapes import FamilyShape
 from hyco_export.errors import RecipeError
-from hyco_export.stages.checkpoints import require_lengths
+from hyco_export.stages.checkpoints import require_generation, require_lengths
 from hyco_export.stages.expected_work import expected_work
 from hyco_export.stages.plan import plan
 from hyco_export.stages.run_folder import RunFolder
@@ -55,7 +55,8 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     """Plan and estimate a chain.
 
     Raises:
-        CheckpointError: a checkpoint that is here cannot be read, or a local path of the recipe does not exist.
+        CheckpointError: a checkpoint that is here cannot be read, or asks for what cannot be honoured; or a local path
+            of the recipe does not exist.
         StorageError: the run folder cannot be one.
         RecipeError: lengths that the verifier has no positions for, or data that cannot be used.
     """
@@ -63,9 +64,10 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     folders = {role: _local(run, checkpoint) for role, checkpoint in checkpoints_of(run.recipe).items()}
     missing = _missing(run, folders)
     reasons = _waiting(run, stages, missing) if missing else {i.stage.name: i.reason for i in plan(run, stages)}
+    notes: list[str] = []
     if folders["verifier"] is not None:
         require_lengths(run)
-    notes: list[str] = []
+        require_generation(run, notes.append)
     family = _family(run.recipe, folders, notes)
     work = expected_work(run, folders["verifier"], notes)
     estimators = estimators_of(run.recipe)

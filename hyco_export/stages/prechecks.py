@@ -10,7 +10,13 @@ from hyco_export.core.data.prompts import require_conversations, require_prompts
 from hyco_export.core.data.reading import OnCount
 from hyco_export.core.data.source import as_source
 from hyco_export.core.recipe import Checkpoint
-from hyco_export.stages.checkpoints import note_unpinned, require_family, require_full_precision, require_lengths
+from hyco_export.stages.checkpoints import (
+    note_unpinned,
+    require_family,
+    require_full_precision,
+    require_generation,
+    require_lengths,
+)
 from hyco_export.stages.plan import PlannedStage
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.stage import Progress
@@ -40,6 +46,7 @@ def check_all(run: RunFolder, planned: Sequence[PlannedStage], progress: Progres
     stale = [item for item in planned if not item.fresh]
     if stale:
         require_family(run)
+        require_generation(run, progress.note)
         require_lengths(run)
     require_full_precision(run, {item.stage.name for item in stale})
     note_unpinned(run, progress.note)
