@@ -22,7 +22,7 @@ from hyco_export.runtime.ports import Transport
 WHERE = "the server's probabilities"
 TRIES = 24  # seeds; a root of probability 1/2 is missed by all of them once in 17 million servers
 EXACT_NATS = 0.01  # root mean square of errors of log p: another order of float32 sums gives 1e-4 and less
-NOISE_NATS = 0.35  # logits of bfloat16 have steps of 1/8 beyond 16: two machines were never apart by more than 0.2
+NOISE_NATS = 0.35  # logits of bfloat16 have steps of 1/8 beyond 16: the embedded family in it is 0.1 off
 EXPLAINS = 0.5  # a hypothesis that leaves this share of the error
 EDGE_NOISE = 4.0  # times that error: a node nearer to an edge may fall on either side of it
 FEWEST_WRONG = 3  # nodes, or draws, on the wrong side
