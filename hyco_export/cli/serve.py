@@ -109,7 +109,7 @@ def _follow(
 
 
 def _self_test(root: Path, engine: "Engine", info: "ServerInfo") -> None:
-    """Say what is wrong with the server's hand-offs; it serves all the same, for its own text is right."""
+    """Say what is wrong with the server's hand-offs and probabilities; it serves all the same."""
     from hyco_export.evaluate.diagnose import diagnose_server
     from hyco_export.runtime.transport import LocalTransport
 
@@ -121,7 +121,9 @@ def _self_test(root: Path, engine: "Engine", info: "ServerInfo") -> None:
     for finding in found.findings:
         problems.print(f"self-test: {finding}", highlight=False, markup=False, soft_wrap=True)
     if not found.findings:
-        output.print(f"self-test: hand-offs are right at {found.positions} golden positions", highlight=False)
+        output.print(
+            f"self-test: hand-offs and probabilities are right at {found.positions} golden positions", highlight=False
+        )
 
 
 def require_free_port(host: str, port: int) -> int:

@@ -15,7 +15,7 @@ CURVE_POINTS = 96  # sizes of a drawn curve, evenly spaced in the logarithm
 class Ranking:
     """Ids in the order in which a growing keep set takes them.
 
-    order: int32 [V]; the first `fixed` are always kept, those up to `known` are fixed or were seen in the text.
+    order: int32, V at most; the first `fixed` are always kept, those up to `known` are fixed or were seen in the text.
     """
 
     order: np.ndarray
@@ -23,23 +23,25 @@ class Ranking:
     known: int
 
 
-def rank(counts: np.ndarray, fixed: np.ndarray, placeholders: np.ndarray) -> Ranking:
+def rank(counts: np.ndarray, fixed: np.ndarray, placeholders: np.ndarray, never: np.ndarray | None = None) -> Ranking:
     """Fixed ids (bool [V]), then by falling counts [V]; equal counts give way to the smaller id.
 
     Small ids are the earlier merges of a tokenizer, so also the likelier ones where nothing was counted. Placeholders
-    (bool [V], entries without a text) come last whatever their id.
+    (bool [V], entries without a text) come last whatever their id; ids that are `never` kept (bool [V]) do not come.
     """
     ids = np.arange(len(counts))
     unseen = counts == 0
+    never = np.zeros(len(counts), dtype=bool) if never is None else never
     order = np.lexsort((ids, -counts, placeholders & unseen, ~fixed))  # the last key counts most
+    order = order[~never[order]]
     size = int(fixed.sum())
-    return Ranking(order.astype(np.int32), size, size + int((~fixed & ~unseen).sum()))
+    return Ranking(order.astype(np.int32), size, size + int((~fixed & ~unseen & ~never).sum()))
 
 
 def kept_share(ranking: Ranking, counts: np.ndarray) -> np.ndarray:
-    """float64 [V + 1]: share of counted tokens [V] inside the first n ids; zeros where nothing was counted."""
+    """float64 [len(order) + 1]: share of counted tokens [V] inside the first n ids; zeros where nothing was counted."""
     inside = np.concatenate([[0], np.cumsum(counts[ranking.order])])
-    return inside / max(int(inside[-1]), 1)
+    return inside / max(int(counts.sum()), 1)
 
 
 def smallest_size(ranking: Ranking, shares: np.ndarray, wanted: float) -> int | None:

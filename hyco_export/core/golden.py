@@ -2,8 +2,9 @@
 
 Written beside a converted head, so that another machine can tell a wrong server or device by comparing. A session is
 driven as a device drives it: PRIME with the text before its first root, then rounds that send the text's own next K
-tokens, all of which a greedy server accepts; its roots are therefore K + 1 positions apart. Knows values and one JSON
-file; the hand-offs themselves lie beside it (`golden_text_file`, in the layout of `nn.capture`).
+tokens, all of which a greedy server accepts; its roots are therefore K + 1 positions apart. Probabilities are compared
+on trees of their own. Knows values and one JSON file; the hand-offs themselves lie beside it (`golden_text_file`, in
+the layout of `nn.capture`).
 """
 
 from pathlib import Path
@@ -15,6 +16,7 @@ from hyco_export.core.json_file import write_json
 from hyco_export.errors import ArtifactError
 
 GOLDEN_FILE = "golden.json"
+LIKELY_ROOT = 0.5  # least probability of a golden tree's root, where a text has one: every other seed draws it
 SHOWN_LOGITS = 16  # of a step, the highest over the kept tokens: thousands of numbers in all, which noise cannot hide
 
 
@@ -22,18 +24,64 @@ class GoldenRoot(msgspec.Struct, frozen=True):
     """One place to draft at, and what transformers' head drafts there with the artifact's weights and window.
 
     `top[k]` are the kept ids with the highest logits of step k + 1, best first, so that `chain[k] == top[k][0]`;
-    `logits[k]` are theirs. `server_accepted` are the tokens of the original head's chain, over the full vocabulary and
-    the whole prefix, that the text confirms.
+    `logits[k]` are theirs. `server_chain` is that of the original head, over the full vocabulary and the whole prefix;
+    `server_accepted` of its tokens are confirmed by the text.
     """
 
     position: int
     top: tuple[tuple[int, ...], ...]
     logits: tuple[tuple[float, ...], ...]
     server_accepted: int
+    server_chain: tuple[int, ...]
 
     @property
     def chain(self) -> tuple[int, ...]:
         return tuple(step[0] for step in self.top)
+
+
+class GoldenDistribution(msgspec.Struct, frozen=True):
+    """What a right verifier says of a tree's N nodes under one sampling.
+
+    log_probs [N], entropies (of `GoldenTree.rows`): of softmax(logits / T), nothing cut, in nats. probs [N]: after
+    top-k and top-p. edges [N]: by how much a node's log p lies above (below: < 0) what the cuts let pass.
+    root_prob: of the root, after the cuts, behind the prompt.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    log_probs: tuple[float, ...]
+    probs: tuple[float, ...]
+    edges: tuple[float, ...]
+    entropies: tuple[float, ...]
+    root_prob: float
+
+
+class GoldenTree(msgspec.Struct, frozen=True):
+    """A tree of N nodes behind a root of a captured answer: what transformers' own model and warpers say of it.
+
+    prompt: all ids before the root. logits [N]: of each node's token behind its parent; plain_logits [N]: without the
+    final soft-cap, which is `soft_cap` (None: the model has none, both are the same).
+    """
+
+    prompt: tuple[int, ...]
+    root: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    soft_cap: float | None
+    logits: tuple[float, ...]
+    plain_logits: tuple[float, ...]
+    distributions: tuple[GoldenDistribution, ...]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows (0: the root, i + 1: node i) that have children: their distributions are known."""
+        return tuple(sorted({parent + 1 for parent in self.parents}))
+
+    @property
+    def root_prob(self) -> float:
+        """Of the root under the sampling that draws it least often."""
+        return min(each.root_prob for each in self.distributions)
 
 
 class GoldenSession(msgspec.Struct, frozen=True):
@@ -60,6 +108,7 @@ class Golden(msgspec.Struct, frozen=True):
     server_accepted_mean: float
     texts: tuple[GoldenText, ...]
     sessions: tuple[GoldenSession, ...]
+    trees: tuple[GoldenTree, ...]
 
     @property
     def root_count(self) -> int:

@@ -16,6 +16,7 @@ from hyco_export.core.recipe import Recipe
 from hyco_export.core.tables import TABLES_FILE, HostTables
 from hyco_export.core.token_bridge import BRIDGE_FILE, read_bridge
 from hyco_export.evaluate.diagnosis import drafts, head_weights, slm_weights, specs, tokens
+from hyco_export.evaluate.diagnosis.distributions import distribution_findings
 from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding, merged
 from hyco_export.evaluate.diagnosis.handoff import Norm, Truth, handoff_findings
 from hyco_export.evaluate.diagnosis.head_host import head_host_findings
@@ -71,7 +72,7 @@ def diagnose(
     blamed = {finding.fault for finding in findings}
     served = [finding for finding in server_findings(walked, truth, run) if finding.fault not in blamed]
     if not served:
-        served += _own_head_findings(run, transport, info)
+        served += [*distribution_findings(run.golden.trees, transport), *_own_head_findings(run, transport, info)]
     on_step("diagnosis: " + STEPS[2], 3, len(STEPS))
     findings += [*host, *served]
     if not host:
@@ -103,7 +104,7 @@ def diagnose_server(root: Path, transport: Transport, info: ServerInfo) -> Diagn
     walked = walk(run.golden, run.ids, transport, head.handoff, info.head_digest)
     findings = list(server_findings(walked, open_truth(root, head, run), run))
     if not findings:
-        findings += _own_head_findings(run, transport, info)
+        findings += [*distribution_findings(run.golden.trees, transport), *_own_head_findings(run, transport, info)]
     return Diagnosis(run.golden.root_count, run.golden.chain_acceptance, (), merged(findings), _notes(run, walked))
 
 
@@ -237,6 +238,8 @@ def _notes(run: GoldenRun, walked: Walked) -> tuple[str, ...]:
     lines = []
     if not run.golden.root_count:
         lines.append("No captured validation text is long enough for a golden position: the server was not compared.")
+    if not run.golden.trees:
+        lines.append("No captured validation answer is long enough for a golden tree: probabilities were not compared.")
     longest = max((one.root for one in walked.seen), default=0)
     if longest < run.golden.window + 4:
         lines.append(

@@ -22,6 +22,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from hyco_export.core.handoff import LAYER_TYPES, HiddenNorm
 from hyco_export.core.recipe import Sampling
 from hyco_export.errors import ArtifactError, CheckpointError, first_line
+from hyco_export.nn.generation_rules import suppressed_ids
 from hyco_export.nn.tensor_files import all_finite
 from hyco_export.nn.verifier import ATTENTION_NAMES, handoff_values, stop_ids
 
@@ -72,14 +73,15 @@ class Capture:
 def greedy_answer(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
     """The verifier's greedy continuation, batch 1; a stop token that ends it is included.
 
-    The argmax of the model's own logits: no penalty or bias of the checkpoint's generation config takes part.
+    The argmax of the model's own logits but for the ids that its generation config suppresses.
     """
-    stops = stop_ids(model)
+    stops, suppressed = stop_ids(model), list(suppressed_ids(model))
     cache = DynamicCache(config=model.config)
     fed = torch.tensor([list(prompt_ids)], device=model.device)  # [1, T], then [1, 1]
     answer: list[int] = []
     while len(answer) < max_new_tokens:
         logits = model(fed, cache=cache, use_cache=True, logits_to_keep=1).logits  # [1, 1, V]
+        logits[..., suppressed] = -torch.inf
         fed = logits.argmax(dim=-1)
         answer.append(int(fed))
         if answer[-1] in stops:
@@ -98,6 +100,7 @@ def sampled_answers(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
+        suppress_tokens=list(suppressed_ids(model)) or None,
         num_return_sequences=count,
         max_new_tokens=max_new_tokens,
         eos_token_id=list(stops) or None,

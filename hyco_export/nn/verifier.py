@@ -32,6 +32,7 @@ from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError, first_line
 from hyco_export.nn.checkpoint import require_checkpoint
 from hyco_export.nn.dtypes import TORCH_DTYPES
+from hyco_export.nn.generation_rules import require_generation_rules
 from hyco_export.nn.model_types import require_verifier_type
 from hyco_export.nn.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
 from hyco_export.nn.tokenizer_file import cleaned, token_ids
@@ -143,8 +144,11 @@ def load_language_model(
     """Any causal language model in evaluation mode, without gradients.
 
     Raises:
-        CheckpointError: unreadable, a tensor missing or misshaped.
+        CheckpointError: unreadable, a tensor missing or misshaped, or its generation config asks for what cannot be
+            honoured.
     """
+    require_checkpoint(folder)
+    require_generation_rules(folder)
     return _load(AutoModelForCausalLM, folder, dtype, {"device_map": device}, attention)
 
 
@@ -157,6 +161,7 @@ def load_shard(folder: Path, dtype: Dtype, config: PreTrainedConfig, distributed
     Raises:
         CheckpointError: as `load_verifier`.
     """
+    require_generation_rules(folder)
     options = {"config": config, "distributed_config": distributed}
     model = _load(AutoModelForCausalLM, folder, dtype, options, "sdpa")
     handoff_layers(model.config)

@@ -22,6 +22,7 @@ from hyco_export.errors import ArtifactError, ServerError
 from hyco_export.nn.checkpoint import checkpoint_digest, checkpoint_folder, tokenizer_digest
 from hyco_export.nn.crew import Crew
 from hyco_export.nn.family import check_family
+from hyco_export.nn.generation_rules import suppressed_ids
 from hyco_export.nn.sharding import load_sharded_verifier
 from hyco_export.nn.verifier import load_config, load_head, load_verifier, stop_ids
 from hyco_export.runtime import wire
@@ -100,13 +101,14 @@ def open_server_engine(
         cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place) / sharers),
     )
     encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
+    own_head = partial(ChainDrafter, head, compiled=options.compiled, suppressed=suppressed_ids(model))
     restricted = None
     if artifact is not None and keepset is not None:
         kept_ids = torch.from_numpy(keepset.ids.astype(np.int64)).to(place)
-        restricted = ChainDrafter(head, kept_ids, artifact.spec.handoff.window, compiled=options.compiled)
+        restricted = own_head(kept_ids, artifact.spec.handoff.window)
     verifier = (partial(LeadingVerifier, followers) if followers else Verifier)(
         model,
-        ChainDrafter(head, compiled=options.compiled),
+        own_head(),
         encoder,
         restricted,
         prefill_rows=options.batching.prefill_rows,

@@ -44,6 +44,7 @@ class ChainDrafter:
         head: the verifier's assistant.
         kept_ids: [C] the only ids that it may draft; None for the whole vocabulary.
         window: newest committed positions that it may see; None for all that its layers see.
+        suppressed: ids that the verifier never generates.
         fused: compute the layers with `nn.fused_stack` where the head fits.
         compiled: let torch's compiler make the fused layers.
     """
@@ -55,11 +56,13 @@ class ChainDrafter:
         window: int | None = None,
         fused: bool = True,
         compiled: bool = False,
+        suppressed: Sequence[int] = (),
     ) -> None:
         head.model.set_attn_implementation(slot_attention.NAME)
         self._head = head
         self._in, self._out = head.pre_projection.weight, head.post_projection.weight
         self._kept_ids = kept_ids
+        self._suppressed = list(suppressed)
         self._stack = FusedStack(head.model, compiled) if fused and fits(head.model) else None
         sliding = head.config.get_text_config().sliding_window + INCLUSIVE_END
         self._spans = {"full": window, "sliding": sliding if window is None else min(sliding, window)}
@@ -129,6 +132,7 @@ class ChainDrafter:
             logits = functional.linear(last, head.lm_head.weight)
         else:
             logits = head.masked_embedding(last[None], head.lm_head.weight)[0]
+        logits[:, self._suppressed] = -torch.inf
         if self._kept_ids is None:
             return logits.argmax(dim=-1)
         return self._kept_ids[logits[:, self._kept_ids].argmax(dim=-1)]

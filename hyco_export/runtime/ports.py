@@ -97,7 +97,8 @@ class SlmDevice(Protocol):
 
 
 class RowOutputs(msgspec.Struct, frozen=True):
-    """Outputs of a verify forward for the rows root, node 0, node 1, ...: logits [N + 1, V] float32, soft-capped."""
+    """Outputs of a verify forward for the rows root, node 0, node 1, ...: logits [N + 1, V] float32, soft-capped;
+    -inf for ids that the checkpoint's generation config suppresses."""
 
     logits: np.ndarray
 

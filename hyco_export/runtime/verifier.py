@@ -20,6 +20,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbed
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.core.limits import NODE_LIMIT
 from hyco_export.nn.fused_stack import FusedStack, fits
+from hyco_export.nn.generation_rules import suppressed_ids
 from hyco_export.nn.sharding import HeadShares
 from hyco_export.nn.verifier import ATTENTION_NAMES, handoff_layers
 from hyco_export.runtime import slot_attention, wire
@@ -82,6 +83,7 @@ class Verifier:
         self._stack = FusedStack(self._backbone, compiled) if fused and fits(self._backbone) else None
         self._table = _table_of(model.get_input_embeddings())
         self._soft_cap = config.final_logit_softcapping
+        self._suppressed = list(suppressed_ids(model))
         self._windows = {"full_attention": None, "sliding_attention": config.sliding_window}
         # transformers cuts rows before KV-shared layers when this is an integer, and fails without per-layer embeddings
         self._all_rows = torch.tensor(0)
@@ -212,10 +214,11 @@ class Verifier:
         return after, before[0]
 
     def _logits(self, hidden: torch.Tensor) -> np.ndarray:
-        """Hidden states [R, H] after the final norm -> logits [R, V] float32 after the soft-cap."""
+        """States [R, H] after the final norm -> logits [R, V] float32 after the soft-cap; -inf for suppressed ids."""
         logits = self._model.get_output_embeddings()(hidden)
         if self._soft_cap is not None:
             logits = logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
+        logits[:, self._suppressed] = -torch.inf
         return logits.float().cpu().numpy()
 
     def _there(self, array: np.ndarray) -> torch.Tensor:

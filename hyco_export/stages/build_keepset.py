@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hyco_export.nn.embedding_table import EmbeddingSource
     from hyco_export.nn.fixed_tokens import FixedPart
     from hyco_export.nn.token_counts import TokenCounts
+    from hyco_export.nn.tokenizer_file import TokenizerFile
 
 COVERAGE_FILE = "coverage.json"
 CURVE_FILE = "curve.json"
@@ -85,11 +86,11 @@ def check_keepset(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
         RecipeError: unknown script; a size below the fixed part or above the vocabulary.
     """
     from hyco_export.nn.embedding_table import find_embedding
-    from hyco_export.nn.fixed_tokens import find_fixed_part, require_room
+    from hyco_export.nn.fixed_tokens import require_room
     from hyco_export.nn.tokenizer_file import open_tokenizer
 
     vocab_size = find_embedding(inputs["verifier"]).vocab_size
-    fixed = find_fixed_part(open_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
+    fixed = _fixed_part(inputs["verifier"], open_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
     release_freed()
     if config.size is not None:
         require_room(config.size, fixed, vocab_size)
@@ -98,12 +99,12 @@ def check_keepset(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
 def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Write the files of the module's list; the coverage is also the stage's metrics."""
     from hyco_export.nn.embedding_table import find_embedding
-    from hyco_export.nn.fixed_tokens import find_fixed_part, require_room
+    from hyco_export.nn.fixed_tokens import require_room
     from hyco_export.nn.tokenizer_file import open_tokenizer
 
     tokenizer = open_tokenizer(inputs["verifier"])
     embedding = find_embedding(inputs["verifier"])
-    fixed = find_fixed_part(tokenizer, embedding.vocab_size, config.scripts)
+    fixed = _fixed_part(inputs["verifier"], tokenizer, embedding.vocab_size, config.scripts)
     if config.size is not None:
         require_room(config.size, fixed, embedding.vocab_size)
     counts = _count_conversations(
@@ -111,7 +112,7 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
     )
     del tokenizer
     release_freed()
-    ranking = rank(counts.counted, fixed.union, fixed.placeholders)
+    ranking = rank(counts.counted, fixed.union, fixed.placeholders, fixed.suppressed)
     size = config.size or size_for(config.coverage, ranking, counts)
     require_counted_tokens(size, ranking, counts)
     keepset = KeepSet(np.sort(ranking.order[:size]), embedding.vocab_size)
@@ -156,6 +157,14 @@ def remarks(config: KeepSetConfig, coverage: Mapping[str, Any]) -> list[str]:
             "covers is not known; count more conversations or raise $.keepset.held_out_share"
         )
     return found
+
+
+def _fixed_part(verifier: Path, tokenizer: "TokenizerFile", vocab_size: int, scripts: tuple[str, ...]) -> "FixedPart":
+    """What is always kept; nothing that the checkpoint never generates."""
+    from hyco_export.nn.fixed_tokens import find_fixed_part
+    from hyco_export.nn.generation_rules import checkpoint_suppressed_ids
+
+    return find_fixed_part(tokenizer, vocab_size, scripts, checkpoint_suppressed_ids(verifier, vocab_size))
 
 
 def size_for(coverage: float | None, ranking: Ranking, counts: "TokenCounts") -> int:

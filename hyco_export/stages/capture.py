@@ -5,6 +5,7 @@ Greedy answers calibrate and validate; sampled ones (split `sampled`, if the rec
 Files:
     answers.jsonl                             one line a prompt: id, split, messages, prompt_ids, answer_ids, text
     sequences/<split>-<index>.safetensors     `nn.capture.Capture` of prompt + answer, cut at the sequence limit
+    trees/validation-<index>.json             `core.golden.GoldenTree` of an answer that is long enough
     final_norm.safetensors                    the verifier's final norm, for a head that is handed h from before it
 
 A prompt is a unit of work (`core.partial`): a killed build loses the prompts in flight, and the processes of a launch
@@ -22,8 +23,10 @@ from hyco_export.core import recipe as recipes
 from hyco_export.core.conversations import Conversation, Message, prompt_messages
 from hyco_export.core.data.files import list_files
 from hyco_export.core.data.prompts import prompt_named, read_prompts
+from hyco_export.core.golden import GoldenTree
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.heap import release_freed
+from hyco_export.core.json_file import write_json
 from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE
 from hyco_export.core.partial import PartialBuild
 from hyco_export.errors import ArtifactError, RecipeError
@@ -37,6 +40,7 @@ PROMPT_SPLITS: tuple[Split, ...] = ("calibration", "validation")
 SPLITS: tuple[Split, ...] = ("calibration", "sampled", "validation")
 ANSWERS_FILE = "answers.jsonl"
 SEQUENCES_FOLDER = "sequences"
+TREES_FOLDER = "trees"
 NORM_UNIT = "final-norm"
 
 
@@ -182,6 +186,10 @@ def _capture_prompt(
             _capture(config, model, answer, draft)
         names.append(name)
         answers.append(answer)
+        if answer.split == "validation" and (tree := _golden_tree(config, model, answer)):
+            names.append(f"{TREES_FOLDER}/validation-{prompt.index:04d}.json")
+            with partial.place(names[-1]) as draft:
+                write_json(draft, tree)
     partial.finish(prompt.unit, names, answers)
 
 
@@ -242,6 +250,14 @@ def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, pa
     capturing.save_capture(path, captured)
 
 
+def _golden_tree(config: CaptureConfig, model: "PreTrainedModel", answer: Answer) -> GoldenTree | None:
+    """Probabilities behind a place of the answer; None where it is too short."""
+    from hyco_export.nn.golden_tree import golden_tree
+
+    ids = (answer.prompt_ids + answer.answer_ids)[: config.capture.sequence_limit]
+    return golden_tree(model, ids, len(answer.prompt_ids), config.sampling)
+
+
 def _prompts(inputs: Mapping[str, Path]) -> Iterator[Prompt]:
     number = 0
     for split in PROMPT_SPLITS:
@@ -284,6 +300,19 @@ def sequence_paths(folder: Path, split: Split) -> list[Path]:
     return found
 
 
+def read_trees(folder: Path) -> list[GoldenTree]:
+    """The golden trees of the validation answers, in prompt order.
+
+    Raises:
+        ArtifactError: one cannot be read.
+    """
+    paths = sorted((folder / TREES_FOLDER).glob("*.json"))
+    try:
+        return [msgspec.json.decode(path.read_bytes(), type=GoldenTree) for path in paths]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ArtifactError(f"{folder / TREES_FOLDER}: {error}", "build it again: hyco-export capture") from error
+
+
 def training_paths(folder: Path) -> list[Path]:
     """Captures that train the head: of the greedy and of the sampled answers.
 
@@ -310,7 +339,7 @@ def read_answers(folder: Path, split: Split | None = None) -> list[Answer]:
 
 STAGE = Stage(
     CAPTURE,
-    revision=1,
+    revision=2,
     needs=(),
     config=config,
     sources=sources,

@@ -29,6 +29,20 @@ def require_family(run: "RunFolder") -> None:
     check_family(configs["verifier"], configs.get("head"), configs["slm"], bool(run.recipe.slm.bridge))
 
 
+def require_generation(run: "RunFolder", note: Callable[[str], None]) -> None:
+    """The verifier's texts must be those that transformers generates; says which of its defaults are not used.
+
+    Raises:
+        CheckpointError: its generation config asks for what cannot be honoured.
+    """
+    from hyco_export.nn.generation_rules import generation_notes, require_generation_rules
+
+    folder = run.source("verifier", run.recipe.models.verifier)
+    require_generation_rules(folder)
+    for line in generation_notes(folder, run.recipe.sampling):
+        note(line)
+
+
 def require_lengths(run: "RunFolder") -> None:
     """The recipe's texts must fit the positions that the verifier was made for, with one token of a prompt at least.
 

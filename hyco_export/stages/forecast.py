@@ -16,7 +16,7 @@ from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.sizes.estimate import Estimate
 from hyco_export.core.sizes.shapes import FamilyShape
 from hyco_export.errors import RecipeError
-from hyco_export.stages.checkpoints import require_lengths
+from hyco_export.stages.checkpoints import require_generation, require_lengths
 from hyco_export.stages.expected_work import expected_work
 from hyco_export.stages.plan import plan
 from hyco_export.stages.prechecks import check_checkpoints
@@ -61,7 +61,8 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     """Plan and estimate a chain.
 
     Raises:
-        CheckpointError: a checkpoint that is here cannot be read, or a local path of the recipe does not exist.
+        CheckpointError: a checkpoint that is here cannot be read, or asks for what cannot be honoured; or a local path
+            of the recipe does not exist.
         StorageError: the run folder cannot be one.
         RecipeError: lengths that the verifier has no positions for, or data that cannot be used.
     """
@@ -71,11 +72,12 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     planned = [] if missing else plan(run, stages)
     reasons = _waiting(run, stages, missing) if missing else {item.stage.name: item.reason for item in planned}
     remarks = [f"{item.stage.name}: {item.remark}" for item in planned if item.remark] + _data_remarks(run, missing)
+    notes: list[str] = []
     if None not in folders.values():
-        check_checkpoints(run, [stage for stage in stages if reasons[stage.name]])
+        check_checkpoints(run, [stage for stage in stages if reasons[stage.name]], notes.append)
     elif folders["verifier"] is not None:
         require_lengths(run)
-    notes: list[str] = []
+        require_generation(run, notes.append)
     family = _family(run.recipe, folders, notes)
     work = expected_work(run, folders["verifier"], notes)
     estimators = estimators_of(run.recipe)

@@ -1,11 +1,11 @@
 """The part of `convert-head` that stores golden positions (`core.golden`): what `validate` tells faults by.
 
 Files:
-    golden.json                 positions, prompts, drafts of transformers' head, expected acceptance
+    golden.json                 positions, prompts, drafts of transformers' head, expected acceptance, probabilities
     golden-<n>.safetensors      `nn.capture.Capture` of one validation text each, as far as it is needed
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,11 @@ import numpy as np
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.golden import (
+    LIKELY_ROOT,
     Golden,
     GoldenSession,
     GoldenText,
+    GoldenTree,
     acceptance_by_depth,
     accepted_length,
     golden_text_file,
@@ -25,13 +27,16 @@ from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, KEEPSET, QAT_HEAD
 from hyco_export.core.recipe import Dtype
-from hyco_export.stages.capture import read_answers, sequence_paths
+from hyco_export.stages.capture import read_answers, read_trees, sequence_paths
 from hyco_export.stages.stage import Metrics, Progress
 
 if TYPE_CHECKING:
     from hyco_export.core.golden import GoldenRoot
     from hyco_export.nn.capture import Capture
     from hyco_export.nn.head.golden import Walk
+
+
+TREES = 3  # of about 60 nodes, each under every sampling: thousands of probabilities
 
 
 def write_golden_files(
@@ -78,6 +83,7 @@ def write_golden_files(
         server_accepted_mean=float(np.mean(server)) if server else 0.0,
         texts=tuple(GoldenText(answers[text].messages, tuple(answers[text].prompt_ids)) for text in texts),
         sessions=tuple(sessions),
+        trees=choose_trees(read_trees(inputs[CAPTURE])),
     )
     write_golden(out_dir, golden)
     return {
@@ -85,6 +91,14 @@ def write_golden_files(
         "chain_acceptance": [round(share, 4) for share in golden.chain_acceptance],
         "server_accepted_mean": round(golden.server_accepted_mean, 3),
     }
+
+
+def choose_trees(trees: Sequence[GoldenTree]) -> tuple[GoldenTree, ...]:
+    """A few, spread over the texts; first those whose root a right server draws soon."""
+    likely = [tree for tree in trees if tree.root_prob >= LIKELY_ROOT]
+    if len(likely) < TREES:
+        return tuple(sorted(trees, key=lambda tree: -tree.root_prob)[:TREES])
+    return tuple(likely[place] for place in np.linspace(0, len(likely) - 1, TREES).round().astype(int))
 
 
 class _Truth:
@@ -104,6 +118,7 @@ class _Truth:
         from hyco_export.core.network.kept_table import read_kept_table
         from hyco_export.nn.embedding_table import find_embedding, scaled_row
         from hyco_export.nn.final_norm import load_norm
+        from hyco_export.nn.generation_rules import checkpoint_suppressed_ids
         from hyco_export.nn.head.golden import load_stored, table_lookup
         from hyco_export.nn.verifier import load_head
 
@@ -114,6 +129,9 @@ class _Truth:
         self._lookup = table_lookup(read_kept_table(inputs[KEEPSET]), keepset.ids)
         source = find_embedding(inputs["verifier"])
         self._embed = lambda token: scaled_row(source, token, dtype)
+        allowed = np.ones(source.vocab_size, bool)
+        allowed[list(checkpoint_suppressed_ids(inputs["verifier"], source.vocab_size))] = False
+        self._allowed = np.flatnonzero(allowed)
         self._norm = load_norm(inputs[CAPTURE] / FINAL_NORM_FILE) if hidden_norm == "pre" else None
 
     def roots(self, walk: "Walk", capture: "Capture") -> tuple["GoldenRoot", ...]:
@@ -123,11 +141,12 @@ class _Truth:
         from hyco_export.nn.head.golden import chain_logits, golden_root, on_grids
 
         kept = torch.from_numpy(self._keepset.ids.astype(np.int64))
+        allowed = torch.from_numpy(self._allowed)
         arrived, ids = on_grids(capture, self._grids), capture.ids.tolist()
         found = []
         for root in walk.roots(self._steps):
             logits = chain_logits(self._head, arrived, root, self._window, self._steps, self._norm, self._lookup, kept)
-            published = chain_logits(self._published, capture, root, root, self._steps, self._norm, self._embed, None)
-            server_chain = [int(step.argmax()) for step in published]
+            whole = (capture, root, root, self._steps, self._norm, self._embed, allowed)
+            server_chain = [int(self._allowed[step.argmax()]) for step in chain_logits(self._published, *whole)]
             found.append(golden_root(root, self._keepset.ids, logits, server_chain, ids))
         return tuple(found)

@@ -4,7 +4,7 @@ together, and what each stage itself forbids.
 Knows which question is asked when; the answers are others'.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from hyco_export.core.data.files import list_files, read_conversations
@@ -13,7 +13,13 @@ from hyco_export.core.data.prompts import require_counted, require_prompts
 from hyco_export.core.data.reading import OnCount, local_folders
 from hyco_export.core.data.source import as_source
 from hyco_export.core.recipe import Checkpoint
-from hyco_export.stages.checkpoints import note_unpinned, require_family, require_full_precision, require_lengths
+from hyco_export.stages.checkpoints import (
+    note_unpinned,
+    require_family,
+    require_full_precision,
+    require_generation,
+    require_lengths,
+)
 from hyco_export.stages.plan import PlannedStage
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.stage import Progress, Stage
@@ -49,17 +55,18 @@ def check_all(run: RunFolder, planned: Sequence[PlannedStage], progress: Progres
     """Ask what the checkpoints and every stage that will be built forbid, before the first one works for minutes."""
     stale = [item.stage for item in planned if not item.fresh]
     if stale:
-        check_checkpoints(run, stale)
+        check_checkpoints(run, stale, progress.note)
     note_unpinned(run, progress.note)
 
 
-def check_checkpoints(run: RunFolder, stages: Sequence[Stage]) -> None:
+def check_checkpoints(run: RunFolder, stages: Sequence[Stage], note: Callable[[str], None]) -> None:
     """What the checkpoints forbid of stages that will be built; reads them, writes nothing.
 
     Raises:
         CheckpointError, RecipeError: the first thing that cannot work.
     """
     require_family(run)
+    require_generation(run, note)
     require_lengths(run)
     require_full_precision(run, {stage.name for stage in stages})
     for stage in stages:

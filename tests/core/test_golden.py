@@ -1,12 +1,15 @@
 """Golden positions on disk, and how acceptance is counted."""
 
+import msgspec
 import pytest
 
 from hyco_export.core.golden import (
     Golden,
+    GoldenDistribution,
     GoldenRoot,
     GoldenSession,
     GoldenText,
+    GoldenTree,
     acceptance_by_depth,
     accepted_length,
     read_golden,
@@ -16,11 +19,16 @@ from hyco_export.errors import ArtifactError
 
 
 def test_what_was_written_is_read(tmp_path):
-    root = GoldenRoot(9, ((4, 2), (7, 1)), ((0.5, 0.25), (1.5, 1.0)), 1)
-    golden = Golden(2, 64, (0.5, 0.25), 1.0, (GoldenText((), (1, 2)),), (GoldenSession(0, (root, root)),))
+    root = GoldenRoot(9, ((4, 2), (7, 1)), ((0.5, 0.25), (1.5, 1.0)), 1, (4, 2))
+    likely = GoldenDistribution(1.0, 2, 0.9, (-0.5, -1.5), (0.7, 0.3), (3.0, 0.1), (1.1,), 0.8)
+    seldom = msgspec.structs.replace(likely, temperature=1.5, root_prob=0.6)
+    tree = GoldenTree((1, 2), 4, (7, 9), (-1, -1), None, (3.0, 2.0), (3.0, 2.0), (likely, seldom))
+    session = GoldenSession(0, (root, root))
+    golden = Golden(2, 64, (0.5, 0.25), 1.0, (GoldenText((), (1, 2)),), (session,), (tree,))
     write_golden(tmp_path, golden)
     assert read_golden(tmp_path) == golden
     assert golden.root_count == 2 and root.chain == (4, 7)
+    assert tree.rows == (0,) and tree.root_prob == 0.6
 
 
 def test_a_folder_without_golden_positions_names_the_command(tmp_path):

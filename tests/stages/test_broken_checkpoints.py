@@ -157,7 +157,7 @@ def test_a_broken_checkpoint_is_named_before_any_work(role: str, name: str, tmp_
     if role != "verifier" or name not in LOADED_ONLY:
         asked.append(lambda: forecast(run, stages_of(recipe)))
     if role != "verifier":
-        asked.append(lambda: check_checkpoints(run, stages_of(recipe)))
+        asked.append(lambda: check_checkpoints(run, stages_of(recipe), lambda note: None))
     if role != "slm":
         asked.append(lambda: open_server_engine(recipe, recipe_folder=tmp_path))
     for ask in asked:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import msgspec
 import numpy as np
@@ -327,3 +328,20 @@ def test_the_stage_config_holds_what_changes_the_bytes():
         "verifier_dtype",
         "coverage",
     }
+
+
+def test_tokens_that_the_verifier_suppresses_are_never_kept(tmp_path, inputs, tokenizer):
+    """Neither specials nor bytes nor what the conversations say most often; the largest size is the smaller for it."""
+    backend = tokenizer.backend_tokenizer
+    special, byte = int(special_ids(TokenizerFile(backend), len(tokenizer))[-1]), int(byte_ids(backend)[65])
+    often = tokenizer.encode("Brackets", add_special_tokens=False)[0]
+    folder = shutil.copytree(inputs["verifier"], tmp_path / "suppressing")
+    suppressed = [special, byte, often]
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": suppressed}))
+    changed = {**inputs, "verifier": folder}
+    largest = len(tokenizer) - len(suppressed)
+    build(changed, tmp_path / "all", largest)
+    kept = read_keepset(tmp_path / "all").ids
+    assert np.array_equal(kept, np.setdiff1d(np.arange(len(tokenizer)), suppressed))
+    with pytest.raises(RecipeError, match=rf"of which {largest:,} are ever generated"):
+        build(changed, tmp_path / "more", largest + 1)

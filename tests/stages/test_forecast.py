@@ -1,5 +1,8 @@
 """The dry run: it works without checkpoints, names what is missing, and foretells what a real run takes."""
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +14,14 @@ from hyco_export.core.artifact import read_manifest
 from hyco_export.core.data.source import DataSource
 from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import CheckpointError
+from hyco_export.nn.checkpoint import checkpoint_folder
 from hyco_export.nn.created.family import create_family
 from hyco_export.nn.created.scale import SMALL
 from hyco_export.stages.expected_work import expected_work
 from hyco_export.stages.forecast import forecast
 from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.runner import build_all
+from hyco_export.stages.stage import Silent
 from hyco_export.stages.table import STAGES, stages_of
 
 RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))
@@ -62,6 +68,24 @@ def test_shipped_recipes_are_estimated_without_the_hub(
         wanted = slm.gguf_file or f"hf download {slm.model}"
         assert any(wanted in line for line in found.missing)
         assert "needs verifier" in found.stages[0].reason
+
+
+def test_a_generation_config_that_cannot_be_honoured_ends_the_plan_and_the_build(tmp_path: Path) -> None:
+    recipe = load_recipe(embedded_recipe())
+    folder = shutil.copytree(checkpoint_folder(recipe.models.verifier), tmp_path / "verifier")
+    path = folder / "generation_config.json"
+    for fields, says in (({"temperature": 0.5}, r"temperature 0\.5"), ({"min_new_tokens": 4}, "min_new_tokens to 4")):
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | fields))
+        verifier = msgspec.structs.replace(recipe.models.verifier, model=str(folder))
+        run = dry_run(embedded_recipe(), tmp_path / "run", verifier=verifier)
+        if "temperature" in fields:
+            assert any(re.search(says, note) for note in forecast(run, STAGES).notes)
+            continue
+        with pytest.raises(CheckpointError, match=says):
+            forecast(run, STAGES)
+        with pytest.raises(CheckpointError, match=says):
+            build_all(run, STAGES, Silent())
+        assert not any((tmp_path / "run").glob("*/manifest.json"))
 
 
 def test_a_model_nobody_knows_gives_a_plan_without_estimates(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ Fault = Literal[
     "sliding window",
     "positions",
     "weights",
+    "soft-cap",
+    "logits",
+    "sampling",
     "hand-off",
     "acceptance",
 ]
@@ -35,6 +38,9 @@ MEANINGS: dict[Fault, str] = {
     "sliding window": "sliding layers see another number of positions than the checkpoint says",
     "positions": "rotary positions are not those of the tokens",
     "weights": "weights of a graph are not those they were made from",
+    "soft-cap": "logits are not bounded as the verifier's config says: every probability is another",
+    "logits": "logits have the right order and wrong values: every probability is another",
+    "sampling": "temperature, cuts or draws are not those that were asked for",
     "hand-off": "a hand-off is not what the protocol says",
     "acceptance": "drafts are taken less often than when the artifact was built",
 }

@@ -1,8 +1,9 @@
-"""Does the server's own head draft as the published one did? Told from how many of its tokens the verifier takes."""
+"""Does the server's own head draft as the published one did? Its chains beside those of transformers' head, and how
+many of its tokens the verifier takes."""
 
 from collections.abc import Sequence
 
-from hyco_export.core.golden import Golden
+from hyco_export.core.golden import Golden, accepted_length
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.evaluate.diagnosis.walk import SEED
 from hyco_export.evaluate.trials import GREEDY
@@ -10,6 +11,8 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Transport
 
 LEAST_SHARE = 0.6  # of the expected tokens, which are the same draws: another precision moves a near-tie here and there
+LEAST_EQUAL = 0.75  # of compared tokens, for the same reason
+FEWEST_WRONG = 3  # chains: a near-tie or two say nothing
 
 
 def server_head_findings(golden: Golden, texts: Sequence[Sequence[int]], transport: Transport) -> list[Finding]:
@@ -19,21 +22,29 @@ def server_head_findings(golden: Golden, texts: Sequence[Sequence[int]], transpo
         ServerError, ProtocolError: the server cannot be reached, or refuses a call.
     """
     expected = sum(session.roots[0].server_accepted for session in golden.sessions)
-    seen = sum(
-        _accepted(texts[session.text], session.roots[0].position, golden.steps, transport)
-        for session in golden.sessions
-    )
-    if seen >= LEAST_SHARE * expected:
+    seen = wrong = compared = 0
+    for session in golden.sessions:
+        root, ids = session.roots[0], texts[session.text]
+        accepted, chain = _round(ids, root.position, golden.steps, transport)
+        seen += accepted
+        if chain:  # of the same root
+            equal = accepted_length(tuple(chain), root.server_chain)
+            wrong += equal < len(chain)
+            compared += min(equal + 1, len(chain))  # what follows a difference was fed another token
+    text = ""
+    if seen < LEAST_SHARE * expected:
+        rounds = len(golden.sessions)
+        text = f"the verifier takes {seen} of its tokens in {rounds} rounds, of the published head's {expected}"
+    elif wrong >= FEWEST_WRONG and wrong > (1 - LEAST_EQUAL) * compared:
+        text = f"{wrong} of {compared} drafted tokens are not those of transformers' head"
+    if not text:
         return []
-    text = (
-        f"the verifier takes {seen} of its tokens in {len(golden.sessions)} rounds, of the published head's {expected}"
-    )
     hint = "serve with the head of $.models.head; a server that drafts cloud-mtp may have loaded another"
     return [Finding("head", "the server's own head", text, hint)]
 
 
-def _accepted(ids: Sequence[int], root: int, steps: int, transport: Transport) -> int:
-    """Tokens of the server's chain at `root` that it takes itself."""
+def _round(ids: Sequence[int], root: int, steps: int, transport: Transport) -> tuple[int, list[int]]:
+    """How many tokens of its chain at `root` the server takes itself, and the chain where the root is the text's."""
     primed = transport.prime(
         wire.PrimeRequest(
             version=wire.PROTOCOL_VERSION,
@@ -45,14 +56,17 @@ def _accepted(ids: Sequence[int], root: int, steps: int, transport: Transport) -
             draft_side="server",
             draft_steps=steps,
             head_digest="",
+            trace=True,
         )
     )
     try:
         if primed.finished:
-            return 0
+            return 0, []
         committed = [*ids[:root], primed.root]
         digest = wire.committed_digest(committed)
         request = wire.VerifyRequest(wire.PROTOCOL_VERSION, len(committed), digest, [], [])
-        return len(transport.verify(primed.session, 1, request).accepted)
+        reply = transport.verify(primed.session, 1, request)
+        chain = reply.evidence.tokens if reply.evidence and primed.root == ids[root] else []
+        return len(reply.accepted), chain
     finally:
         transport.close_session(primed.session)

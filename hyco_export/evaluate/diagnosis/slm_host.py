@@ -22,6 +22,7 @@ REPORT = "report it: runtime/devices or runtime/feeds were changed"
 PARENTS = (-1, 0, 0, 1, 3)  # a forest whose rows are no chain: row 4's path is 0, 1, 3
 PATH = (0, 1, 3)
 SEED = 20261011
+LOG_PROB_NATS = 1e-2  # float32 beside float64, for logits of a few thousand at most
 
 
 def slm_host_findings(spec: SlmSpec, embeddings: EmbeddingRows) -> list[Finding]:
@@ -55,14 +56,18 @@ class _Trial:
         self._places = [divmod(position, self._spec.prefill_rows) for position in range(context)]
         forest = np.arange(len(PARENTS)), np.array(PARENTS)
         for _ in range(2):
-            self._slm.tree_pass(*forest)
+            log_probs = self._slm.tree_pass(*forest)
             yield from self._look()
+            yield from self._look_at_probabilities(log_probs)
             self._slm.commit(np.array(PATH))
             self._places += [(len(self._made) - 1, row) for row in PATH]
 
     def _outputs(self, graph: GraphSpec) -> dict[str, np.ndarray]:
         outputs = {
-            output.name: self._rng.integers(0, 256, output.shape).astype(output.dtype) for output in graph.outputs
+            output.name: self._rng.integers(
+                np.iinfo(output.dtype).min, np.iinfo(output.dtype).max, output.shape, output.dtype, endpoint=True
+            )
+            for output in graph.outputs
         }
         self._made.append(outputs)
         return outputs
@@ -86,6 +91,18 @@ class _Trial:
                         yield finding
                         return
             yield from self._look_inside(layer.layer_type)
+
+    def _look_at_probabilities(self, log_probs: np.ndarray) -> Iterator[Finding]:
+        """log q [R, C] are the logits on their grid, less what makes exp of each row add up to 1: scores and the
+        thresholds of `sled` and `synera` read them, texts and ranks show nothing of a wrong factor."""
+        encoding = self._spec.tree.output("logits").encoding
+        assert encoding is not None  # logits are integers on a grid
+        integers = self._made[-1]["logits"][: len(log_probs)].astype(np.float64)
+        logits = (integers - encoding.zero_point) * encoding.scale  # [R, C]
+        wanted = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+        off = float(np.abs(log_probs - wanted).max())
+        if off > LOG_PROB_NATS:
+            yield Finding("scale", WHERE, f"log q are up to {off:.2f} nats from those of the graph's logits", REPORT)
 
     def _by_content(self, output: str) -> Mapping[bytes, int]:
         """Position by the bytes [N, d] of a committed row."""

@@ -152,4 +152,5 @@ def golden_root(
         top=tuple(tuple(int(kept[row]) for row in step.indices) for step in top),
         logits=tuple(tuple(step.values.tolist()) for step in top),
         server_accepted=accepted_length(tuple(server_chain), following),
+        server_chain=tuple(server_chain),
     )

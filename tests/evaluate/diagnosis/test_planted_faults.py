@@ -31,6 +31,7 @@ from hyco_export.evaluate.diagnose import (
     published_head_findings,
     server_findings,
 )
+from hyco_export.evaluate.diagnosis.distributions import distribution_findings
 from hyco_export.evaluate.diagnosis.drafts import golden_feeds, network_findings
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.evaluate.diagnosis.head_host import head_host_findings
@@ -39,8 +40,13 @@ from hyco_export.evaluate.diagnosis.slm_host import slm_host_findings
 from hyco_export.evaluate.diagnosis.walk import walk
 from hyco_export.evaluate.run_artifacts import RunArtifacts, open_artifacts
 from hyco_export.graph.initializers import read_weight, weight_tensor
+from hyco_export.nn.capture import greedy_answer
 from hyco_export.nn.fused_stack import FusedStack
+from hyco_export.nn.golden_tree import DEPTH, golden_tree
 from hyco_export.nn.tiny.tokenizer import train_tokenizer
+from hyco_export.nn.verifier import load_verifier
+from hyco_export.runtime import sampling
+from hyco_export.runtime.assembly import open_server_engine
 from hyco_export.runtime.devices import head as device_head
 from hyco_export.runtime.devices import rings as device_rings
 from hyco_export.runtime.devices import slm as device_slm
@@ -498,3 +504,194 @@ def test_a_span_that_all_files_agree_on_is_told_by_transformers_own_head(small_r
 def with_span(artifacts: RunArtifacts, span: int) -> RunArtifacts:
     spans = {"sliding": span, "full": None}
     return replace(artifacts, head=msgspec.structs.replace(artifacts.head, spans=spans))
+
+
+# ---- 8: probabilities: greedy texts and hand-offs are right in all of these
+
+
+def in_probabilities(run: SmallRun, served: Served) -> list[Finding]:
+    return distribution_findings(open_golden(run.root).golden.trees, LocalTransport(*served))
+
+
+@pytest.mark.parametrize(("cap", "words"), [(None, "without a final soft-cap"), (15.0, "with a final soft-cap of 1")])
+def test_a_server_with_another_soft_cap(small_run: SmallRun, served: Served, cap: float | None, words: str) -> None:
+    verifier_of(served[0])._soft_cap = cap
+    assert in_server(small_run, served) == []
+    require(in_probabilities(small_run, served), "soft-cap", "the server's probabilities", words)
+    require(list(small_run.diagnose(*served).findings), "soft-cap", "the server's probabilities", "is 30")
+    found = diagnose_server(small_run.root, LocalTransport(*served), served[1])
+    require(list(found.findings), "soft-cap", "the server's probabilities", words)
+
+
+@pytest.mark.parametrize(("factor", "words"), [(1.5, "1.51 times"), (0.8, "times as large")])
+def test_a_server_whose_output_layer_is_scaled(small_run: SmallRun, served: Served, factor: float, words: str) -> None:
+    output = verifier_of(served[0])._model.get_output_embeddings()
+    output.weight = torch.nn.Parameter(output.weight * factor, requires_grad=False)  # no longer the input's table
+    assert in_server(small_run, served) == []
+    require(in_probabilities(small_run, served), "logits", "the server's probabilities", words)
+
+
+def test_a_server_whose_logits_only_keep_their_order(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = Verifier._logits
+    monkeypatch.setattr(Verifier, "_logits", lambda *hidden: np.sign(found := logits(*hidden)) * found**2)
+    assert in_server(small_run, served) == []
+    require(in_probabilities(small_run, served), "logits", "the server's probabilities", "no scale and no soft-cap")
+
+
+def asked_otherwise(monkeypatch: pytest.MonkeyPatch, everywhere: bool = False, **changes) -> None:
+    """The server samples by other settings than those of the request; `everywhere`: it reports by them too."""
+    support, raw = sampling.sampling_support, sampling.raw_distribution
+
+    def changed(logits, asked):
+        new = {field: change(getattr(asked, field)) for field, change in changes.items()}
+        return support(logits, msgspec.structs.replace(asked, **new) if asked.temperature else asked)
+
+    monkeypatch.setattr(sampling, "sampling_support", changed)
+    if everywhere:
+        heat = changes["temperature"]
+        monkeypatch.setattr(sampling, "raw_distribution", lambda x, t, *tree: raw(x, heat(t) if t else t, *tree))
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_server_that_takes_no_notice_of_the_temperature(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, everywhere: bool
+) -> None:
+    asked_otherwise(monkeypatch, everywhere, temperature=lambda _: 1.0)
+    words = "0.6 acts as 1" if everywhere else "with T 0.6, top-k 4, top-p 1"
+    require(in_probabilities(small_run, served), "sampling", "the server's probabilities", words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"top_p": lambda p: 1 - p if p < 1 else p}, "top-p 0.7 0 nodes outside"),
+        ({"top_p": lambda _: 1.0}, "top-p 0.7"),
+        ({"top_k": lambda _: 64}, "inside it none"),
+        ({"top_k": lambda k: k and k - 1}, "top-k 4"),
+        ({"top_k": lambda k: k and k + 1}, "top-k 4"),
+    ],
+)
+def test_a_server_that_cuts_elsewhere(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, changes, words: str
+) -> None:
+    asked_otherwise(monkeypatch, **changes)
+    require(in_probabilities(small_run, served), "sampling", "the server's probabilities", words)
+
+
+def test_entropies_of_the_wrong_distribution(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = sampling.raw_distribution
+
+    def in_bits(*arguments):
+        probs, entropies = raw(*arguments)
+        return probs, entropies / np.log(2)
+
+    monkeypatch.setattr(sampling, "raw_distribution", in_bits)
+    require(in_probabilities(small_run, served), "sampling", "the server's probabilities", "entropies")
+
+
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        (lambda support: support.ids[np.arange(len(support.ids)), support.probs.argmax(axis=1)], "the likeliest token"),
+        (lambda support: support.ids[:, 0], "is not drawn by 24 seeds"),
+    ],
+)
+def test_draws_that_are_not_those_of_the_probabilities(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, drawn, words: str
+) -> None:
+    monkeypatch.setattr(sampling, "draws", lambda support, *_: drawn(support).astype(np.int64))
+    require(in_probabilities(small_run, served), "sampling", "the server's probabilities", words)
+
+
+def test_a_server_that_says_nothing_of_its_probabilities(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = LocalTransport.verify
+    monkeypatch.setattr(LocalTransport, "verify", lambda *a: msgspec.structs.replace(verify(*a), evidence=None))
+    require(in_probabilities(small_run, served), "hand-off", "the server", "no evidence")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_right_probabilities_in_either_precision(small_run: SmallRun, dtype: str) -> None:
+    models = small_run.recipe.models
+    verifier = msgspec.structs.replace(models.verifier, dtype=dtype)
+    recipe = msgspec.structs.replace(small_run.recipe, models=msgspec.structs.replace(models, verifier=verifier))
+    assert in_probabilities(small_run, replace(small_run, recipe=recipe).serve()) == []
+
+
+def test_golden_positions_of_an_older_release_are_refused_with_the_next_step(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    old = plant(
+        small_run, tmp_path, lambda root: edit_json(root / "convert-head/golden.json", lambda g: g.pop("trees"))
+    )
+    with pytest.raises(ArtifactError, match="build it again: hyco-export convert-head"):
+        open_golden(old.root)
+
+
+def test_a_server_head_that_drafts_other_tokens_than_transformers(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, golden = golden_of(small_run)
+    assert server_head_findings(golden.golden, golden.ids, LocalTransport(*served)) == []
+    drafter = verifier_of(served[0]).drafter
+    assert drafter is not None
+    drafter._out = drafter._out * 3
+    found = server_head_findings(golden.golden, golden.ids, LocalTransport(*served))
+    require(found, "head", "the server's own head", "are not those of transformers' head")
+
+
+def test_a_device_whose_log_probabilities_are_scaled(small_run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_softmax = device_slm.log_softmax
+    monkeypatch.setattr(device_slm, "log_softmax", lambda logits: log_softmax(logits * np.float32(0.9)))
+    require(in_host(small_run), "scale", "the device's host code of the SLM", "log q are up to")
+
+
+def test_a_verifier_without_a_soft_cap(small_run: SmallRun, tmp_path: Path) -> None:
+    """Nothing is wrong with a right server of it; one that caps its logits all the same is named."""
+    folder = tmp_path / "verifier"
+    shutil.copytree(small_run.checkpoints.verifier, folder)
+    edit_json(folder / "config.json", lambda config: config.update(final_logit_softcapping=None))
+    models = small_run.recipe.models
+    verifier = msgspec.structs.replace(models.verifier, model=str(folder))
+    recipe = msgspec.structs.replace(small_run.recipe, models=msgspec.structs.replace(models, verifier=verifier))
+    served = open_server_engine(recipe)
+    model, prompt = load_verifier(folder, "float32"), [9, 33, 7, 120, 54]
+    tree = golden_tree(model, [*prompt, *greedy_answer(model, prompt, 30)], len(prompt), recipe.sampling)
+    assert tree is not None and tree.soft_cap is None and tree.logits == tree.plain_logits
+    assert distribution_findings([tree], LocalTransport(*served)) == []
+    verifier_of(served[0])._soft_cap = 15.0
+    found = distribution_findings([tree], LocalTransport(*served))
+    require(found, "soft-cap", "the server's probabilities", "the checkpoint's is none")
+
+
+def test_golden_probabilities_add_up_and_cuts_are_where_they_should_be(small_run: SmallRun) -> None:
+    """A truth has to be true itself: by plain arithmetic on its own figures."""
+    trees = open_golden(small_run.root).golden.trees
+    assert len(trees) == 3 and all(len(tree.tokens) >= 54 for tree in trees)
+    for tree in trees:
+        for each in tree.distributions:
+            logits, parents = np.array(tree.logits), np.array(tree.parents)
+            for row in tree.rows:
+                children = parents == row - 1
+                gaps = np.subtract.outer(logits[children], logits[children]) / each.temperature
+                found = np.subtract.outer(np.array(each.log_probs)[children], np.array(each.log_probs)[children])
+                assert np.allclose(gaps, found, atol=1e-4)
+                kept = np.array(each.probs)[children]
+                assert kept.sum() <= 1 + 1e-6 and kept[logits[children].argmax()] > 0
+                if each.top_k:
+                    assert (kept > 0).sum() <= each.top_k
+            clear = np.abs(each.edges) > 1e-6
+            assert np.array_equal((np.array(each.edges) > 0)[clear], (np.array(each.probs) > 0)[clear])
+        cuts = [np.array(each.probs) == 0 for each in tree.distributions]
+        assert not cuts[0].any() and all(cut.any() for cut in cuts[1:])
+        assert np.allclose(30 * np.tanh(np.array(tree.plain_logits) / 30), tree.logits, atol=1e-4)
+
+
+def test_an_answer_that_is_too_short_has_no_golden_tree(small_run: SmallRun) -> None:
+    model = load_verifier(small_run.checkpoints.verifier, "float32")
+    assert golden_tree(model, range(10, 10 + DEPTH + 1), 1, small_run.recipe.sampling) is None
