@@ -20,6 +20,7 @@ from hyco_export.runtime.tree import Source
 
 SOURCE_NAMES = {Source.CHAIN: "chain", Source.RUNNER_UP: "runner-up", Source.SLM: "slm"}
 BONUS = "bonus"
+HYCO = "hyco"  # the paper's system
 DRAW, THRESHOLD = "draw", "threshold only"
 NO_ROUNDS = float("nan")  # of a ratio over rounds, for a system that asks no server
 NIL = b"\xc0"  # MessagePack's, where a field is absent
@@ -197,6 +198,11 @@ def disturbances(traces: Iterable[GenerationTrace]) -> Disturbances:
         calls=len(lost),
         ms=sum(call.lost_ms or 0.0 for call in lost),
     )
+
+
+def headline(names: Sequence[str]) -> str:
+    """The system that stands for a run of these, those that ask a server: `hyco`, or else the last one."""
+    return HYCO if HYCO in names else names[-1]
 
 
 def caveats(systems: Sequence[SystemMetrics]) -> tuple[str, ...]:
