@@ -71,8 +71,8 @@ def test_disturbed_calls_count_in_token_figures_and_in_no_time():
     assert (metrics.wait_ms_per_round, metrics.first_token_ms) == (6.0, 20.0)
     assert (metrics.bytes_up.payload_mean, metrics.bytes_up.wire_max) == (60.0, 260)
     assert caveats((metrics,)) == (
-        "hyco: 1 primed again, 2 sent again. These 2 calls and the 6.0 s that they and the waiting took are in no "
-        "figure of time.",
+        "hyco: 1 primed again, 2 sent again. No figure of time holds these calls (2) and the 6.0 s that they and the "
+        "waiting took.",
     )
 
 
