@@ -208,8 +208,8 @@ def headline(names: Sequence[str]) -> str:
 def caveats(systems: Sequence[SystemMetrics]) -> tuple[str, ...]:
     """What a reader of the figures must know of disturbed, cut and early rounds; a line each."""
     lines = [
-        f"{system.system}: {system.disturbances}. No figure of time holds these calls ({system.disturbances.calls}) and "
-        f"the {system.disturbances.ms / MS_PER_S:.1f} s that they and the waiting took."
+        f"{system.system}: {system.disturbances}. No figure of time holds these calls ({system.disturbances.calls}) "
+        f"and the {system.disturbances.ms / MS_PER_S:.1f} s that they and the waiting took."
         for system in systems
         if system.disturbances.calls
     ]
