@@ -50,9 +50,12 @@ def bench_run(
 
 
 def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> None:
-    from hyco_export.evaluate.bench import BenchPlan, measure_bench, run_bench, texts_digest
+    import torch
+
+    from hyco_export.evaluate.bench import BenchPlan, code_digest, measure_bench, run_bench, texts_digest, this_machine
     from hyco_export.evaluate.bench_table import bench_table
     from hyco_export.evaluate.meeting import meet, read_prompts, wire_sampling
+    from hyco_export.evaluate.metrics import caveats
     from hyco_export.evaluate.system_runner import DeviceRunner
     from hyco_export.evaluate.trace_store import TraceStore
 
@@ -76,7 +79,11 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
         drafting=recipe.drafting,
         epsilon=limits.epsilon,
         first_reply_rows=limits.first_reply_rows,
-        threads=recipe.threads,
+        threads=recipe.threads or torch.get_num_threads(),
+        machine=this_machine(),
+        code=code_digest(),
+        server=meeting.info.server,
+        clock=meeting.info.clock,
         link=reach.link,
         link_waits=reach.link_waits,
     )
@@ -91,6 +98,8 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
     over = f", times as over {reach.link}" if reach.link else ""
     output.print(bench_table(measured, f"{len(prompts)} prompts{seeds}, device back end {plan.backend}{over}"))
+    for line in caveats(measured):
+        output.print(f"note: {line}", highlight=False, markup=False, style="dim", soft_wrap=True)
     output.print(f"traces: {folder}", highlight=False, soft_wrap=True)
 
 

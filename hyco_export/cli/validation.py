@@ -1,10 +1,11 @@
 """What `validate` and `replay` do: meet the server or the traces, print the outcome, write the report."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hyco_export
 from hyco_export.cli.console import ConsoleProgress, output, show_rows
 from hyco_export.cli.reach import Reach, transport_to
 from hyco_export.cli.runs import open_run
@@ -12,6 +13,8 @@ from hyco_export.stages.plan import require_current
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.table import stages_of
 from hyco_export.stages.threads import use_threads
+
+REPORT_FOLDER = "validate"
 
 if TYPE_CHECKING:
     from hyco_export.evaluate.meeting import Subject
@@ -37,7 +40,15 @@ def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = No
         StorageError: it cannot be written: said before the validation, for its report would be lost.
         OSError: the same of `traces`.
     """
-    with run.lock() if run.root.is_dir() else nullcontext():  # a missing folder is refused, not made
+    if not run.root.is_dir():
+        return _validate(run, url, reach, traces)  # a missing folder is refused, not made
+
+    from hyco_export.evaluate.report import Unfinished, unfinished_report
+
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    recipe = run.recipe
+    started = Unfinished(str(run.root), recipe.name, recipe.target, url, started_at, hyco_export.__version__)
+    with run.lock(), unfinished_report(started, run.root / REPORT_FOLDER):
         return _validate(run, url, reach, traces)
 
 
@@ -52,7 +63,7 @@ def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> in
 
     from hyco_export.evaluate.report import write_report  # heavy: after what is said at once
     from hyco_export.evaluate.summary import summary
-    from hyco_export.evaluate.validate import REPORT_FOLDER, validate
+    from hyco_export.evaluate.validate import validate
 
     with ConsoleProgress() as progress:
         report = validate(subject, url, progress.step, traces, transport, clock)

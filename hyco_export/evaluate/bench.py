@@ -4,11 +4,16 @@ Knows the order of generations and where they are kept. What a system is, what a
 like is others'.
 """
 
+import os
+import platform
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from hyco_export.core.artifact import content_digest
+import hyco_export
+from hyco_export.core.artifact import content_digest, file_digest
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.recipe import Drafting
 from hyco_export.evaluate.metrics import SystemMetrics, measure
@@ -17,12 +22,14 @@ from hyco_export.evaluate.trace_store import TraceStore
 from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, turns, warm_up
 from hyco_export.runtime.wire import Sampling
 
+CPU_INFO = Path("/proc/cpuinfo")
+
 
 class BenchPlan(msgspec.Struct, frozen=True):
     """What is run; equal plans go on with each other's generations.
 
-    It holds whatever changes a token or a time: generations of other weights, prompts, options or links must not be
-    pooled. `artifacts`, `verifier` and `texts` are digests, the last of the prompts' ids.
+    It holds whatever changes a token or a time: generations of other weights, prompts, options, links, releases or
+    machines must not be pooled. `artifacts`, `verifier`, `texts` (the prompts' ids) and `code` are digests.
     """
 
     systems: tuple[str, ...]  # the first is the baseline of the table
@@ -37,7 +44,11 @@ class BenchPlan(msgspec.Struct, frozen=True):
     drafting: Drafting
     epsilon: float
     first_reply_rows: int
-    threads: int | None
+    threads: int  # of torch, where the recipe leaves them to it
+    machine: str
+    code: str
+    server: str  # name and version
+    clock: str  # of its server_ms
     link: str | None  # that times are counted over
     link_waits: bool
 
@@ -45,6 +56,18 @@ class BenchPlan(msgspec.Struct, frozen=True):
 def texts_digest(prompts: Sequence[Prompt]) -> str:
     """Of the prompts' ids, in their order."""
     return content_digest([prompt.ids for prompt in prompts])
+
+
+def this_machine() -> str:
+    """Processor and cores: what a device's times depend on."""
+    names = re.findall(r"^model name\s*: (.*)$", CPU_INFO.read_text() if CPU_INFO.exists() else "", flags=re.MULTILINE)
+    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def code_digest() -> str:
+    """Of the package's modules: another commit may take other times."""
+    root = Path(hyco_export.__file__).parent
+    return content_digest({str(path.relative_to(root)): file_digest(path) for path in sorted(root.rglob("*.py"))})
 
 
 def run_bench(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from hyco_export.evaluate.metrics import SystemMetrics
-from hyco_export.evaluate.summary import plain_table, server_time
+from hyco_export.evaluate.summary import number, plain_table, server_time, system_name
 
 HEADINGS = (
     "MAT",
@@ -26,12 +26,12 @@ def bench_table(systems: Sequence[SystemMetrics], title: str) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for system in systems:
         table.add_row(
-            system.system,
-            f"{system.mat:.2f}" if system.rounds else "",
+            system_name(system),
+            number(system.mat, 2),
             server_time(system, systems[0]),
-            f"{system.delivery_tokens_per_s:.1f}",
-            f"{system.draft_ms_per_token:.2f}",
-            f"{system.first_token_ms:.0f}",
+            number(system.delivery_tokens_per_s, 1),
+            number(system.draft_ms_per_token, 2),
+            number(system.first_token_ms, 0),
             f"{system.bytes_up.payload_mean:,.0f}",
             f"{system.bytes_down.payload_mean:,.0f}",
         )

@@ -64,6 +64,24 @@ def require_room(info: ServerInfo, prompt_id: str, prompt_length: int, max_new_t
         )
 
 
+def require_same(info: ServerInfo, before: ServerInfo) -> None:
+    """After an outage in the middle of a run: figures of two servers must not be pooled.
+
+    Raises:
+        ServerError: names what the server says otherwise than before.
+    """
+    changed = [
+        f"{name} was {getattr(before, name)}, is {getattr(info, name)}"
+        for name in ServerInfo.__struct_fields__
+        if getattr(info, name) != getattr(before, name)
+    ]
+    if changed:
+        raise ServerError(
+            f"another server answers than at the start of the run: {'; '.join(changed)}",
+            "run the command again, with one server from its start to its end",
+        )
+
+
 def _digest_mismatches(info: ServerInfo, expected: Expected) -> Iterator[str]:
     if info.version != PROTOCOL_VERSION:
         yield f"it speaks protocol version {info.version}, this side {PROTOCOL_VERSION}"

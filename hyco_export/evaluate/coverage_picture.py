@@ -32,10 +32,10 @@ def coverage_picture(rows: Sequence[Mapping[str, Any]], chosen: int) -> str:
         axes.plot([chosen], [share], "o", color=SERIES[0], markersize=5, clip_on=False)
         axes.annotate(
             f"{chosen:,} tokens: {100 * share:.2f} %",
-            (chosen, share),
-            (-6 if crowded else 6, -14),
+            (chosen, lowest),  # at the axis: the curves are above it
+            (-6 if crowded else 6, 6),
             textcoords="offset points",
-            ha="right" if crowded else "left",  # below a rising curve there is room on its right
+            ha="right" if crowded else "left",
             color=INK,
         )
         axes.set_xscale("log")
@@ -48,7 +48,7 @@ def coverage_picture(rows: Sequence[Mapping[str, Any]], chosen: int) -> str:
         axes.set_xlabel("kept tokens")
         axes.set_title("tokens of the assistant turns inside the keep set", loc="left", color=MUTED, fontsize="medium")
         axes.grid(axis="y", color=FAINT, linewidth=0.5)
-        axes.legend(frameon=False, loc="lower right")
+        axes.legend(frameon=False, loc="upper left")
         return to_svg(figure)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from hyco_export.evaluate.metrics import taken
+from hyco_export.evaluate.metrics import taken, timed_steps
 from hyco_export.runtime.trace import GenerationTrace, RoundTrace
 
 LABEL_LENGTH = 12  # characters of a token in a picture
@@ -16,7 +16,7 @@ SPACE_MARK, NEWLINE_MARK, EMPTY_MARK = "·", "⏎", "∅"
 
 
 class RoundTimes(msgspec.Struct, frozen=True):
-    """Medians over a system's rounds, in the order in which things happen."""
+    """Medians over a system's undisturbed rounds, in the order in which things happen."""
 
     system: str
     head_ms: float
@@ -49,9 +49,11 @@ class DrawnTree(msgspec.Struct, frozen=True):
     bonus: str
 
 
-def median_times(system: str, traces: Sequence[GenerationTrace]) -> RoundTimes:
-    """Median of every phase over all rounds."""
-    rounds = [record for trace in traces for record in trace.rounds]
+def median_times(system: str, traces: Sequence[GenerationTrace]) -> RoundTimes | None:
+    """Median of every phase over all undisturbed rounds; None where there is none."""
+    rounds = timed_steps(traces).rounds
+    if not rounds:
+        return None
     table = np.array(
         [
             (

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.core.units import BITS_PER_MBIT, MS_PER_S
+from hyco_export.evaluate.metrics import timed_steps
 from hyco_export.runtime.trace import GenerationTrace, PrimeTrace, RoundTrace
 
 CLEARLY = 4.0  # standard errors of the slope: below that it may be noise
@@ -26,17 +27,15 @@ class LinkEstimate(msgspec.Struct, frozen=True):
 
 
 def estimate_link(traces: Iterable[Sequence[GenerationTrace]]) -> LinkEstimate:
-    """Least squares of wait - server time over the replies' bytes, PRIME and VERIFY calls together.
+    """Least squares of wait - server time over the replies' bytes, undisturbed PRIME and VERIFY calls together.
 
     Raises:
-        ValueError: no call at all.
+        ValueError: no such call.
     """
-    calls: list[PrimeTrace | RoundTrace] = []
-    for trace in (trace for group in traces for trace in group):
-        calls += trace.primes
-        calls += trace.rounds
+    timed = timed_steps(trace for group in traces for trace in group)
+    calls: list[PrimeTrace | RoundTrace] = [*timed.primes, *timed.rounds]
     if not calls:
-        raise ValueError("no call to estimate a link from")
+        raise ValueError("no call without a disturbance")
     size = np.array([call.traffic.wire_down_bytes for call in calls], dtype=np.float64)  # [n]
     link_ms = np.array([call.wait_ms - call.server_ms for call in calls])  # [n]
     spread = size - size.mean()
@@ -49,7 +48,11 @@ def estimate_link(traces: Iterable[Sequence[GenerationTrace]]) -> LinkEstimate:
     return LinkEstimate(float(np.median(link_ms - ms_per_byte * size)), bandwidth, len(calls))
 
 
-def link_note(estimate: LinkEstimate) -> str:
+def link_note(traces: Iterable[Sequence[GenerationTrace]]) -> str:
     """One line for a report."""
+    try:
+        estimate = estimate_link(traces)
+    except ValueError as error:
+        return f"The link was not measured: {error}."
     speed = "too fast to tell" if np.isnan(estimate.down_mbit_s) else f"{estimate.down_mbit_s:.3g} Mbit/s down"
     return f"The link as {estimate.calls} calls saw it: {estimate.rtt_ms:.3g} ms round trip, {speed}."

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from hyco_export.evaluate.metrics import UNDISTURBED, Disturbances, disturbances
 from hyco_export.runtime.trace import GenerationTrace
 
 NO_TOKEN = -1  # one of the texts ended before the other
@@ -33,6 +34,7 @@ class Losslessness(msgspec.Struct, frozen=True):
     tokens: int  # compared
     mat: float
     differences: tuple[Difference, ...]
+    disturbances: Disturbances = UNDISTURBED
 
 
 def compare_texts(
@@ -61,6 +63,7 @@ def compare_texts(
         tokens=sum(len(trace.tokens) for trace in traces),
         mat=verified / rounds if rounds else float("nan"),
         differences=tuple(one for one in found if one is not None),
+        disturbances=disturbances(traces),
     )
 
 

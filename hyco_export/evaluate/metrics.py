@@ -15,11 +15,12 @@ from hyco_export.core.keepset import MISSING, KeepSet
 from hyco_export.core.units import MS_PER_S
 from hyco_export.errors import HycoError
 from hyco_export.runtime import wire
-from hyco_export.runtime.trace import GenerationTrace, RoundTrace
+from hyco_export.runtime.trace import GenerationTrace, PrimeTrace, RoundTrace
 from hyco_export.runtime.tree import Source
 
 SOURCE_NAMES = {Source.CHAIN: "chain", Source.RUNNER_UP: "runner-up", Source.SLM: "slm"}
 BONUS = "bonus"
+HYCO = "hyco"  # the paper's system
 DRAW, THRESHOLD = "draw", "threshold only"
 NO_ROUNDS = float("nan")  # of a ratio over rounds, for a system that asks no server
 NIL = b"\xc0"  # MessagePack's, where a field is absent
@@ -38,7 +39,7 @@ class DepthAcceptance(msgspec.Struct, frozen=True):
 
 
 class ByteCounts(msgspec.Struct, frozen=True):
-    """Bytes of one direction per VERIFY round: bodies alone, and with HTTP headers."""
+    """Bytes of one direction per VERIFY round: bodies alone, and with HTTP headers (undisturbed rounds only)."""
 
     payload_mean: float
     payload_max: int
@@ -46,15 +47,36 @@ class ByteCounts(msgspec.Struct, frozen=True):
     wire_max: int
 
 
+class Disturbances(msgspec.Struct, frozen=True):
+    """What happened to a system's calls. Figures of time leave out these calls, their tokens and `ms`."""
+
+    reprimes: int  # sessions that the server had lost, primed again
+    repeats: int  # tries that came to nothing: broken connections, no answer in time, 429 and 503
+    calls: int  # left out
+    ms: float  # from the last undisturbed step to the end of each of them
+
+    def __str__(self) -> str:
+        """In words; empty where there was none."""
+        counts = ((self.reprimes, "primed again"), (self.repeats, "sent again"))
+        return ", ".join(f"{count} {what}" for count, what in counts if count)
+
+
+UNDISTURBED = Disturbances(0, 0, 0, 0.0)
+
+
 class SystemMetrics(msgspec.Struct, frozen=True):
-    """One system over a prompt set. `_ms_per_token` are sums over all prompts divided by all output tokens."""
+    """One system over a prompt set. `_ms_per_token` are sums over all prompts divided by all output tokens.
+
+    Times are those of undisturbed steps, over their tokens (`Disturbances`); nan where there is none. Tokens are
+    counted in every round: a lost session changes where rounds begin, not what they commit.
+    """
 
     system: str
     prompts: int
     output_tokens: int  # the tokens PRIME drew included
     rounds: int
     mat: float  # tokens committed by VERIFY rounds / rounds; PRIME's token counts in neither
-    mat_with_prime: float  # the same with PRIME as a round that commits one token
+    mat_with_prime: float  # the same with an answer's first PRIME as a round that commits one token
     server_ms_per_token: float  # g: prefill, verify and the head if the server runs it
     delivery_tokens_per_s: float
     draft_ms_per_token: float  # device: all passes, also those made while waiting; no waits, prefill or ring copies
@@ -69,6 +91,9 @@ class SystemMetrics(msgspec.Struct, frozen=True):
     bonus_misses: int  # bonus tokens outside the keep set
     bytes_up: ByteCounts
     bytes_down: ByteCounts
+    disturbances: Disturbances
+    capped_rounds: int  # cut by the token cap: they commit less than was accepted
+    early_rounds: int  # that brought a part of a first window: drafts before them saw less of it
 
     @property
     def unverified_share(self) -> float:
@@ -101,22 +126,25 @@ def measure(system: str, traces: Sequence[GenerationTrace], keepset: KeepSet) ->
         seen = f"{system}: {len(traces)} answers without a round, there is nothing to measure"
         raise HycoError(seen, "ask for longer answers, or ask other prompts")
     primes = [record for trace in traces for record in trace.primes]
+    answers = sum(record.continue_from == 0 for record in primes)
+    timed = timed_steps(traces)
     output_tokens = sum(len(trace.tokens) for trace in traces)
     verified_tokens = sum(len(record.tokens) for record in rounds)
     bonus = np.array([token for record in rounds for token in record.tokens[len(taken(record)) :]], dtype=np.int64)
-    draft_ms = sum(record.draft_ms + record.ahead_ms for record in rounds) + sum(record.draft_ms for record in local)
+    server_ms = sum(call.server_ms for call in timed.primes) + sum(call.server_ms for call in timed.rounds)
+    draft_ms = sum(r.draft_ms + r.ahead_ms for r in timed.rounds) + sum(record.draft_ms for record in local)
     return SystemMetrics(
         system=system,
         prompts=len(traces),
         output_tokens=output_tokens,
         rounds=len(rounds),
         mat=_ratio(verified_tokens, len(rounds)),
-        mat_with_prime=_ratio(verified_tokens + len(primes), len(rounds) + len(primes)),
-        server_ms_per_token=(sum(p.server_ms for p in primes) + sum(r.server_ms for r in rounds)) / output_tokens,
-        delivery_tokens_per_s=MS_PER_S * output_tokens / sum(trace.total_ms for trace in traces),
-        draft_ms_per_token=draft_ms / output_tokens,
-        wait_ms_per_round=_ratio(sum(record.wait_ms for record in rounds), len(rounds)),
-        first_token_ms=sum(trace.first_token_ms for trace in traces) / len(traces),
+        mat_with_prime=_ratio(verified_tokens + answers, len(rounds) + answers),
+        server_ms_per_token=_ratio(server_ms, timed.tokens),
+        delivery_tokens_per_s=_ratio(MS_PER_S * timed.tokens, timed.ms if timed.tokens else 0.0),
+        draft_ms_per_token=_ratio(draft_ms, timed.tokens),
+        wait_ms_per_round=_ratio(sum(record.wait_ms for record in timed.rounds), len(timed.rounds)),
+        first_token_ms=_ratio(sum(timed.first_token_ms), len(timed.first_token_ms)),
         chain_acceptance=chain_acceptance(rounds),
         tokens_by_source=tokens_by_source(rounds),
         tokens_by_rule=tokens_by_rule(rounds),
@@ -124,12 +152,81 @@ def measure(system: str, traces: Sequence[GenerationTrace], keepset: KeepSet) ->
         unverified_tokens=sum(len(record.tokens) for record in local),
         reused_rounds=sum(record.reused > 0 for record in rounds),
         bonus_misses=int((keepset.rows(bonus) == MISSING).sum()),
-        bytes_up=_byte_counts([(r.traffic.payload_up_bytes, r.traffic.wire_up_bytes) for r in rounds]),
-        bytes_down=_byte_counts([(r.traffic.payload_down_bytes, r.traffic.wire_down_bytes) for r in rounds]),
+        bytes_up=_byte_counts(
+            [r.traffic.payload_up_bytes for r in rounds], [r.traffic.wire_up_bytes for r in timed.rounds]
+        ),
+        bytes_down=_byte_counts(
+            [r.traffic.payload_down_bytes for r in rounds], [r.traffic.wire_down_bytes for r in timed.rounds]
+        ),
+        disturbances=disturbances(traces),
+        capped_rounds=sum(r.finished == "length" and len(r.tokens) == len(r.accepted) for r in rounds),
+        early_rounds=sum(r.older_bytes > 0 for r in rounds),
     )
 
 
-def _ratio(total: float, count: int) -> float:
+class Timed(msgspec.Struct, frozen=True):
+    """The undisturbed calls of generations, and what the generations took and committed without the other calls."""
+
+    primes: tuple[PrimeTrace, ...]
+    rounds: tuple[RoundTrace, ...]
+    tokens: int
+    ms: float
+    first_token_ms: tuple[float, ...]  # of the generations whose first call was not disturbed
+
+
+def timed_steps(traces: Iterable[GenerationTrace]) -> Timed:
+    """What figures of time are made of: a call that was sent again, or made for a lost session, measures an outage."""
+    traces = tuple(traces)
+    lost = [call for trace in traces for call in trace.disturbed]
+    return Timed(
+        primes=tuple(call for trace in traces for call in trace.primes if call.lost_ms is None),
+        rounds=tuple(call for trace in traces for call in trace.rounds if call.lost_ms is None),
+        tokens=sum(len(trace.tokens) for trace in traces) - sum(map(_committed, lost)),
+        ms=sum(trace.total_ms for trace in traces) - sum(call.lost_ms or 0.0 for call in lost),
+        first_token_ms=tuple(
+            trace.first_token_ms for trace in traces if not trace.primes or trace.primes[0].lost_ms is None
+        ),
+    )
+
+
+def disturbances(traces: Iterable[GenerationTrace]) -> Disturbances:
+    """Counted over all calls of the generations."""
+    lost = [call for trace in traces for call in trace.disturbed]
+    return Disturbances(
+        reprimes=sum(isinstance(call, PrimeTrace) and call.continue_from > 0 for call in lost),
+        repeats=sum(call.traffic.repeats for call in lost),
+        calls=len(lost),
+        ms=sum(call.lost_ms or 0.0 for call in lost),
+    )
+
+
+def headline(names: Sequence[str]) -> str:
+    """The system that stands for a run of these, those that ask a server: `hyco`, or else the last one."""
+    return HYCO if HYCO in names else names[-1]
+
+
+def caveats(systems: Sequence[SystemMetrics]) -> tuple[str, ...]:
+    """What a reader of the figures must know of disturbed, cut and early rounds; a line each."""
+    lines = [
+        f"{system.system}: {system.disturbances}. No figure of time holds these calls ({system.disturbances.calls}) "
+        f"and the {system.disturbances.ms / MS_PER_S:.1f} s that they and the waiting took."
+        for system in systems
+        if system.disturbances.calls
+    ]
+    for field, what in (
+        ("capped_rounds", "Rounds cut by the token cap, which count in MAT with what they committed"),
+        ("early_rounds", "Rounds drafted before the first window was complete"),
+    ):
+        found = [f"{s.system} {getattr(s, field):,} of {s.rounds:,}" for s in systems if getattr(s, field)]
+        lines += [f"{what}: {', '.join(found)}."] if found else []
+    return tuple(lines)
+
+
+def _committed(call: PrimeTrace | RoundTrace) -> int:
+    return len(call.tokens) if isinstance(call, RoundTrace) else 1
+
+
+def _ratio(total: float, count: float) -> float:
     return total / count if count else NO_ROUNDS
 
 
@@ -222,8 +319,7 @@ def measure_traffic(system: str, traces: Sequence[GenerationTrace], handoff: Han
     )
 
 
-def _byte_counts(rows: Sequence[tuple[int, int]]) -> ByteCounts:
-    """rows [n] of (payload, wire) bytes; none for a system that asks no server."""
-    table = np.array(rows or [(0, 0)], dtype=np.int64)  # [n, 2]; no rounds, no bytes
-    means, peaks = table.mean(axis=0), table.max(axis=0)
-    return ByteCounts(float(means[0]), int(peaks[0]), float(means[1]), int(peaks[1]))
+def _byte_counts(payload: Sequence[int], wire_bytes: Sequence[int]) -> ByteCounts:
+    """Of a round's body, and of all that HTTP sent for it; no rounds, no bytes."""
+    bodies, all_bytes = np.array(payload or [0]), np.array(wire_bytes or [0])
+    return ByteCounts(float(bodies.mean()), int(bodies.max()), float(all_bytes.mean()), int(all_bytes.max()))

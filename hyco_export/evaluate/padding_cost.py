@@ -35,8 +35,10 @@ def padding_cost(rounds: Sequence[RoundTrace], step_bytes: int) -> PaddingCost:
 def padding_note(system: str, rounds: Sequence[RoundTrace]) -> str:
     """One line for a report."""
     costs = [padding_cost(rounds, step) for step in STEPS_BYTES]
-    steps = ", ".join(f"{cost.step_bytes:,} B: {cost.factor:.2f} x, {cost.sizes}" for cost in costs)
+    steps = "; ".join(
+        f"of {cost.step_bytes:,} B {cost.factor:.2f} times the bytes in {cost.sizes} sizes" for cost in costs
+    )
     return (
-        f"Replies of {system} have {costs[0].plain_sizes} different sizes. Padded to multiples (`serve --pad-replies`)"
-        f", bytes and sizes become {steps}."
+        f"Replies of {system} have {costs[0].plain_sizes} different sizes. With `serve --pad-replies` they would take, "
+        f"padded to multiples {steps}."
     )

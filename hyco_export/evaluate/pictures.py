@@ -3,10 +3,10 @@
 Legends are the page's (`evaluate.canvas.css_colors`). Knows the shapes of figures; measures nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hyco_export.evaluate.canvas import FAINT, FONT_PT, INK, MUTED, SERIES, SURFACE, drawing, to_svg
+from hyco_export.evaluate.canvas import FAINT, FONT_PT, INK, SERIES, SURFACE, drawing, to_svg
 from hyco_export.evaluate.examples import DrawnTree, RoundTimes
 from hyco_export.evaluate.metrics import BONUS, SystemMetrics
 from hyco_export.evaluate.tree_layout import layout
@@ -26,44 +26,35 @@ PHASE_COLORS = {
     "commit": SERIES[4],
 }
 
-PLOT_HEIGHT_IN = 2.6
 ROW_IN = 0.46  # a horizontal bar with its gap
 AXIS_IN = 0.55  # below horizontal bars: ticks and label
 LEAF_IN = 0.28  # a row of the tree with its gap
 LABELLED_SHARE = 0.05  # of the longest bar; narrower segments get no number
-LABELLED_HEIGHT = 0.1  # a lower bar has its number above
-GROUP_SHARE = 0.8  # of the distance between two groups of bars
+LABELLED_WIDTH = 0.3  # of a depth's column; a shorter bar has its number behind it
+COLUMN_PITCH = 1.15  # from one depth's column to the next, in its widths
+BAR_HEIGHT = 0.62  # of a row
 SMALL_PT = FONT_PT - 1
 THICK, THIN = 1.8, 0.9  # lines of the accepted path, of the others
 
 
-def system_colors(names: Iterable[str]) -> dict[str, str]:
-    """One colour a system, in order."""
-    return {name: SERIES[index % len(SERIES)] for index, name in enumerate(names)}
-
-
 def acceptance_by_depth(systems: Sequence[SystemMetrics], assumed: float) -> str:
-    """Bars of the chain's conditional acceptance, one group a depth; the line is what the scoring rule assumes."""
-    with drawing(PLOT_HEIGHT_IN) as (figure, axes):
-        width = GROUP_SHARE / len(systems)
-        colors = system_colors(system.system for system in systems)
-        for index, system in enumerate(systems):
-            for step in system.chain_acceptance:
-                middle = step.depth - GROUP_SHARE / 2 + (index + 0.5) * width
-                axes.bar(middle, step.share, width * 0.92, color=colors[system.system])
-                inside = step.share > LABELLED_HEIGHT
-                base, ink = (0.02, SURFACE) if inside else (step.share + 0.02, INK)
-                axes.text(middle, base, f"{step.share:.2f}", ha="center", va="bottom", fontsize=SMALL_PT, color=ink)
+    """Bars of the chain's conditional acceptance: a row a system, a column a depth; dashed: what scoring assumes."""
+    with drawing(ROW_IN * len(systems) + AXIS_IN) as (figure, axes):
         depths = sorted({step.depth for system in systems for step in system.chain_acceptance})
-        axes.axhline(assumed, color=INK, linewidth=THIN, linestyle=(0, (4, 3)))
-        axes.text(depths[-1] + 0.47, assumed + 0.015, f"assumed {assumed:.2f}", ha="left", va="bottom", color=MUTED)
-        axes.set_xticks(depths, [f"depth {depth}" for depth in depths])
-        axes.set_xlim(depths[0] - 0.5, depths[-1] + 0.95)
-        axes.set_yticks([0, 0.5, 1])
-        axes.set_ylim(0, 1.05)
-        axes.tick_params(axis="y", labelcolor=MUTED)
-        axes.grid(axis="y", color=FAINT, linewidth=0.5)
-        axes.set_axisbelow(True)
+        starts = {depth: column * COLUMN_PITCH for column, depth in enumerate(depths)}  # a column is 1 wide
+        for row, system in enumerate(systems):
+            for step in system.chain_acceptance:
+                start, inside = starts[step.depth], step.share > LABELLED_WIDTH
+                axes.barh(row, step.share, left=start, height=BAR_HEIGHT, color=SERIES[0])
+                place, ink = (start + 0.03, SURFACE) if inside else (start + step.share + 0.03, INK)
+                axes.text(place, row, f"{step.share:.2f}", ha="left", va="center", color=ink)
+        for start in starts.values():
+            axes.axvline(start + assumed, color=INK, linewidth=THIN, linestyle=(0, (4, 3)))
+            axes.axvline(start, color=FAINT, linewidth=THIN)
+        axes.set_xticks([start + 0.5 for start in starts.values()], [f"depth {depth}" for depth in depths])
+        axes.set_xlim(0, COLUMN_PITCH * (len(depths) - 1) + 1)
+        axes.set_yticks(range(len(systems)), [system.system for system in systems])
+        axes.set_ylim(len(systems) - 0.5, -0.5)
         return to_svg(figure)
 
 
@@ -112,7 +103,9 @@ def _stacked_bars(
         for index, (_, parts) in enumerate(rows):
             left = 0.0
             for name, value in parts.items():
-                axes.barh(index, value, left=left, height=0.62, color=colors[name], edgecolor=SURFACE, linewidth=1)
+                axes.barh(
+                    index, value, left=left, height=BAR_HEIGHT, color=colors[name], edgecolor=SURFACE, linewidth=1
+                )
                 if value > LABELLED_SHARE * longest:
                     ink = INK if colors[name] == FAINT else SURFACE
                     axes.text(left + value / 2, index, number.format(value), ha="center", va="center", color=ink)

@@ -4,9 +4,13 @@ Knows the outcome's parts and the page's template; measures nothing, draws nothi
 The template is package data: `report.html.j2`.
 """
 
+import math
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -17,10 +21,15 @@ from hyco_export.evaluate.diagnosis.finding import Diagnosis
 from hyco_export.evaluate.examples import DrawnTree, RoundTimes
 from hyco_export.evaluate.gates import Gate, failed
 from hyco_export.evaluate.losslessness import Losslessness
-from hyco_export.evaluate.metrics import SystemMetrics, SystemTraffic
+from hyco_export.evaluate.metrics import SystemMetrics, SystemTraffic, headline
 from hyco_export.evaluate.parity import GraphParity
+from hyco_export.runtime.systems import find_system
 from hyco_export.runtime.wire import Sampling, ServerInfo
 
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+EARLIER_JSON_NAME, EARLIER_HTML_NAME = "earlier.json", "earlier.html"
 JSON_NAME, HTML_NAME, TEMPLATE_NAME = "report.json", "report.html", "report.html.j2"
 
 
@@ -55,6 +64,45 @@ class Report(msgspec.Struct, frozen=True):
         return "pass" if all(gate.passed for gate in self.gates) and not self.diagnosis.findings else "fail"
 
 
+class Unfinished(msgspec.Struct, frozen=True):
+    """A validation without a verdict, in the place of its report: an earlier page must not pass for this run's."""
+
+    run: str
+    recipe: str
+    target: str
+    url: str
+    started_at: str  # ISO 8601, UTC
+    version: str
+    verdict: Literal["in progress", "interrupted", "could not run"] = "in progress"
+    reason: str = ""
+
+
+@contextmanager
+def unfinished_report(started: Unfinished, folder: Path) -> Iterator[None]:
+    """`started` stands in `folder` until the block writes its report; what ends the block otherwise is written, too.
+
+    The last finished report is kept beside it, as earlier.json and earlier.html.
+    """
+    json_path, html_path = folder / JSON_NAME, folder / HTML_NAME
+    if json_path.exists() and html_path.exists() and b'"gates"' in json_path.read_bytes():
+        os.replace(json_path, folder / EARLIER_JSON_NAME)
+        os.replace(html_path, folder / EARLIER_HTML_NAME)
+    _write_unfinished(started, folder)
+    try:
+        yield
+    except BaseException as error:
+        verdict: Literal["interrupted", "could not run"]
+        verdict = "interrupted" if isinstance(error, KeyboardInterrupt) else "could not run"
+        _write_unfinished(msgspec.structs.replace(started, verdict=verdict, reason=str(error)), folder)
+        raise
+
+
+def _write_unfinished(unfinished: Unfinished, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / JSON_NAME, pretty_json(unfinished))
+    _replace(folder / HTML_NAME, _render(unfinished=unfinished, report=unfinished).encode())
+
+
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     """Write report.json and report.html into `folder`; each appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,6 +119,19 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
 
 def render_html(report: Report) -> str:
     """The page: no scripts, no external files, light and dark by the reader's setting."""
+    return _render(
+        report=report,
+        unfinished=None,
+        failures=failed(report.gates),
+        notes=(*report.notes, *report.diagnosis.notes),
+        facts=key_facts(report),
+        baseline=report.systems[0],
+        meanings={system.system: find_system(system.system).summary for system in report.systems},
+        **_pictures(report),
+    )
+
+
+def _render(**values: object) -> str:
     import jinja2
 
     environment = jinja2.Environment(
@@ -80,15 +141,15 @@ def render_html(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    template = environment.get_template(TEMPLATE_NAME)
-    return template.render(
-        report=report,
-        failures=failed(report.gates),
-        notes=(*report.notes, *report.diagnosis.notes),
-        facts=key_facts(report),
-        baseline=report.systems[0],
-        **_pictures(report),
-    )
+    environment.filters["code"] = _code
+    return environment.get_template(TEMPLATE_NAME).render(**values)
+
+
+def _code(text: object) -> "Markup":
+    """Escaped text, with what stands between backticks in the page's code font."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(str(text)))))  # escaped right here
 
 
 def _pictures(report: Report) -> dict[str, object]:
@@ -100,7 +161,6 @@ def _pictures(report: Report) -> dict[str, object]:
         "timeline": pictures.round_timeline(report.times) if report.times else "",
         "tree": pictures.draft_tree(report.tree) if report.tree else "",
         "source_legend": css_colors(pictures.SOURCE_COLORS),
-        "system_legend": css_colors(pictures.system_colors(system.system for system in drafting)),
         "phase_legend": css_colors(pictures.PHASE_COLORS),
         "node_legend": css_colors(pictures.SOURCE_COLORS),
     }
@@ -109,8 +169,11 @@ def _pictures(report: Report) -> dict[str, object]:
 def key_facts(report: Report) -> list[dict[str, str]]:
     """What a reader wants first: name, value, detail."""
     baseline = report.systems[0]
-    best = next(system for system in reversed(report.systems) if system.rounds)  # one that asks a server
+    shown = headline([system.system for system in report.systems if system.rounds])
+    best = next(system for system in report.systems if system.system == shown)
     change = 100 * (best.server_ms_per_token / baseline.server_ms_per_token - 1)
+    backends = len({row.backend for row in report.losslessness})
+    greedy = len({row.system for row in report.losslessness})
     texts = sum(row.prompts for row in report.losslessness)
     equal = texts - sum(len(row.differences) for row in report.losslessness)
     largest = max(row.up_max_bytes for row in report.traffic)
@@ -118,12 +181,18 @@ def key_facts(report: Report) -> list[dict[str, str]]:
         _fact("tokens per round", f"{best.mat:.2f}", f"{best.system}; {baseline.system} {baseline.mat:.2f}"),
         _fact(
             "server time per token",
-            f"{change:+.0f} %".replace("-", "\N{MINUS SIGN}"),
+            "not measured" if math.isnan(change) else f"{change:+.0f} %".replace("-", "\N{MINUS SIGN}"),
             f"{best.system} against {baseline.system}",
         ),
-        _fact("greedy texts equal", f"{equal} of {texts}", f"on {len(report.losslessness)} back ends"),
+        _fact(
+            "greedy texts equal", f"{equal} of {texts}", f"{_count(greedy, 'system')} on {_count(backends, 'back end')}"
+        ),
         _fact("largest request", f"{largest} B", "body of a verify round"),
     ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def _fact(name: str, value: str, detail: str) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """The outcome of a validation in the terminal: tables, diagnosis, verdict. Knows rich; measures nothing."""
 
+import math
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -23,13 +25,12 @@ def _systems(report: Report) -> Table:
     for heading in ("MAT", "server ms\nper token", "tok/s", "draft ms\nper token", "taken\nby depth", "B up", "B down"):
         table.add_column(heading, justify="right", no_wrap=True)
     for system in report.systems:
-        unverified = f"\n{system.unverified_share:.0%} unverified" if system.unverified_tokens else ""
         table.add_row(
-            system.system + unverified,
-            f"{system.mat:.2f}" if system.rounds else "",
+            system_name(system),
+            number(system.mat, 2),
             server_time(system, report.systems[0]),
-            f"{system.delivery_tokens_per_s:.1f}",
-            f"{system.draft_ms_per_token:.2f}",
+            number(system.delivery_tokens_per_s, 1),
+            number(system.draft_ms_per_token, 2),
             " ".join(f"{step.share:.2f}".removeprefix("0") for step in system.chain_acceptance),
             f"{system.bytes_up.payload_mean:,.0f}",
             f"{system.bytes_down.payload_mean:,.0f}",
@@ -37,12 +38,26 @@ def _systems(report: Report) -> Table:
     return table
 
 
+def system_name(system: SystemMetrics) -> str:
+    """The name, and below it what is unverified and how often calls were disturbed."""
+    lines = [system.system]
+    if system.unverified_tokens:
+        lines.append(f"{system.unverified_share:.0%} unverified")
+    return "\n".join([*lines, *filter(None, str(system.disturbances).split(", "))])
+
+
+def number(value: float, digits: int) -> str:
+    """With so many digits behind the point; empty where nothing was measured."""
+    return "" if math.isnan(value) else f"{value:.{digits}f}"
+
+
 def server_time(system: SystemMetrics, baseline: SystemMetrics) -> str:
     """Server milliseconds per token, and behind them the change against the baseline's; empty without a server."""
     if not system.rounds:
         return ""
-    change = f" ({system.server_ms_per_token / baseline.server_ms_per_token - 1:+.0%})"
-    return f"{system.server_ms_per_token:.2f}{change if system.system != baseline.system else ''}"
+    change = system.server_ms_per_token / baseline.server_ms_per_token - 1
+    shown = f" ({change:+.0%})" if system.system != baseline.system and not math.isnan(change) else ""
+    return number(system.server_ms_per_token, 2) + shown
 
 
 def _losslessness(report: Report) -> Table:
@@ -51,7 +66,7 @@ def _losslessness(report: Report) -> Table:
         table.add_column(heading, justify="left" if heading in ("system", "back end") else "right")
     for row in report.losslessness:
         counts = (str(row.prompts), f"{row.tokens:,}", f"{row.mat:.2f}", str(len(row.differences)))
-        table.add_row(row.system, row.backend, *counts)
+        table.add_row("\n".join(filter(None, (row.system, str(row.disturbances)))), row.backend, *counts)
     return table
 
 

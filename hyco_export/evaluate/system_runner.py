@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from hyco_export.core.recipe import Drafting, Recipe
-from hyco_export.evaluate.compatibility import require_room
+from hyco_export.evaluate.compatibility import require_room, require_same
 from hyco_export.evaluate.run_artifacts import RunArtifacts
 from hyco_export.evaluate.trials import Prompt
 from hyco_export.runtime.devices.backends import open_device
@@ -65,7 +65,7 @@ class DeviceRunner:
 
         Raises:
             HycoError: no such system or back end.
-            ServerError: the server went away, or has no room for the prompt and its answer.
+            ServerError: the server went away, came back as another one, or has no room for the prompt and its answer.
         """
         chosen = find_system(system)
         if chosen.asks:
@@ -76,7 +76,10 @@ class DeviceRunner:
             request = msgspec.structs.replace(request, first_rows=self._recipe.validation.first_reply_rows)
         policy = make_policy(chosen, self._settings)
         drafter = self._drafter(system, backend)
-        return generate(prompt.ids, request, drafter, self._transport, self._clock, policy=policy)
+        trace = generate(prompt.ids, request, drafter, self._transport, self._clock, policy=policy)
+        if trace.disturbed:
+            require_same(self._transport.info(), self._info)
+        return trace
 
     def _drafter(self, name: str, backend: str) -> Drafter:
         key = (name, backend)

@@ -22,10 +22,10 @@ from hyco_export.evaluate.diagnose import diagnose
 from hyco_export.evaluate.diagnosis.finding import Diagnosis
 from hyco_export.evaluate.examples import median_times, pick_tree
 from hyco_export.evaluate.gates import run_gates
-from hyco_export.evaluate.link_estimate import estimate_link, link_note
+from hyco_export.evaluate.link_estimate import link_note
 from hyco_export.evaluate.losslessness import Losslessness
 from hyco_export.evaluate.meeting import Meeting, Subject, meet, read_prompts, wire_sampling
-from hyco_export.evaluate.metrics import SystemMetrics, measure, measure_traffic
+from hyco_export.evaluate.metrics import SystemMetrics, caveats, headline, measure, measure_traffic
 from hyco_export.evaluate.padding_cost import padding_note
 from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
 from hyco_export.evaluate.report import Report
@@ -37,8 +37,6 @@ from hyco_export.runtime.ports import Transport
 from hyco_export.runtime.systems import find_system
 from hyco_export.runtime.trace import GenerationTrace
 from hyco_export.runtime.wire import ServerInfo
-
-REPORT_FOLDER = "validate"
 
 
 @dataclass(frozen=True)
@@ -138,6 +136,8 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
     asking = [name for name in plan.systems if find_system(name).asks]
     handoffs = {name: found.artifacts.head.handoff if find_system(name).needs_handoff else None for name in asking}
     traffic = tuple(measure_traffic(name, found.traces[name], handoffs[name]) for name in asking)
+    shown = headline(asking)
+    drawn = (pick_tree(found.traces[name], text_of) for name in (shown, *reversed(asking)))
     return Report(
         run=str(subject.root),
         recipe=recipe.name,
@@ -158,13 +158,13 @@ def judge(subject: Subject, url: str, found: Findings, text_of: Callable[[int], 
         traffic=traffic,
         diagnosis=found.diagnosis,
         gates=run_gates(plan.gates, systems, found.losslessness, found.parity, traffic),
-        times=tuple(median_times(name, found.traces[name]) for name in asking),
-        tree=next(filter(None, (pick_tree(found.traces[name], text_of) for name in reversed(asking))), None),
+        times=tuple(filter(None, (median_times(name, found.traces[name]) for name in asking))),
+        tree=next(filter(None, drawn), None),
         notes=(
             *notes(plan, found.prompts),
             *system_notes(systems, len(keepset), keepset.vocab_size),
-            link_note(estimate_link(found.traces[name] for name in asking)),
-            padding_note(asking[-1], [record for trace in found.traces[asking[-1]] for record in trace.rounds]),
+            link_note(found.traces[name] for name in asking),
+            padding_note(shown, [record for trace in found.traces[shown] for record in trace.rounds]),
         ),
     )
 
@@ -203,7 +203,7 @@ def notes(plan: Validation, found: int) -> tuple[str, ...]:
 
 
 def system_notes(systems: Sequence[SystemMetrics], kept: int, vocab_size: int) -> tuple[str, ...]:
-    """What systems claim less than the others, and over which vocabulary the SLM drafts."""
+    """What systems claim less than the others, what disturbed them, and over which vocabulary the SLM drafts."""
     lines = []
     for system in systems:
         if not find_system(system.system).verifies_all:
@@ -220,4 +220,4 @@ def system_notes(systems: Sequence[SystemMetrics], kept: int, vocab_size: int) -
             )
     if any(find_system(system.system).drafts_with_slm_alone for system in systems):
         lines.append(f"The SLM drafts over its artifact's {kept:,} of {vocab_size:,} tokens.")
-    return tuple(lines)
+    return (*lines, *caveats(systems))

@@ -121,6 +121,8 @@ class Generation:
         self._locals: list[LocalTrace] = []
         self._first_token_ms = 0.0
         self._last_token_ms = 0.0
+        self._step_end_ms = 0.0  # of the last step that committed tokens
+        self._lost_repeats = 0  # of a round that a lost session refused in the end
         self.finished = ""
 
     @property
@@ -150,6 +152,7 @@ class Generation:
             if refusal.code != wire.UNKNOWN_SESSION:
                 raise
             self._session = ""
+            self._lost_repeats += self._transport.traffic.repeats
 
     def _begin(self, given: Given) -> None:
         self._drafter.begin(self._ids, given)
@@ -162,6 +165,8 @@ class Generation:
         reply = self._transport.prime(self._prime_request())
         wait_ms = self._now_ms() - start_ms
         traffic = self._transport.traffic
+        traffic = msgspec.structs.replace(traffic, repeats=traffic.repeats + self._lost_repeats)
+        self._lost_repeats = 0
         self._session, self._round_number, self._pending, self._unsent = reply.session, 0, None, []
         if reply.length != sent + 1:
             raise ProtocolError("length_mismatch", f"{reply.length} ids after priming with {sent}, expected one more")
@@ -169,17 +174,20 @@ class Generation:
         prefill_start_ms = self._now_ms()
         if not self.finished:
             self._begin(self._given(reply))
+        prefill_ms = self._now_ms() - prefill_start_ms
+        continue_from = sent - self._prompt_length
         self._primes.append(
             PrimeTrace(
                 start_ms=start_ms,
                 prompt_length=sent,
-                continue_from=sent - self._prompt_length,
+                continue_from=continue_from,
                 root=reply.root,
                 finished=reply.finished,
                 wait_ms=wait_ms,
-                prefill_ms=self._now_ms() - prefill_start_ms,
+                prefill_ms=prefill_ms,
                 server_ms=reply.server_ms,
                 traffic=traffic,
+                lost_ms=self._end_step(disturbed=traffic.repeats > 0 or continue_from > 0),
             )
         )
 
@@ -241,6 +249,7 @@ class Generation:
                 draft_ms=draft_ms,
             )
         )
+        self._end_step(disturbed=False)
         return kept
 
     def _round(self, proposal: Proposal) -> None:
@@ -258,6 +267,9 @@ class Generation:
             ours = () if reply.drafted else reply.accepted  # rows of the server's own chain are not the drafter's
             accepted = (*proposal.path, *(proposal.rows[row] for row in ours))
             self._drafter.observe(accepted, self._ids, self._given(reply))
+        commit_ms = self._now_ms() - commit_start_ms
+        older_bytes = len(reply.handoff.older_kv) if reply.handoff else 0
+        sent_twice = older_bytes > 0 and self._primes[-1].continue_from > 0
         self._rounds.append(
             RoundTrace(
                 round=reply.round,
@@ -273,16 +285,23 @@ class Generation:
                 slm_ms=proposal.draft.slm_ms,
                 draft_ms=proposal.draft_ms,
                 wait_ms=wait_ms,
-                commit_ms=self._now_ms() - commit_start_ms,
+                commit_ms=commit_ms,
                 server_ms=reply.server_ms,
                 traffic=traffic,
                 kept=kept,
                 reused=proposal.draft.reused,
                 ahead_ms=ahead_ms,
                 evidence=reply.evidence,
-                older_bytes=len(reply.handoff.older_kv) if reply.handoff else 0,
+                older_bytes=older_bytes,
+                lost_ms=self._end_step(disturbed=traffic.repeats > 0 or sent_twice),
             )
         )
+
+    def _end_step(self, *, disturbed: bool) -> float | None:
+        """A step has ended: the milliseconds since the one before, where they are to be left out of figures of time."""
+        since_ms, now_ms = self._step_end_ms, self._last_token_ms if self.finished else self._now_ms()
+        self._step_end_ms = now_ms
+        return now_ms - since_ms if disturbed else None
 
     def _verify(self, proposal: Proposal) -> tuple[wire.VerifyReply, float]:
         """Send the tree as the next round, drafting on meanwhile; the number counts up only when the reply is there.

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from hyco_export.errors import ProtocolError, UnreachableError
 from hyco_export.runtime import wire
 from hyco_export.runtime.ports import Traffic, Transport
@@ -39,10 +41,12 @@ class PersistentTransport:
         self._patience_s = patience_s
         self._clock = clock
         self._pause = pause
+        self._repeats = 0  # of the last call: tries before the last one
 
     @property
     def traffic(self) -> Traffic:
-        return self._inner.traffic
+        traffic = self._inner.traffic
+        return msgspec.structs.replace(traffic, repeats=traffic.repeats + self._repeats)
 
     def info(self) -> wire.ServerInfo:
         return self._repeat(self._inner.info)
@@ -61,6 +65,7 @@ class PersistentTransport:
         """Raises what the last try raised."""
         end_s = self._clock() + self._patience_s
         pause_s = FIRST_PAUSE_S
+        self._repeats = 0
         while True:
             try:
                 return call()
@@ -68,5 +73,6 @@ class PersistentTransport:
                 hopeless = isinstance(error, ProtocolError) and error.code not in SOON_CODES
                 if hopeless or self._clock() + pause_s > end_s:
                     raise
+            self._repeats += 1 + self._inner.traffic.repeats
             self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

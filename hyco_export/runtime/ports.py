@@ -210,12 +210,16 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Bytes of one call: bodies alone (without padding), and all that HTTP sends."""
+    """Bytes of one call: bodies alone (without padding), and all that HTTP sends.
+
+    `repeats` counts its tries that came to nothing: broken or stale connections, no answer in time, 429 and 503.
+    """
 
     payload_up_bytes: int
     payload_down_bytes: int
     wire_up_bytes: int
     wire_down_bytes: int
+    repeats: int = 0
 
 
 Gone = Callable[[], bool]  # has the caller gone away: asked before each pass that is made for it

@@ -14,7 +14,11 @@ from hyco_export.runtime.tree import Tree
 
 
 class PrimeTrace(msgspec.Struct, frozen=True, tag="prime", tag_field="record"):
-    """One PRIME call. The first starts the session; later ones (`continue_from` > 0) replace a lost session."""
+    """One PRIME call. The first starts the session; later ones (`continue_from` > 0) replace a lost session.
+
+    `lost_ms` is set where the call was disturbed: sent again, or made for a lost session. It is what the generation
+    spent since the step before, tries that came to nothing and a lost draft included; no figure of time counts it.
+    """
 
     start_ms: float  # since the request began
     prompt_length: int  # ids sent, those already generated included
@@ -25,6 +29,7 @@ class PrimeTrace(msgspec.Struct, frozen=True, tag="prime", tag_field="record"):
     prefill_ms: float  # device: ring of the head filled, SLM prefilled; not part of drafting
     server_ms: float
     traffic: Traffic
+    lost_ms: float | None = None
 
 
 class LocalTrace(msgspec.Struct, frozen=True, tag="local", tag_field="record"):
@@ -46,7 +51,8 @@ class RoundTrace(msgspec.Struct, frozen=True, tag="round", tag_field="record"):
 
     `drawn[i]` is False where accepted row i was taken by the threshold alone. `drafted` counts nodes that the server
     drafted itself; `accepted` then counts rows of the server's own chain. When `finished` is not empty the path may be
-    cut: `tokens` then ends at the stop id or at the token cap, perhaps without a bonus.
+    cut: `tokens` then ends at the stop id or at the token cap, perhaps without a bonus. `lost_ms` as in `PrimeTrace`;
+    rounds that bring the rest of a first window again, after a lost session, are disturbed too.
     """
 
     round: int  # number within the session, from 1
@@ -70,6 +76,7 @@ class RoundTrace(msgspec.Struct, frozen=True, tag="round", tag_field="record"):
     ahead_ms: float = 0.0  # device: drafting while this round's reply was on its way, part of the wait
     evidence: wire.Evidence | None = None  # what the server judged by: p~ of every node, draws of every row; on request
     older_bytes: int = 0  # K/V rows of the first window that came with this reply
+    lost_ms: float | None = None
 
 
 class GenerationTrace(msgspec.Struct, frozen=True, tag="generation", tag_field="record"):
@@ -90,6 +97,12 @@ class GenerationTrace(msgspec.Struct, frozen=True, tag="generation", tag_field="
     max_new_tokens: int = 0
     stop_ids: tuple[int, ...] = ()  # of the server
     locals: tuple[LocalTrace, ...] = ()
+
+    @property
+    def disturbed(self) -> tuple[PrimeTrace | RoundTrace, ...]:
+        """Calls that were sent again or made for a lost session."""
+        calls: tuple[PrimeTrace | RoundTrace, ...] = (*self.primes, *self.rounds)
+        return tuple(call for call in calls if call.lost_ms is not None)
 
 
 Record = GenerationTrace | PrimeTrace | RoundTrace | LocalTrace

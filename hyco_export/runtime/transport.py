@@ -99,6 +99,7 @@ class HttpTransport:
         self._reply_s = self._patience.reply_s
         self._pause = pause
         self._connection: _Connection | None = None
+        self._unheard = 0  # failed tries of the last close_session: the next call has to connect anew
         self._sent_bytes = 0
         self.traffic = Traffic(0, 0, 0, 0)
 
@@ -123,7 +124,11 @@ class HttpTransport:
 
     def close_session(self, session: str) -> None:
         """DELETE /v1/sessions/{id}."""
-        self._call("DELETE", f"/v1/sessions/{quote(session, safe='')}", b"", once=True)
+        try:
+            self._call("DELETE", f"/v1/sessions/{quote(session, safe='')}", b"", once=True)
+        except UnreachableError:
+            self._unheard = 1
+            raise
 
     def close(self) -> None:
         """Drop the connection; the next call opens another."""
@@ -140,9 +145,13 @@ class HttpTransport:
         """
         self._sent_bytes = 0
         pauses = () if once else self._patience.pauses_s
+        if self._connection is not None and self._connection.sock is None:
+            self.close()  # as the last answer said: nothing is disturbed by that
+        unheard, self._unheard = self._unheard, 0
         tries = busy = 0
         while True:
             kept_alive = self._connection is not None
+            self.traffic = Traffic(len(body), 0, self._sent_bytes, 0, unheard + tries + busy)
             try:
                 return self._exchange(method, path, body)
             except _Busy as refusal:
@@ -174,8 +183,7 @@ class HttpTransport:
         connection.sent_bytes = 0
         deadline_s = time.monotonic() + self._reply_s
         connection.response_class = partial(BoundedAnswer, deadline_s, ANSWER_LIMIT_BYTES)  # type: ignore[assignment]
-        if connection.sock is not None:  # None: the server closed it after its last answer, the request will say so
-            connection.sock.settimeout(self._reply_s)
+        connection.sock.settimeout(self._reply_s)
         headers = self._headers | ({"Content-Type": wire.MEDIA_TYPE} if body else {})
         try:
             connection.request(method, self._parts.path.rstrip("/") + path, body=body or None, headers=headers)
@@ -186,7 +194,8 @@ class HttpTransport:
         finally:
             self._sent_bytes += connection.sent_bytes
         payload_down = len(answer) - min(len(answer), padding_bytes(response.headers.get(HEADER, "")))
-        self.traffic = Traffic(len(body), payload_down, self._sent_bytes, _head_bytes(response) + len(answer))
+        down = _head_bytes(response) + len(answer)
+        self.traffic = Traffic(len(body), payload_down, self._sent_bytes, down, self.traffic.repeats)
         return self._checked(response, answer)
 
     def _checked(self, response: http.client.HTTPResponse, answer: bytes) -> bytes:

@@ -41,8 +41,9 @@ def round_trace(accepted=(), tokens=None, drawn=None, tree=HYBRID_TREE, drafted=
     )
 
 
-def prime_trace(continue_from=0, server_ms=7.0):
-    return PrimeTrace(0.0, 4 + continue_from, continue_from, 1, "", 9.0, 5.0, server_ms, Traffic(40, 9000, 240, 9300))
+def prime_trace(continue_from=0, server_ms=7.0, lost_ms=None):
+    traffic = Traffic(40, 9000, 240, 9300)
+    return PrimeTrace(0.0, 4 + continue_from, continue_from, 1, "", 9.0, 5.0, server_ms, traffic, lost_ms)
 
 
 def local_trace(tokens, draft_ms=2.0):

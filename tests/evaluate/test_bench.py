@@ -1,17 +1,19 @@
 """A benchmark: the order of generations, seeds, and going on after an interruption."""
 
 import io
+import re
 
 import msgspec
 import pytest
 from rich.console import Console
 from synthetic_run import KEEPSET
-from synthetic_traces import generation, round_trace
+from synthetic_traces import generation, prime_trace, round_trace
 
 from hyco_export.core.recipe import Drafting, SpecEdge
 from hyco_export.errors import ArtifactError
-from hyco_export.evaluate.bench import BenchPlan, measure_bench, run_bench, texts_digest
+from hyco_export.evaluate.bench import BenchPlan, code_digest, measure_bench, run_bench, texts_digest, this_machine
 from hyco_export.evaluate.bench_table import bench_table
+from hyco_export.evaluate.metrics import measure
 from hyco_export.evaluate.system_runner import prompt_seed
 from hyco_export.evaluate.trace_store import TraceStore
 from hyco_export.evaluate.trials import WARM_UP_TOKENS, Prompt
@@ -33,6 +35,10 @@ PLAN = BenchPlan(
     epsilon=0.005,
     first_reply_rows=0,
     threads=1,
+    machine="one core",
+    code="0" * 64,
+    server="hyco-export 0.1.0",
+    clock="thread-cpu",
     link=None,
     link_waits=False,
 )
@@ -91,6 +97,10 @@ def test_an_interrupted_run_makes_only_what_is_missing(tmp_path):
         ({"link": "lte"}, "link is None there, lte here"),
         ({"epsilon": 0.05}, "epsilon is 0.005 there, 0.05 here"),
         ({"drafting": Drafting(specedge=SpecEdge(passes=2))}, "drafting.specedge.passes is 4 there, 2 here"),
+        ({"machine": "two cores"}, "machine is one core there, two cores here"),
+        ({"code": "1" * 64}, "code is 0000"),
+        ({"threads": 2}, "threads is 1 there, 2 here"),
+        ({"clock": "cuda-events"}, "clock is thread-cpu there, cuda-events here"),
         ({"texts": texts_digest([Prompt("a", (1, 3)), Prompt("b", (3,))])}, "texts is"),
     ],
 )
@@ -111,3 +121,18 @@ def test_the_table_compares_with_the_first_system_and_fits_80_columns(tmp_path):
     lines = screen.getvalue().splitlines()
     assert "%" not in next(line for line in lines if line.startswith("cloud-mtp"))
     assert next(line for line in lines if line.startswith("hyco-server-head")).rstrip().endswith("400")
+
+
+def test_the_table_names_what_was_disturbed_and_fits_80_columns():
+    lost = generation(round_trace((0,)), primes=(prime_trace(), prime_trace(continue_from=3, lost_ms=9.0)))
+    screen = io.StringIO()
+    systems = [measure(name, [lost], KEEPSET) for name in ("cloud-mtp", "hyco-server-head")]
+    Console(width=80, file=screen).print(bench_table(systems, "1 prompt"))
+    lines = screen.getvalue().splitlines()
+    assert [line.strip() for line in lines].count("1 primed again") == 2
+    assert next(line for line in lines if line.startswith("hyco-server-head")).rstrip().endswith("400")
+
+
+def test_machine_and_code_have_names():
+    assert re.fullmatch(r".+, \d+ cores", this_machine())
+    assert re.fullmatch("[0-9a-f]{64}", code_digest()) and code_digest() == code_digest()

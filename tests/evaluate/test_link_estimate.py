@@ -52,7 +52,7 @@ def test_replies_that_are_all_alike_tell_no_bandwidth() -> None:
     alike = GenerationTrace("s", "p", 0, 4, (5, 3), "length", 1.0, 1.0, (), rounds)  # type: ignore[arg-type]
     estimate = estimate_link([[alike]])
     assert estimate.rtt_ms == pytest.approx(3.0) and np.isnan(estimate.down_mbit_s)
-    assert link_note(estimate) == "The link as 5 calls saw it: 3 ms round trip, too fast to tell."
-    assert link_note(estimate_link([[trace(70.0, 13.0)]])).endswith("70 ms round trip, 13 Mbit/s down.")
+    assert link_note([[alike]]) == "The link as 5 calls saw it: 3 ms round trip, too fast to tell."
+    assert link_note([[trace(70.0, 13.0)]]).endswith("70 ms round trip, 13 Mbit/s down.")
     with pytest.raises(ValueError, match="no call"):
         estimate_link([])

@@ -9,7 +9,10 @@ from synthetic_traces import EMPTY, generation, local_trace, prime_trace, round_
 from hyco_export.core.handoff import HandoffSpec, KvShape
 from hyco_export.core.keepset import KeepSet
 from hyco_export.errors import HycoError
+from hyco_export.evaluate.examples import median_times
+from hyco_export.evaluate.link_estimate import link_note
 from hyco_export.evaluate.metrics import (
+    caveats,
     chain_acceptance,
     down_overhead_bytes,
     measure,
@@ -51,10 +54,50 @@ def test_ratios_are_pooled_and_not_averaged():
     assert metrics.mat == (9 * 4 + 1) / 10
 
 
-def test_a_lost_sessions_second_prime_costs_server_time():
-    primes = (prime_trace(), prime_trace(continue_from=3))
-    metrics = measure("hyco", [generation(round_trace((0,)), primes=primes)], KEEPSET)
-    assert metrics.server_ms_per_token == pytest.approx((2 * 7.0 + 3.0) / 4)
+def test_disturbed_calls_count_in_token_figures_and_in_no_time():
+    primes = (prime_trace(), prime_trace(continue_from=3, lost_ms=5_000.0))
+    again = Traffic(60, 400, 9_999, 9_999, repeats=2)
+    rounds = (round_trace((0, 1)), round_trace((0,), traffic=again, wait_ms=999.0, draft_ms=99.0, lost_ms=1_005.0))
+    traces = [generation(*rounds, primes=primes, total_ms=6_105.0), generation(round_trace((0, 1)), total_ms=50.0)]
+    metrics = measure("hyco", traces, KEEPSET)
+    assert (metrics.output_tokens, metrics.rounds, metrics.mat) == (11, 3, 8 / 3)
+    assert metrics.mat_with_prime == (8 + 2) / (3 + 2)  # the session that was lost is no round of the system's
+    assert (metrics.disturbances.reprimes, metrics.disturbances.repeats) == (1, 2)
+    assert (metrics.disturbances.calls, metrics.disturbances.ms) == (2, 6_005.0)
+    left = 11 - 1 - 2  # tokens
+    assert metrics.server_ms_per_token == pytest.approx((2 * 7.0 + 2 * 3.0) / left)
+    assert metrics.delivery_tokens_per_s == pytest.approx(1000 * left / 150.0)
+    assert metrics.draft_ms_per_token == pytest.approx(2 * 4.0 / left)
+    assert (metrics.wait_ms_per_round, metrics.first_token_ms) == (6.0, 20.0)
+    assert (metrics.bytes_up.payload_mean, metrics.bytes_up.wire_max) == (60.0, 260)
+    assert caveats((metrics,)) == (
+        "hyco: 1 primed again, 2 sent again. No figure of time holds these calls (2) and the 6.0 s that they and the "
+        "waiting took.",
+    )
+
+
+def test_a_disturbed_first_call_is_no_time_to_a_first_token_and_nothing_may_be_left():
+    disturbed = generation(round_trace((0,), lost_ms=50.0), primes=(prime_trace(lost_ms=50.0),), first_token_ms=5_000.0)
+    both = measure("hyco", [disturbed, generation(round_trace((0,)), first_token_ms=30.0)], KEEPSET)
+    assert both.first_token_ms == 30.0
+    alone = measure("hyco", [disturbed], KEEPSET)
+    times = (alone.first_token_ms, alone.server_ms_per_token, alone.delivery_tokens_per_s, alone.wait_ms_per_round)
+    assert all(map(math.isnan, times)) and alone.mat == 2.0
+    assert median_times("hyco", [disturbed]) is None
+    assert link_note([[disturbed]]) == "The link was not measured: no call without a disturbance."
+
+
+def test_cut_and_early_rounds_are_counted():
+    rounds = (
+        round_trace((0, 1), older_bytes=90),
+        round_trace((0, 1), tokens=(10, 11), finished="length"),  # the bonus is missing
+    )
+    metrics = measure("hyco", [generation(*rounds), generation(round_trace((0,), finished="length"))], KEEPSET)
+    assert (metrics.capped_rounds, metrics.early_rounds) == (1, 1)
+    assert caveats((metrics,)) == (
+        "Rounds cut by the token cap, which count in MAT with what they committed: hyco 1 of 3.",
+        "Rounds drafted before the first window was complete: hyco 1 of 3.",
+    )
 
 
 def test_chain_acceptance_is_conditional_on_the_tokens_above():

@@ -1,5 +1,6 @@
 """The report's two files."""
 
+import html
 import io
 import json
 import re
@@ -9,12 +10,16 @@ import pytest
 from rich.console import Console
 from synthetic_reports import SWAPPED_NORM, synthetic_report
 from synthetic_run import KEEPSET
-from synthetic_traces import generation, local_trace, round_trace
+from synthetic_traces import generation, local_trace, prime_trace, round_trace
 
+from hyco_export.errors import HycoError
 from hyco_export.evaluate.examples import pick_tree
-from hyco_export.evaluate.metrics import measure
-from hyco_export.evaluate.report import render_html, write_report
+from hyco_export.evaluate.metrics import headline, measure
+from hyco_export.evaluate.pictures import acceptance_by_depth
+from hyco_export.evaluate.report import Unfinished, key_facts, render_html, unfinished_report, write_report
 from hyco_export.evaluate.summary import summary
+from hyco_export.runtime.ports import Traffic
+from hyco_export.runtime.systems import find_system
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +131,87 @@ def test_unverified_tokens_are_marked_and_a_system_without_a_server_has_no_mat()
     Console(width=240, file=screen).print(summary(report))
     assert "40% unverified" in screen.getvalue() and "nan" not in screen.getvalue()
     assert "0.00" not in next(line for line in screen.getvalue().splitlines() if line.startswith("on-device"))
+
+
+STARTED = Unfinished("runs/tiny", "tiny", "sm8850", "http://here:1", "2026-11-30T01:15:58+00:00", "0.1.0")
+
+
+def verdict_in(folder):
+    return json.loads((folder / "report.json").read_text())["verdict"], (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [(HycoError("no answer from `x` <b>", "start it"), "could not run"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_an_earlier_page_does_not_pass_for_that_of_a_run_without_a_verdict(tmp_path, error, verdict):
+    write_report(synthetic_report(), tmp_path)
+    before = verdict_in(tmp_path)
+    for _ in range(2):  # the second one has no finished report to keep, and leaves the kept one alone
+        with pytest.raises(type(error)), unfinished_report(STARTED, tmp_path):
+            seen, page = verdict_in(tmp_path)
+            assert seen == "in progress" and "Passed" not in page and "2026-11-30" in page
+            raise error
+    seen, page = verdict_in(tmp_path)
+    assert (
+        seen == verdict and verdict.capitalize() in page and f"<title>tiny: {verdict}" in page and "Passed" not in page
+    )
+    if isinstance(error, HycoError):
+        assert "no answer from <code>x</code> &lt;b&gt; (start it)" in page
+    assert json.loads((tmp_path / "earlier.json").read_text())["verdict"] == before[0] == "pass"
+    assert (tmp_path / "earlier.html").read_text() == before[1]
+
+
+def test_a_run_that_ends_well_leaves_its_own_report(tmp_path):
+    with unfinished_report(STARTED, tmp_path):
+        write_report(synthetic_report(failing=True), tmp_path)
+    assert verdict_in(tmp_path)[0] == "fail"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
+
+
+def test_the_tiles_stand_for_hyco_and_count_back_ends_once():
+    report = synthetic_report()
+    reordered = tuple(report.systems[place] for place in (0, 2, 1))  # hyco is not the last
+    more = (*report.losslessness, *(msgspec.structs.replace(row, system="hyco-2p") for row in report.losslessness))
+    facts = key_facts(msgspec.structs.replace(report, systems=reordered, losslessness=more))
+    assert facts[0]["detail"].startswith("hyco; cloud-mtp") and facts[1]["detail"] == "hyco against cloud-mtp"
+    assert facts[2]["detail"] == "2 systems on 3 back ends"
+    assert headline(["a", "hyco", "b"]) == "hyco" and headline(["a", "b"]) == "b"
+
+
+def test_notes_show_code_and_every_word_is_explained(page):
+    noted = render_html(msgspec.structs.replace(synthetic_report(), notes=("With `serve --pad-replies` <i>",)))
+    assert "<li>With <code>serve --pad-replies</code> &lt;i&gt;</li>" in noted
+    terms = page.split('id="terms"')[1]
+    for term in ("MAT", "g, server", "TTFT", "chain", "runner-up", "bonus", "unverified", "primed again", "hand-off"):
+        assert f"<dt>{term}" in terms
+    for system in ("cloud-mtp", "hyco-exact", "hyco"):
+        assert f"<dt><code>{system}</code></dt><dd>{find_system(system).summary}" in html.unescape(terms)
+
+
+def test_disturbances_are_shown_and_a_system_without_other_times_has_dashes():
+    lost = (prime_trace(lost_ms=9.0),)
+    disturbed = generation(round_trace((0,), lost_ms=9.0, traffic=Traffic(1, 1, 1, 1, 2)), primes=lost, system="hyco")
+    report = synthetic_report()
+    systems = (*report.systems[:2], measure("hyco", [disturbed], KEEPSET))
+    report = msgspec.structs.replace(report, systems=systems)
+    page = render_html(report)
+    assert "<td>0 · 2</td>" in page and "<td>0 · 0</td>" in page
+    assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
+    screen = io.StringIO()
+    Console(width=240, file=screen).print(summary(report))
+    assert "2 sent again" in screen.getvalue() and "nan" not in screen.getvalue()
+
+
+def test_pictures_of_many_systems_keep_every_name_and_number_apart():
+    report = synthetic_report()
+    names = ["a-system-with-quite-a-long-name", *(f"system-{number}" for number in range(8))]
+    systems = tuple(msgspec.structs.replace(report.systems[2], system=name) for name in names)
+    drawing = acceptance_by_depth(systems, 0.66)
+    for name in names:
+        assert f">{name}<" in drawing
+    found = re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*>\d\.\d\d<', drawing)
+    places = [(float(x), float(y)) for x, y in found]
+    assert len(places) == sum(len(system.chain_acceptance) for system in systems)
+    for index, (x, y) in enumerate(places):  # in points; a number of 9 pt is 20 wide
+        assert all(abs(x - other_x) > 20 or abs(y - other_y) > 9 for other_x, other_y in places[:index])

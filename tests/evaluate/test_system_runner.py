@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from synthetic_run import ARTIFACTS, INFO, RECIPE
+from synthetic_traces import generation, round_trace
 
-from hyco_export.errors import HycoError
+from hyco_export.errors import HycoError, ServerError
 from hyco_export.evaluate import system_runner
 from hyco_export.evaluate.system_runner import DeviceRunner, prompt_seed, tree_rule
 from hyco_export.evaluate.trials import Prompt
@@ -16,6 +17,7 @@ from hyco_export.runtime.offload import AskForAll
 from hyco_export.runtime.wire import PAPER_SAMPLING, Acceptance, Sampling
 
 PROMPT = Prompt("p1", (2, 5))
+TRACE = generation(round_trace((0,)))
 
 
 class FakeDevice:
@@ -42,7 +44,7 @@ def world(monkeypatch):
     def generate(ids, request, drafter, transport, clock, policy):
         assert isinstance(policy, AskForAll)
         generated.append((ids, request, drafter, transport))
-        return "trace"
+        return TRACE
 
     monkeypatch.setattr(system_runner, "open_device", open_device)
     monkeypatch.setattr(system_runner, "make_drafter", make_drafter)
@@ -57,7 +59,7 @@ def test_a_back_end_is_opened_once_and_closed_at_the_end(world):
             runner.generate(system, "torch", PROMPT, PAPER_SAMPLING, 8)
         assert opened == {}  # neither drafts on the device
         for system in ("hyco", "hyco-exact", "hyco"):
-            assert runner.generate(system, "torch", PROMPT, PAPER_SAMPLING, 8) == "trace"
+            assert runner.generate(system, "torch", PROMPT, PAPER_SAMPLING, 8) == TRACE
         runner.generate("hyco", "qnn", PROMPT, PAPER_SAMPLING, 8)
         assert sorted(opened) == ["qnn", "torch"]
         assert not any(device.closed for device in opened.values())
@@ -128,3 +130,22 @@ def test_the_run_folder_and_target_reach_the_device(monkeypatch, world):
     with DeviceRunner(ARTIFACTS, RECIPE, None, INFO) as runner:
         runner.generate("hyco", "qnn", PROMPT, PAPER_SAMPLING, 8)
     assert seen == [(Path("run"), "qnn", RECIPE.target)]
+
+
+def test_after_an_outage_the_same_server_must_answer(monkeypatch, world):
+    """Its restart may have brought another checkpoint: figures of two servers must not be pooled."""
+
+    class Back:
+        info_now = INFO
+
+        def info(self):
+            return self.info_now
+
+    back = Back()
+    disturbed = generation(round_trace((0,), lost_ms=5.0))
+    monkeypatch.setattr(system_runner, "generate", lambda *_, **__: disturbed)
+    with DeviceRunner(ARTIFACTS, RECIPE, back, INFO) as runner:
+        assert runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 8) is disturbed
+        back.info_now = msgspec.structs.replace(INFO, verifier_digest="w" * 64)
+        with pytest.raises(ServerError, match="another server answers than at the start of the run: verifier_digest"):
+            runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 8)

@@ -6,6 +6,8 @@ Knows ports.Transport, the link and its clock; nothing of drafting. One transpor
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from hyco_export.core.units import MS_PER_S
 from hyco_export.errors import ProtocolError, UnreachableError
 from hyco_export.runtime import wire
@@ -49,35 +51,45 @@ class LinkTransport:
         return self._through(lambda: self._inner.prime(request))
 
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+        repeats = 0
         for pause_s in self._pauses_s:
             try:
-                return self._through(lambda: self._inner.verify(session, round_number, request))
+                return self._through(lambda: self._inner.verify(session, round_number, request), repeats)
             except UnreachableError:
+                repeats = self.traffic.repeats + 1
                 self._clock.wait(pause_s)
-        return self._through(lambda: self._inner.verify(session, round_number, request))
+        return self._through(lambda: self._inner.verify(session, round_number, request), repeats)
 
     def close_session(self, session: str) -> None:
         self._through(lambda: self._inner.close_session(session))
 
-    def _through(self, call: Callable[[], Reply]) -> Reply:
-        """One exchange; a refusal takes as long as a reply.
+    def _through(self, call: Callable[[], Reply], repeats: int = 0) -> Reply:
+        """One exchange, after `repeats` tries; a refusal takes as long as a reply.
 
         Raises:
             UnreachableError: request or reply was lost. The server has done the work in the second case.
         """
+        self.traffic = Traffic(0, 0, 0, 0, repeats)
         self._require_link()
         self._require(self._dice.breaks(), "the request was lost")
         try:
             reply = call()
         except ProtocolError:
-            self._arrive()
+            self._arrive(repeats)
             raise
-        self._arrive()
+        except UnreachableError:
+            self._count(repeats)
+            raise
+        self._arrive(repeats)
         return reply
 
-    def _arrive(self) -> None:
+    def _count(self, repeats: int) -> None:
+        traffic = self._inner.traffic
+        self.traffic = msgspec.structs.replace(traffic, repeats=traffic.repeats + repeats)
+
+    def _arrive(self, repeats: int) -> None:
         """What both directions take: the sizes are known only now; the server's own time is in between already."""
-        self.traffic = self._inner.traffic
+        self._count(repeats)
         up_ms = self._dice.up_ms(self.traffic.wire_up_bytes)
         self._clock.wait((up_ms + self._dice.down_ms(self.traffic.wire_down_bytes)) / MS_PER_S)
         self._require(self._dice.breaks(), "the reply was lost")

@@ -163,6 +163,9 @@ def test_a_prime_sent_again_replaces_its_first_try_and_no_other_session(engine: 
         desk.verify("alice", first.session, 1, message)
     assert refusal.value.code == wire.UNKNOWN_SESSION
     assert desk.verify("alice", again.session, 1, message).round == 1
+    anybody = [desk.prime("", tried) for _ in range(2)]  # without tokens: equal attempts of two clients are one
+    with pytest.raises(ProtocolError):
+        desk.verify("", anybody[0].session, 1, message)
     with pytest.raises(ProtocolError, match="attempt has 65 characters, at most 64"):
         desk.prime("alice", msgspec.structs.replace(PRIME, attempt="x" * 65))
 

@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedHead, ScriptedSession, ScriptedSlm, ToyLanguageModel
+from scripted import (
+    HANDOFF,
+    NO_TRAFFIC,
+    STOP_ID,
+    VOCAB_SIZE,
+    WINDOW,
+    ScriptedHead,
+    ScriptedSession,
+    ScriptedSlm,
+    ToyLanguageModel,
+)
 
 from hyco_export.errors import ProtocolError, UnreachableError
 from hyco_export.runtime import wire
@@ -97,9 +107,9 @@ def test_the_bad_link_really_does_everything_that_it_says() -> None:
     chaos = Chaos(toy_engine(), 0)
 
     class Watching(LinkTransport):
-        def _through(self, call):  # type: ignore[no-untyped-def]
+        def _through(self, *arguments):  # type: ignore[no-untyped-def]
             try:
-                return super()._through(call)
+                return super()._through(*arguments)
             except UnreachableError as error:
                 kind = error.message.split(": ")[1].split(" for")[0]
                 seen[kind] = seen.get(kind, 0) + 1
@@ -173,6 +183,8 @@ def test_refusals_take_their_time_too_and_are_not_repeated() -> None:
 class Script:
     """A transport whose PRIME raises the given errors first."""
 
+    traffic = NO_TRAFFIC
+
     def __init__(self, errors: list[Exception]) -> None:
         self.errors: Iterator[Exception] = iter(errors)
         self.calls = 0
@@ -228,7 +240,11 @@ def test_lost_replies_leave_no_sessions_behind() -> None:
 
 def test_persistence_waits_for_what_time_cures_and_for_nothing_else() -> None:
     cured = Script([ProtocolError("shutting_down", "stopping"), ProtocolError("sessions_full", "full")])
-    assert persistent(cured, 5.0)[0].prime(PRIME).session == "s" and cured.calls == 3
+    transport = persistent(cured, 5.0)[0]
+    assert transport.prime(PRIME).session == "s" and cured.calls == 3
+    assert transport.traffic.repeats == 2
+    transport.prime(PRIME)
+    assert transport.traffic.repeats == 0
     hopeless = Script([ProtocolError("prompt_size", "too long")])
     with pytest.raises(ProtocolError):
         persistent(hopeless, 5.0)[0].prime(PRIME)
