@@ -1,5 +1,6 @@
 """What `inspect` does: an artifact folder checked file by file, or the facts of a context binary."""
 
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,7 @@ def _require_built(file: Path) -> None:
     if (file.parent / MANIFEST_NAME).is_file():
         verify_file(file.parent, file.name, read_manifest(file.parent))
     else:
-        problems.print(f"no {MANIFEST_NAME} beside {file.name}: nothing to compare its bytes with", highlight=False)
+        problems.print(f"no {MANIFEST_NAME} beside {file.name}: nothing to compare its bytes with")
 
 
 def _require_artifact(folder: Path) -> None:
@@ -63,7 +64,7 @@ def _require_artifact(folder: Path) -> None:
         names = ", ".join(path.name for path in artifacts)
         raise ArtifactError(
             f"{folder} is a run folder with {len(artifacts)} artifacts: {names}",
-            f"inspect one of them: hyco-export inspect {artifacts[0]}",
+            f"inspect one of them: hyco-export inspect {shlex.quote(str(artifacts[0]))}",
         )
     raise ArtifactError(
         f"{folder} is no artifact (no {MANIFEST_NAME})", "give a folder that a stage built, such as runs/tiny/capture"

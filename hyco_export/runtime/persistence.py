@@ -26,6 +26,7 @@ class PersistentTransport:
         patience_s: how long a call may go without an answer.
         clock: seconds.
         pause: waits that many seconds between tries.
+        still_there: asked before each pause; raises where nobody will start the server again.
     """
 
     def __init__(
@@ -34,11 +35,13 @@ class PersistentTransport:
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        still_there: Callable[[], None] | None = None,
     ) -> None:
         self._inner = inner
         self._patience_s = patience_s
         self._clock = clock
         self._pause = pause
+        self._still_there = still_there or (lambda: None)
 
     @property
     def traffic(self) -> Traffic:
@@ -58,7 +61,7 @@ class PersistentTransport:
         self._inner.close_session(session)  # nobody waits for it: the server frees it by expiry
 
     def _repeat(self, call: Callable[[], Reply]) -> Reply:
-        """Raises what the last try raised."""
+        """Raises what the last try raised, or what `still_there` does."""
         end_s = self._clock() + self._patience_s
         pause_s = FIRST_PAUSE_S
         while True:
@@ -68,5 +71,6 @@ class PersistentTransport:
                 hopeless = isinstance(error, ProtocolError) and error.code not in SOON_CODES
                 if hopeless or self._clock() + pause_s > end_s:
                     raise
+            self._still_there()
             self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -14,8 +14,10 @@ import msgspec
 
 from hyco_export.errors import ServerError, UnreachableError
 
-WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # all addresses: this machine's own is among them
-LIKE = "write it like http://127.0.0.1:8411"
+LOOPBACK = "127.0.0.1"
+WILDCARDS = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}  # all addresses: this machine's own is among them
+USUAL_PORT = 8411
+LIKE = f"write it like http://{LOOPBACK}:{USUAL_PORT}"
 UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f]")
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")  # of OpenSSL
 WRONG_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH

@@ -24,8 +24,8 @@ from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
 from hyco_export.runtime.server import create_app
-from hyco_export.runtime.systems import SYSTEMS, find_system, make_drafter, make_policy, make_request
 from hyco_export.runtime.server_address import read_url
+from hyco_export.runtime.systems import SYSTEMS, find_system, make_drafter, make_policy, make_request
 from hyco_export.runtime.transport import HttpTransport, LocalTransport, Patience
 
 REPLY = wire.VerifyReply(1, 3, [], [], [5], "", None, 0, 1.0)
