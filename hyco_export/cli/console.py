@@ -84,7 +84,8 @@ class ConsoleProgress:
             if not task.finished:
                 self._bars.stop_task(task.id)
                 self._bars.update(task.id, description=f"{end}: {task.description}")
-        self._bars.stop()
+        if self._bars.live.is_started:  # elsewhere rich would print an empty line
+            self._bars.stop()
 
     def step(self, label: str, done: int, total: int) -> None:
         if output.shows_bars:

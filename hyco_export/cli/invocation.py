@@ -100,6 +100,6 @@ def _program() -> list[str]:
     if started.name == "__main__.py":
         return [sys.executable, "-m", "hyco_export"]
     found = shutil.which(PROGRAM)
-    if started.name != PROGRAM or (found is not None and Path(found).samefile(started)):
+    if started.name != PROGRAM or (found is not None and Path(found).resolve() == started.resolve()):
         return [PROGRAM]
     return [str(started)]

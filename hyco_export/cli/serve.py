@@ -42,7 +42,7 @@ class Door(msgspec.Struct, frozen=True):
 
     def described(self, tls: bool, tokens: int) -> str:
         """Who is let in, in one line."""
-        who = f"who shows one of {tokens} tokens" if tokens else "everybody who reaches it"
+        who = f"who shows a token ({tokens} known)" if tokens else "everybody who reaches it"
         padded = f"; replies padded to multiples of {self.pad_bytes:,} B" if self.pad_bytes else ""
         return f"access: {who}, {'over TLS' if tls else 'without TLS'}{padded}"
 
@@ -62,7 +62,7 @@ def serve_run(
         ArtifactError: `run_dir` was given and does not exist.
         ServerError: options that cannot be together, or an address that cannot be listened on.
     """
-    from hyco_export.runtime.guard.tls import check_exposure, server_context
+    from hyco_export.runtime.guard.tls import check_exposure, server_context, signed_itself
     from hyco_export.runtime.guard.tokens import Tokens, read_tokens
 
     if not is_main():
@@ -86,7 +86,7 @@ def serve_run(
 
         use_threads(threads or run.recipe.threads)
         engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options, followers)
-        output.print("\n".join(start_lines(run, engine, info, device, bool(options.context_limit))), soft_wrap=True)
+        output.print("\n".join(start_lines(run, engine, info, device)), soft_wrap=True)
         output.print(door.described(tls is not None, len(tokens)), soft_wrap=True)
         if info.head_digest:
             _self_test(run.root, engine, info)
@@ -97,7 +97,8 @@ def serve_run(
         everywhere = "all addresses of this machine, " if host in WILDCARDS else ""
         output.print(f"serving on {url} ({everywhere}stop with Ctrl-C)", soft_wrap=True)
         if (run.root / HEAD).is_dir():
-            places = {"server": url, "ca": door.certificate, "token_file": door.token_file}
+            authority = door.certificate if door.certificate and signed_itself(door.certificate) else None
+            places = {"server": url, "ca": authority, "token_file": door.token_file if len(tokens) == 1 else None}
             output.print(f"next, in another shell: {command_line('validate', **places)}", soft_wrap=True)
 
     if replicas > 1:
@@ -121,12 +122,10 @@ def serve_run(
 
 def show_stopped() -> None:
     """The word at the end of a server."""
-    output.print(
-        "stopped: calls in flight were answered, sessions are gone; devices begin them again at the next server"
-    )
+    output.print("stopped: calls in flight were answered, sessions are gone")
 
 
-def start_lines(run: RunFolder, engine: "Engine", info: "ServerInfo", device: str, stretched: bool) -> list[str]:
+def start_lines(run: RunFolder, engine: "Engine", info: "ServerInfo", device: str) -> list[str]:
     """What is served, how much of it, and whether devices get hand-offs, one line each."""
     model, limits = run.recipe.models.verifier, engine.limits
     cache = f"{format_bytes(limits.cache_bytes)} of K/V in all" if limits.cache_bytes is not None else "K/V not limited"
@@ -136,11 +135,10 @@ def start_lines(run: RunFolder, engine: "Engine", info: "ServerInfo", device: st
         handoffs = f"off: run folder {run.root} does not exist; {completed(BUILD_HEAD)}"
     else:
         handoffs = f"off: {run.root} holds no {HEAD}; {completed(BUILD_HEAD)}"
-    beyond = ", more than the verifier was made for or fewer, by --context" if stretched else ""
     return [
-        f"verifier: {model.model}, {model.dtype}, on {device} ({engine.clock.name})",
+        f"verifier: {model.model}, {model.dtype}, on {device}",
         f"sessions: {limits.sessions} at once, forgotten after {limits.idle_s:g} s without a call; {cache}",
-        f"limits: {info.context_limit:,} positions a session{beyond}; prompts of {info.prompt_limit:,} tokens, "
+        f"limits: {info.context_limit:,} positions a session; prompts of {info.prompt_limit:,} tokens, "
         f"trees of {info.node_limit} nodes",
         f"hand-offs: {handoffs}",
     ]

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 import msgspec
 
 from hyco_export.errors import ServerError, UnreachableError
+from hyco_export.runtime.guard.tls import is_loopback
 
 LOOPBACK = "127.0.0.1"
 WILDCARDS = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}  # all addresses: this machine's own is among them
@@ -23,6 +24,7 @@ NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACK
 WRONG_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 WRONG_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 HANDSHAKE_S = 1.0
+SHOWN_CHARACTERS = 80  # of what another program says
 
 
 def url_of(host: str, port: int, tls: bool = False) -> str:
@@ -66,15 +68,15 @@ def read_url(url: str, authority: Path | None = None) -> ServerAddress:
         raise ServerError("the server URL holds a user name or password, which nothing here sends", LIKE)
     if UNPRINTABLE.search(url):
         raise ServerError(f"server URL {url!r} holds blanks or control characters", LIKE)
+    hint = LIKE + (" (IPv6 addresses in brackets: http://[::1]:8411)" if url.count(":") > 2 else "")
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         (parts.hostname or "").encode("idna")
     except ValueError as error:
-        brackets = "; IPv6 addresses stand in brackets: http://[::1]:8411" if url.count(":") > 2 else ""
-        raise ServerError(f"server URL {url!r} cannot be read: {error}", LIKE + brackets) from error
+        raise ServerError(f"server URL {url!r} cannot be read: {error}", hint) from error
     if not usable:
-        raise ServerError(f"server URL {url!r} is not http://HOST:PORT or https://HOST:PORT", LIKE)
+        raise ServerError(f"server URL {url!r} is not http://HOST:PORT or https://HOST:PORT", hint)
     if parts.query or parts.fragment:
         raise ServerError(f"server URL {url!r} has a query or fragment, calls add their own paths to it", LIKE)
     if authority is not None and parts.scheme == "http":
@@ -149,7 +151,8 @@ def _hint(address: ServerAddress, error: Exception) -> str:
         return "correct the host name in --server"
     if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
         return "another program listens there: give the URL that `hyco-export serve` printed"
-    port = f" --port {address.port}" if address.port else ""
+    here = is_loopback(address.host) and not address.tls and address.port not in (None, USUAL_PORT)
+    port = f" --port {address.port}" if here else ""
     return f"start it with `hyco-export serve{port}`, or correct --server"
 
 
@@ -157,7 +160,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, socket.gaierror):
         return f"no host of this name is known ({error.strerror})"
     if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
-        return f"what listens there speaks no HTTP: {str(error)[:80]}"
+        return f"what listens there speaks no HTTP: {str(error).strip()[:SHOWN_CHARACTERS]}"
     if isinstance(error, ssl.SSLError):
         return f"TLS fails: {(error.reason or str(error)).lower().replace('_', ' ')}"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

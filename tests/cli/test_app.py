@@ -256,6 +256,8 @@ def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; what is finished is kept, run the command again to go on" in errors
+    nothing = "interrupted before anything was finished: nothing is kept, the same command begins anew"
+    kept = f"interrupted; kept: what is done of capture in {tmp_path / 'run'}; the same command goes on from there"
+    assert errors == f"{kept if list(tmp_path.glob('run/.build/*/.work/*.receipt.json')) else nothing}\n"
     assert "Traceback" not in errors
     assert not (tmp_path / "run" / "capture").exists()
