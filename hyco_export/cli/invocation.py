@@ -21,7 +21,6 @@ from hyco_export.errors import HycoError
 PROGRAM = "hyco-export"
 NAMED = re.compile(rf"{PROGRAM} ([a-z][a-z-]*)")
 PLACES = ("recipe", "run", "target", "server", "token_file", "ca", "insecure")  # where things are, and who may ask
-ALSO_AS = {"path": "recipe"}  # an argument that an option says as well
 INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it
 
 _called: list[typer.Context] = []  # the command that runs; none before the command line was understood
@@ -77,9 +76,9 @@ def _given_places() -> Mapping[str, object]:
     """The places on this command line, by parameter name."""
     found: dict[str, object] = {}
     for context in _called:
-        for name, value in context.params.items():
-            if (place := ALSO_AS.get(name, name)) in PLACES and value:
-                found[place] = value
+        found |= {name: value for name, value in context.params.items() if name in PLACES and value}
+        if "recipe" in context.params and context.params.get("path"):  # the same as an argument
+            found["recipe"] = context.params["path"]
     return found
 
 

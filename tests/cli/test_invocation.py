@@ -161,3 +161,10 @@ def test_pipes_get_lines_and_no_control_codes() -> None:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=True)
         assert done.stdout.startswith(b"[1/1] a\n") and done.stdout.endswith(b"  work: 2/2\n")
         assert b"\x1b" not in done.stdout
+
+
+def test_a_recipe_as_an_argument_is_a_place_and_an_artifact_is_none(called: None) -> None:
+    invocation._called[:] = [parsed(["capture", "my recipe.yaml", "--run", "x"])]
+    assert command_line("compile") == "hyco-export compile --recipe 'my recipe.yaml' --run x"
+    invocation._called[:] = [parsed(["inspect", "runs/tiny/capture"])]
+    assert command_line("compile") == "hyco-export compile"

@@ -70,7 +70,7 @@ def read_tokens(path: Path | None, environment: Mapping[str, str] = os.environ) 
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not ASCII text"
-        raise ServerError(f"token file {path} cannot be read: {reason}", MAKE_ONE) from error
+        raise ServerError(f"token file {path} cannot be read: {reason}", f"correct the path, or {MAKE_ONE}") from error
     if mode & stat.S_IROTH:
         raise ServerError(f"token file {path} can be read by every user", f"chmod 600 {shlex.quote(str(path))}")
     stripped = [line.partition("#")[0].strip() for line in lines]
