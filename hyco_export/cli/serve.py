@@ -1,7 +1,6 @@
 """What `serve` does: say early what cannot work, put the server together, test it, serve."""
 
 import signal
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,11 +183,7 @@ def require_free_port(host: str, port: int) -> int:
     Raises:
         ServerError: another program listens there, or the address is not this machine's.
     """
-    try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-            return int(listener.getsockname()[1])
-    except OSError as error:
-        raise ServerError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}",
-            "choose another --host or --port; --port 0 takes a free one",
-        ) from error
+    from hyco_export.runtime.serving import bind
+
+    with bind(host, port) as listener:
+        return int(listener.getsockname()[1])
