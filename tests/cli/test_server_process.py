@@ -57,7 +57,7 @@ def test_a_killed_server_is_named_by_its_signal(start: Start) -> None:
 
 def test_a_running_server_is_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXIT_S", 0.01)
-    server = start("input()")
+    server = start("import threading; threading.Event().wait()")
     server.require_running()
     server._process.kill()
     server._process.wait()
