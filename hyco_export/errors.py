@@ -4,6 +4,9 @@ Every error carries a message (the value and the rule it breaks) and a hint (the
 errors are printed.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class HycoError(Exception):
     """Something the user can act on.
@@ -84,3 +87,14 @@ def first_line(error: BaseException) -> str:
         said = str(error.args[0])
         return said if " " in said else f"no {said!r}"
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def interrupt_keeps(kept: Callable[[], str]) -> Iterator[None]:
+    """Work that Ctrl-C may end: what is finished by then, in the words of `kept` ("" for nothing), goes with it."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if text := kept():
+            stop.add_note(text)
+        raise

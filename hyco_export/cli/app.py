@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
+from hyco_export.cli.invocation import Invocation
 from hyco_export.cli.launch import is_main
 from hyco_export.errors import HycoError
 from hyco_export.runtime.padding import LARGEST_STEP_BYTES
+from hyco_export.runtime.server_address import LOOPBACK, USUAL_PORT
 
 app = typer.Typer(
     name="hyco-export",
@@ -25,7 +27,6 @@ app = typer.Typer(
 RECIPE_HELP = "Recipe (YAML). Default: the embedded tiny family."
 RecipeArgument = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help=RECIPE_HELP, show_default=False)]
 RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="The same, as an option.", show_default=False)]
-INTERRUPTED = 130  # typer's exit code after Ctrl-C
 UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
 SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run", "serve")
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
@@ -120,8 +121,8 @@ def serve(
     path: RecipeArgument = None,
     recipe: RecipeOption = None,
     run: RunOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8411,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = USUAL_PORT,
     device: Annotated[str, typer.Option(help="Where the verifier runs: cpu, cuda, cuda:1.")] = "cpu",
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the verifier. Default: the recipe's.", min=1)
@@ -160,7 +161,7 @@ def serve(
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
     options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, idle_s, compiled)
-    door = Door(host, port, tls_cert, tls_key, token_file, insecure, pad_replies)
+    door = Door(host.strip("[]"), port, tls_cert, tls_key, token_file, insecure, pad_replies)
     serve_run(_only(path, recipe), run, door, device, threads, options, replicas)
 
 
@@ -333,6 +334,10 @@ def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | N
     build_stage(name, recipe, run, target, dry_run)
 
 
+for command in app.registered_commands:
+    command.cls = Invocation
+
+
 def main() -> None:
     """Entry point: what a user can act on ends here as one line, a next step and an exit code.
 
@@ -345,13 +350,9 @@ def main() -> None:
 
         show_error(error)
         sys.exit(error.exit_code)
-    except SystemExit as end:
-        if end.code == INTERRUPTED:
-            sys.stderr.write("interrupted; what is finished is kept, run the command again to go on\n")
-        raise
     except Exception:
         traceback.print_exc()
-        sys.stderr.write("this is a fault of hyco-export; what is finished is kept\n")
+        sys.stderr.write("this is a fault of hyco-export: please report it with the lines above\n")
         sys.exit(UNEXPECTED)
 
 

@@ -7,13 +7,13 @@ import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output
 from hyco_export.cli.reach import Reach, transport_to
-from hyco_export.cli.runs import open_run, require_readable_twice
+from hyco_export.cli.runs import open_run, require_built, require_readable_twice
 from hyco_export.cli.server_process import server_process
 from hyco_export.cli.validation import subject_of
 from hyco_export.core.data.prompts import PROMPT_COUNT
 from hyco_export.core.folder_lock import folder_lock
 from hyco_export.core.json_file import write_json
-from hyco_export.errors import HycoError
+from hyco_export.errors import HycoError, interrupt_keeps
 from hyco_export.stages.run_folder import RunFolder
 
 BENCH_FOLDER, RESULT_FILE = "bench", "systems.json"
@@ -38,15 +38,20 @@ def bench_run(
     Raises:
         HycoError: systems that `require_systems` refuses, an unknown back end or number.
     """
+    from hyco_export.runtime.devices.backends import find_backend
+
     require_systems(options.systems)
+    find_backend(options.backend)
     if server is None:
         require_readable_twice(recipe_path)
     run = open_run(recipe_path, run_dir)
+    run.recipe.models.require_head()
+    require_built(run)
     if server is not None:
         _bench(run, server, options, reach)
         return
-    with server_process(recipe_path, run.root) as url:
-        _bench(run, url, options, reach)
+    with server_process(recipe_path, run.root) as own:
+        _bench(run, own.url, options, msgspec.structs.replace(reach, still_there=own.require_running))
 
 
 def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> None:
@@ -59,7 +64,6 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
     from hyco_export.evaluate.system_runner import DeviceRunner
     from hyco_export.evaluate.trace_store import TraceStore
 
-    run.recipe.models.require_head()
     transport, clock = transport_to(url, reach, run.recipe.validation.seed)
     subject = subject_of(run)
     meeting = meet(subject, url, transport)
@@ -91,7 +95,7 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
     with folder_lock(folder, "trace folder", "benching", "--out"):
         store = TraceStore(folder, plan, plan.systems)
         device = DeviceRunner(meeting.artifacts, recipe, transport, meeting.info, clock=clock)
-        with device as runner, ConsoleProgress() as bars:
+        with device as runner, ConsoleProgress() as bars, interrupt_keeps(store.said):
             run_bench(plan, runner, prompts, store, bars.step)
         measured = measure_bench(plan, store, meeting.artifacts.keepset)
         write_json(folder / RESULT_FILE, measured)
@@ -99,8 +103,8 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
     over = f", times as over {reach.link}" if reach.link else ""
     output.print(bench_table(measured, f"{len(prompts)} prompts{seeds}, device back end {plan.backend}{over}"))
     for line in caveats(measured):
-        output.print(f"note: {line}", highlight=False, markup=False, style="dim", soft_wrap=True)
-    output.print(f"traces: {folder}", highlight=False, soft_wrap=True)
+        output.print(f"note: {line}", style="dim", soft_wrap=True)
+    output.print(f"traces: {folder}", soft_wrap=True)
 
 
 def require_systems(names: Sequence[str]) -> None:

@@ -4,32 +4,23 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_rows
+import msgspec
+
+from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_next, show_rows
+from hyco_export.cli.invocation import command_line
 from hyco_export.cli.launch import is_main
 from hyco_export.cli.reach import reach_of
 from hyco_export.cli.runs import open_run, require_readable_twice
 from hyco_export.cli.server_process import server_process
 from hyco_export.cli.validation import validate_in
+from hyco_export.errors import interrupt_keeps
+from hyco_export.runtime.server_address import LOOPBACK, USUAL_PORT, url_of
 from hyco_export.stages.forecast import forecast
 from hyco_export.stages.plan import chain_to
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
 from hyco_export.stages.stage import Stage
 from hyco_export.stages.table import require_stage, stages_of
-
-NEXT_COMMAND = {
-    "capture": "hyco-export qat-head",
-    "qat-head": "hyco-export build-keepset",
-    "build-keepset": "hyco-export convert-head",
-    "convert-head": "hyco-export convert-slm",
-    "convert-slm": "hyco-export compile",
-    "compile": "hyco-export serve, then hyco-export validate --server URL",
-}
-NEXT_SLM_COMMAND = {
-    "capture": "hyco-export build-keepset",
-    "build-keepset": "hyco-export convert-slm",
-    "convert-slm": "hyco-export compile",
-}
 
 
 def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> None:
@@ -38,14 +29,23 @@ def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, targe
     require_stage(run.recipe, name)
     chain = chain_to(stages_of(run.recipe), name)
     if dry_run:
-        show_forecast(forecast(run, chain))
+        show_plan(run, chain, name)
         return
     _build(run, chain)
-    follow = NEXT_SLM_COMMAND if run.recipe.models.head is None else NEXT_COMMAND
-    if name not in follow:
-        return
-    flags = "".join(f" {flag} {value}" for flag, value in (("--recipe", recipe_path), ("--run", run_dir)) if value)
-    output.print(f"\nnext: {follow[name]}{flags}", highlight=False, soft_wrap=True)
+    names = [stage.name for stage in stages_of(run.recipe)]
+    if name != names[-1]:
+        show_next(command_line(names[names.index(name) + 1]))
+    elif run.recipe.models.head is not None:
+        show_next(command_line("serve"))
+        output.print(f"then: {command_line('validate', server=url_of(LOOPBACK, USUAL_PORT))}", soft_wrap=True)
+
+
+def show_plan(run: RunFolder, chain: Sequence[Stage], command: str) -> None:
+    """What `command` would do, and the command itself where it can be done."""
+    plan = forecast(run, chain)
+    show_forecast(plan)
+    if not plan.missing:
+        show_next(command_line(command))
 
 
 def _build(run: RunFolder, chain: Sequence[Stage]) -> None:
@@ -63,16 +63,20 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
         require_readable_twice(recipe_path)
     run = open_run(recipe_path, run_dir, target)
     if dry_run:
-        show_forecast(forecast(run, stages_of(run.recipe)))
+        show_plan(run, stages_of(run.recipe), "run")
         return 0
     if run.recipe.models.head is None:
         _build(run, stages_of(run.recipe))
-        output.print("\nno head in the recipe: nothing to serve or to validate", highlight=False)
+        output.print("\nno head in the recipe: nothing to serve or to validate")
         return 0
     with run.lock() if is_main() else nullcontext():  # nobody builds what is being validated
         _build(run, stages_of(run.recipe))
-        with server_process(recipe_path, run.root) as url:
-            return validate_in(run, url, reach_of(None, None, False, None, False))
+        built = interrupt_keeps(lambda: f"all artifacts in {run.root}, not the validation")
+        with built, server_process(recipe_path, run.root) as server:
+            reach = reach_of(
+                None, None, False, None, False
+            )  # with the token of the environment: the server asks for it
+            return validate_in(run, server.url, msgspec.structs.replace(reach, still_there=server.require_running))
 
 
 def measure_counting(

@@ -2,12 +2,15 @@
 
 import re
 import time
+import unicodedata
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from hyco_export.cli.launch import is_launched, is_main
 from hyco_export.core.sizes.estimate import Estimate
@@ -17,8 +20,23 @@ from hyco_export.stages.forecast import Forecast
 OUTPUT_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
 
 
-class PipedConsole(Console):
-    """A console whose reader may leave, as `head` does: rich would end with 1, which says that a gate failed."""
+class LiteralConsole(Console):
+    """A console that prints every text as it stands, since paths and names of users are in it: no markup, no emoji
+    codes, no highlighting. What is to have a style is a `Text`.
+
+    Its reader may leave, as `head` does: rich would end with 1, which says that a gate failed.
+    """
+
+    def __init__(self, stderr: bool = False, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(_printable(text), **options)
+
+    @property
+    def shows_bars(self) -> bool:
+        """Can lines be drawn again: asked of the stream itself, for FORCE_COLOR makes rich call a pipe a terminal."""
+        return self.file.isatty() and self.is_interactive and not self.quiet
 
     def on_broken_pipe(self) -> None:
         try:
@@ -27,45 +45,64 @@ class PipedConsole(Console):
             raise SystemExit(OUTPUT_CLOSED) from None
 
 
-output = PipedConsole(quiet=not is_main())  # the main process speaks for all
-problems = PipedConsole(stderr=True)
+output = LiteralConsole(quiet=not is_main())  # the main process speaks for all
+problems = LiteralConsole(stderr=True)
 DIGEST = re.compile("[0-9a-f]{64}")
 SHOWN_DIGEST = 16  # enough to compare by eye
 PLAIN_INTERVAL_S = 10.0  # without a terminal, a running step reports this often
 
 
 class ConsoleProgress:
-    """Shows steps as bars on a terminal, as sparse lines elsewhere. Use as a context manager."""
+    """Shows steps as bars on a terminal, as sparse lines elsewhere. Use as a context manager.
+
+    When it ends, every clock stops, and a bar that is not full says why.
+    """
 
     def __init__(self) -> None:
+        label = Column(ratio=3, no_wrap=True, overflow="ellipsis")  # it gives way on a narrow terminal, counts do not
         self._bars = Progress(
-            TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=output
+            TextColumn("  {task.description}", markup=False, table_column=label),
+            BarColumn(bar_width=None, table_column=Column(ratio=2)),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=output,
+            expand=True,
         )
         self._tasks: dict[str, TaskID] = {}
         self._last_line_s = 0.0
 
     def __enter__(self) -> "ConsoleProgress":
-        if output.is_terminal and not output.quiet:
+        if output.shows_bars:
             self._bars.start()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._bars.stop()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed" if error else "ended early"
+        for task in self._bars.tasks:
+            if not task.finished:
+                self._bars.stop_task(task.id)
+                self._bars.update(task.id, description=f"{end}: {task.description}")
+        if self._bars.live.is_started:  # elsewhere rich would print an empty line
+            self._bars.stop()
 
     def step(self, label: str, done: int, total: int) -> None:
-        if output.is_terminal:
+        if output.shows_bars:
             if label not in self._tasks:
                 self._tasks[label] = self._bars.add_task(label, total=total)
+            elif self._bars.tasks[self._bars.task_ids.index(self._tasks[label])].completed > done:
+                self._bars.reset(self._tasks[label])  # the same work once more, for another system
             self._bars.update(self._tasks[label], completed=done, total=total)
         elif done == total or time.monotonic() - self._last_line_s > PLAIN_INTERVAL_S:
             self._last_line_s = time.monotonic()
-            output.print(f"  {label}: {done}/{total}", highlight=False)
+            output.print(f"  {label}: {done}/{total}", soft_wrap=True)
 
     def note(self, text: str) -> None:
         for task in self._tasks.values():
             self._bars.remove_task(task)
         self._tasks.clear()
-        output.print(text, highlight=False, markup=False)
+        output.print(text, soft_wrap=True)
 
 
 def show_metrics(title: str, metrics: Mapping[str, Any]) -> None:
@@ -81,6 +118,11 @@ def show_metrics(title: str, metrics: Mapping[str, Any]) -> None:
     for name, rows in metrics.items():
         if _is_table(rows):
             show_rows(name, rows)
+
+
+def show_next(command: str) -> None:
+    """The command to go on with, as it can be copied: on a line of its own."""
+    output.print(f"\nnext: {command}", soft_wrap=True)
 
 
 def show_rows(title: str, rows: Mapping[str, Any]) -> None:
@@ -139,13 +181,14 @@ def show_error(error: HycoError) -> None:
 
         if not first_to_fail():
             return
-    problems.print(f"[bold red]error:[/] {_escape(error.message)}", highlight=False, soft_wrap=True)
+    problems.print(Text.assemble(("error:", "bold red"), f" {_printable(error.message)}"), soft_wrap=True)
     if error.hint:
-        problems.print(f"  [dim]next:[/] {_escape(error.hint)}", highlight=False, soft_wrap=True)
+        problems.print(Text.assemble(("  next:", "dim"), f" {_printable(error.hint)}"), soft_wrap=True)
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+def _printable(text: str) -> str:
+    """Control characters spelt out: a server's refusal or a file's name must not steer the terminal."""
+    return "".join(repr(sign)[1:-1] if unicodedata.category(sign)[0] == "C" and sign != "\n" else sign for sign in text)
 
 
 def show_forecast(forecast: Forecast) -> None:
@@ -160,12 +203,12 @@ def show_forecast(forecast: Forecast) -> None:
         table.add_row(item.stage.name, happens, *_estimate_cells(item.estimate))
     output.print(table)
     for line in forecast.missing:
-        output.print(f"missing: {line}", highlight=False, markup=False, soft_wrap=True)
+        output.print(f"missing: {line}", soft_wrap=True)
     for line in forecast.remarks:
-        output.print(f"note: {line}", highlight=False, markup=False, soft_wrap=True)
+        output.print(f"note: {line}", soft_wrap=True)
     for line in forecast.notes:
-        output.print(f"assumed: {line}", highlight=False, markup=False, soft_wrap=True)
-    output.print(f"artifacts: {forecast.stages[0].folder.parent}", highlight=False, markup=False, soft_wrap=True)
+        output.print(f"assumed: {line}", soft_wrap=True)
+    output.print(f"artifacts: {forecast.stages[0].folder.parent}", soft_wrap=True)
 
 
 def _estimate_cells(estimate: Estimate | None) -> list[str]:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from hyco_export.cli.console import ConsoleProgress, output
+from hyco_export.cli.console import ConsoleProgress, output, show_next
+from hyco_export.cli.invocation import command_line
 from hyco_export.errors import HycoError
 
 PERCENT = 100
@@ -22,16 +23,17 @@ def require_new(out: Path) -> None:
 def train_tiny_family(out: Path, quick: bool) -> None:
     """Train the embedded family into a new folder."""
     require_new(out)
+    from hyco_export.nn.created.new_folder import new_folder
     from hyco_export.nn.tiny.family import DEFAULT_SEED, train_family
 
-    with ConsoleProgress() as progress:
+    with ConsoleProgress() as progress, new_folder(out) as partial:
         train_family(
-            out,
+            partial,
             seed=DEFAULT_SEED,
             quick=quick,
             on_progress=lambda label, share: progress.step(label, round(PERCENT * share), PERCENT),
         )
-    output.print((out / "MODEL_CARD.md").read_text(encoding="utf-8"), markup=False, highlight=False)
+    output.print((out / "MODEL_CARD.md").read_text(encoding="utf-8"))
 
 
 def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None) -> None:
@@ -40,7 +42,7 @@ def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None)
     if scale_name == RESPELLED:
         from hyco_export.nn.created.respelled import create_respelled
 
-        show_next(create_respelled(out))
+        show_next(command_line("run", recipe=create_respelled(out)))
         return
     from hyco_export.nn.created.family import DEFAULT_SEED, create_family
     from hyco_export.nn.created.recipe import RECIPE_FILE
@@ -55,9 +57,4 @@ def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None)
             DEFAULT_SEED,
             lambda label, share: progress.step(label, int(PERCENT * share), PERCENT),
         )
-    show_next(out / RECIPE_FILE)
-
-
-def show_next(recipe: Path) -> None:
-    """The command that runs a recipe."""
-    output.print(f"next: hyco-export run {recipe}", highlight=False, soft_wrap=True)
+    show_next(command_line("run", recipe=out / RECIPE_FILE))

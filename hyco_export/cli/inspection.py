@@ -1,5 +1,8 @@
 """What `inspect` does: an artifact folder checked file by file, or the facts of a context binary."""
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,14 +23,16 @@ def inspect_path(path: Path) -> None:
         from hyco_export.core.artifact import verify
 
         _require_artifact(path)
-        manifest = verify(path)
+        with _built_from(path):
+            manifest = verify(path)
         show_metrics(f"{manifest.stage} (every file has its recorded sha256)", msgspec.to_builtins(manifest.metrics))
         show_metrics(
             "\nfiles", {name: f"{record.size_bytes:,} B  {record.sha256}" for name, record in manifest.files.items()}
         )
         show_metrics("\nmade with", {"key": manifest.key, **manifest.versions})
     elif path.suffix == ".bin":
-        _require_built(path)
+        with _built_from(path.parent):
+            _require_built(path)
         from hyco_export.graph.context_binary import read_context
         from hyco_export.graph.context_check import require_sound
 
@@ -38,6 +43,19 @@ def inspect_path(path: Path) -> None:
         raise HycoError(f"{path} is neither an artifact folder nor a context binary (.bin)", "give one of these")
 
 
+@contextmanager
+def _built_from(artifact: Path) -> Iterator[None]:
+    """Building an artifact again needs its run folder, which is here, and its recipe, which is not."""
+    try:
+        yield
+    except ArtifactError as error:
+        if "hyco-export" in error.hint:
+            error.hint += (
+                f" --run {shlex.quote(str(artifact.parent))}, with --recipe unless it is the embedded family's"
+            )
+        raise
+
+
 def _require_built(file: Path) -> None:
     """Raises ArtifactError: the manifest beside the file, where there is one, names another content."""
     from hyco_export.core.artifact import MANIFEST_NAME, read_manifest, verify_file
@@ -45,7 +63,7 @@ def _require_built(file: Path) -> None:
     if (file.parent / MANIFEST_NAME).is_file():
         verify_file(file.parent, file.name, read_manifest(file.parent))
     else:
-        problems.print(f"no {MANIFEST_NAME} beside {file.name}: nothing to compare its bytes with", highlight=False)
+        problems.print(f"no {MANIFEST_NAME} beside {file.name}: nothing to compare its bytes with")
 
 
 def _require_artifact(folder: Path) -> None:
@@ -63,7 +81,7 @@ def _require_artifact(folder: Path) -> None:
         names = ", ".join(path.name for path in artifacts)
         raise ArtifactError(
             f"{folder} is a run folder with {len(artifacts)} artifacts: {names}",
-            f"inspect one of them: hyco-export inspect {artifacts[0]}",
+            f"inspect one of them: hyco-export inspect {shlex.quote(str(artifacts[0]))}",
         )
     raise ArtifactError(
         f"{folder} is no artifact (no {MANIFEST_NAME})", "give a folder that a stage built, such as runs/tiny/capture"

@@ -39,14 +39,14 @@ def bench_peers(
     run.root.mkdir(parents=True, exist_ok=True)
     here = Path(sys.executable)
     with ExitStack() as stack, ConsoleProgress() as progress:
-        url = stack.enter_context(server_process(recipe_path, run.root))
+        server = stack.enter_context(server_process(recipe_path, run.root))
         peers = [transformers_peer(here, verifier, helper, threads, dtype) for helper in (head, None)]
         assisted = peers[0].name
         if vllm_python is not None:
             steps = recipe.head.steps
             peers += [vllm_peer(vllm_python, verifier, helper, threads, dtype, steps) for helper in (head, None)]
         contestants: list[Contestant] = [
-            CloudMtp(HttpTransport(url), recipe.head.steps),
+            CloudMtp(HttpTransport(server.url), recipe.head.steps),
             *map(stack.enter_context, peers),
         ]
         comparison = compare(contestants, asked, max_new_tokens, progress.step)
@@ -61,7 +61,7 @@ def bench_peers(
     }
     show_rows(f"{len(asked)} prompts, greedy, {max_new_tokens} tokens, {threads} threads, loopback HTTP included", rows)
     if vllm_python is None:
-        output.print("vLLM was not asked: give --vllm-python, a Python that has its CPU build", highlight=False)
+        output.print("vLLM was not asked: give --vllm-python, a Python that has its CPU build")
     if not comparison.same_text:
         for standing in comparison.standings:
             if standing.differing:
@@ -69,5 +69,5 @@ def bench_peers(
     ratio = comparison.ratio(assisted)
     met = ratio >= AIMED_RATIO
     verdict = f"{ratio:.{RATIO_DIGITS}f} times the tokens per second of {assisted}: {'at least' if met else 'below'}"
-    output.print(f"{verdict} the {AIMED_RATIO:g} aimed at", highlight=False, soft_wrap=True)
+    output.print(f"{verdict} the {AIMED_RATIO:g} aimed at", soft_wrap=True)
     return 0 if comparison.same_text and met else 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.errors import ServerError
+from hyco_export.errors import HycoError, ServerError
 
 if TYPE_CHECKING:
     from hyco_export.runtime.ports import Transport
@@ -22,6 +22,7 @@ class Reach(msgspec.Struct, frozen=True):
     insecure: bool = False
     link: str | None = None
     link_waits: bool = False
+    still_there: Callable[[], None] | None = None  # raises where waiting for the server is no use
 
 
 def reach_of(
@@ -30,10 +31,13 @@ def reach_of(
     """What the command line says, with the token in it.
 
     Raises:
+        HycoError: `link_waits` without a link.
         ServerError: the token file cannot be used, or holds more than the one token that a client has.
     """
     from hyco_export.runtime.guard.tokens import read_tokens
 
+    if link_waits and link is None:
+        raise HycoError("--link-waits: there is no link to wait for", "give --link, or leave it out")
     tokens = read_tokens(token_file)
     if len(tokens) > 1:
         raise ServerError(f"{token_file} holds {len(tokens)} tokens, a client shows one", "give a file with one")
@@ -51,7 +55,7 @@ def transport_to(url: str, reach: Reach, seed: int) -> tuple["Transport", Callab
     from hyco_export.runtime.transport import Access, HttpTransport
 
     direct = HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))
-    patient = PersistentTransport(direct, RESTART_S)
+    patient = PersistentTransport(direct, RESTART_S, still_there=reach.still_there)
     transport, clock = over_link(patient, reach.link, seed, reach.link_waits)
     direct.info()  # a dead URL is said at once, before any file is hashed
     return transport, clock

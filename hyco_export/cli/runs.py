@@ -9,7 +9,7 @@ from hyco_export.core.recipe import Validation
 from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.core.recipe_rules import check_recipe
 from hyco_export.core.targets import find_target
-from hyco_export.errors import HycoError, RecipeError
+from hyco_export.errors import ArtifactError, HycoError, RecipeError
 from hyco_export.runtime.systems import find_baseline, find_system
 from hyco_export.stages.run_folder import RunFolder
 
@@ -21,7 +21,7 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
         RecipeError: the recipe cannot be used.
     """
     if recipe_path is None:
-        output.print("recipe: the embedded tiny family (give --recipe for another)", highlight=False)
+        output.print("recipe: the embedded tiny family (give --recipe for another)")
     recipe = load_recipe(recipe_path or embedded_recipe())
     if target is not None:
         recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
@@ -45,6 +45,16 @@ def require_readable_twice(recipe_path: Path | None) -> None:
     if recipe_path is not None and not recipe_path.is_file() and recipe_path.exists():
         message = f"recipe {recipe_path} is a pipe, which can be read once; the server that is started reads it again"
         raise RecipeError(message, "write it to a file and give that")
+
+
+def require_built(run: RunFolder) -> None:
+    """Before anything is read: a folder that is not there is a misspelt one, or a run that was not built.
+
+    Raises:
+        ArtifactError: no such folder.
+    """
+    if not run.root.is_dir():
+        raise ArtifactError(f"run folder {run.root} does not exist", "correct --run, or build it: hyco-export compile")
 
 
 def require_known_systems(plan: Validation) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,19 +10,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hyco_export.errors import ServerError
+from hyco_export.errors import ServerError, UnreachableError
 
 STOP_TIMEOUT_S = 20
 PR_SET_PDEATHSIG = 1  # linux/prctl.h: signal to get when the parent dies
+EXIT_S = 1.0  # between a connection that a dying process closes, and its end
+LAST_LINES = 3  # of the log, in an error
 URL_LINE = re.compile(r"serving on (https?://\S+)")
 
 
+class ServerProcess:
+    """A server of ours that runs, its URL and its log."""
+
+    def __init__(self, process: "subprocess.Popen[str]", url: str, log: Path) -> None:
+        self._process = process
+        self.url = url
+        self._log = log
+
+    def require_running(self) -> None:
+        """Asked after a call that got no answer.
+
+        Raises:
+            ServerError: the process has ended: how, and what it said last.
+        """
+        try:
+            self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            return
+        raise _ended(self._process, self._log, "in the middle of the work")
+
+
 @contextmanager
-def server_process(recipe: Path | None, run_dir: Path) -> Iterator[str]:
-    """Start `hyco-export serve` on a free port of this machine and yield its URL once it is ready.
+def server_process(recipe: Path | None, run_dir: Path) -> Iterator[ServerProcess]:
+    """Start `hyco-export serve` on a free port of this machine and yield it once it is ready.
 
     Raises:
-        ServerError: it ended before it was ready; the log holds the reason.
+        ServerError: it ended before it was ready, or while calls waited for it; the log holds the reason.
     """
     command = [sys.executable, "-m", "hyco_export", "serve", "--port", "0", "--run", str(run_dir)]
     if recipe is not None:
@@ -32,7 +56,12 @@ def server_process(recipe: Path | None, run_dir: Path) -> Iterator[str]:
             command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=_die_with_parent
         )
     try:
-        yield _wait_for_url(process, log)
+        server = ServerProcess(process, _wait_for_url(process, log), log)
+        try:
+            yield server
+        except UnreachableError:
+            server.require_running()
+            raise
     finally:
         process.terminate()
         try:
@@ -49,8 +78,16 @@ def _wait_for_url(process: "subprocess.Popen[str]", log: Path) -> str:
     for line in process.stdout:
         if match := URL_LINE.search(line):
             return match.group(1)
-    last = log.read_text(errors="replace").strip().splitlines()[-1:]
-    raise ServerError(f"the server ended before it was ready: {' '.join(last)}", f"read {log}")
+    process.wait()
+    raise _ended(process, log, "before it was ready")
+
+
+def _ended(process: "subprocess.Popen[str]", log: Path, when: str) -> ServerError:
+    code = process.returncode
+    how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+    last = " / ".join(line.strip() for line in log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:])
+    said = f"its last lines: {last}" if last else "it said nothing"
+    return ServerError(f"the server ended {when} {how}; {said}", f"read {shlex.quote(str(log))}")
 
 
 def _die_with_parent() -> None:

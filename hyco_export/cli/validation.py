@@ -1,14 +1,18 @@
 """What `validate` and `replay` do: meet the server or the traces, print the outcome, write the report."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 import hyco_export
-from hyco_export.cli.console import ConsoleProgress, output, show_rows
+from hyco_export.cli.console import ConsoleProgress, output, show_next, show_rows
+from hyco_export.cli.invocation import command_line, completed
 from hyco_export.cli.reach import Reach, transport_to
-from hyco_export.cli.runs import open_run
+from hyco_export.cli.runs import open_run, require_built
 from hyco_export.stages.plan import require_current
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.table import stages_of
@@ -18,6 +22,7 @@ REPORT_FOLDER = "validate"
 
 if TYPE_CHECKING:
     from hyco_export.evaluate.meeting import Subject
+    from hyco_export.evaluate.report import Report
 
 
 def validate_run(
@@ -58,6 +63,7 @@ def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> in
         from hyco_export.evaluate.trace_files import require_writable
 
         require_writable(traces)
+    require_built(run)
     transport, clock = transport_to(url, reach, run.recipe.validation.seed)
     subject = subject_of(run)
 
@@ -67,10 +73,20 @@ def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> in
 
     with ConsoleProgress() as progress:
         report = validate(subject, url, progress.step, traces, transport, clock)
-    output.print(summary(report), highlight=False)
+    report = _with_lines(report)
+    output.print(summary(report))
     _, page = write_report(report, run.root / REPORT_FOLDER)
-    output.print(f"report: {page}", highlight=False, soft_wrap=True)
+    output.print(f"report: {page}", soft_wrap=True)
+    if traces is not None and report.systems:
+        logged = traces / f"{report.systems[-1].system}.jsonl"
+        show_next(f"{command_line('replay')} {shlex.quote(str(logged))}")
     return 0 if report.verdict == "pass" else 1
+
+
+def _with_lines(report: "Report") -> "Report":
+    """The report with the commands of its findings as lines that work for this run."""
+    found = [msgspec.structs.replace(one, next=completed(one.next)) for one in report.diagnosis.findings]
+    return msgspec.structs.replace(report, diagnosis=msgspec.structs.replace(report.diagnosis, findings=tuple(found)))
 
 
 def subject_of(run: RunFolder) -> "Subject":

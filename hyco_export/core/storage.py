@@ -63,7 +63,7 @@ def _text(named: object) -> str:
 
 def _hint(code: int | None) -> str:
     if code in FULL:
-        return "make room or raise the limit, then run the command again: what is finished is kept"
+        return "make room or raise the limit, then run the command again"
     if code in CLOSED:
-        return "give a folder that can be written with --run, or change its permissions"
-    return "correct the path or the disk, then run the command again: what is finished is kept"
+        return "give a place that can be written, or change its permissions"
+    return "correct the path or the disk, then run the command again"

@@ -42,7 +42,7 @@ def require_compatible(info: ServerInfo, expected: Expected, url: str) -> None:
     if found:
         raise ServerError(
             f"the server at {url} does not belong to this run: " + "; ".join(found),
-            "start it with the same recipe and run folder: hyco-export serve --recipe RECIPE --run DIR",
+            "start it with the same recipe and run folder: hyco-export serve",
         )
 
 

@@ -33,7 +33,7 @@ from hyco_export.runtime.wire import ServerInfo
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-STEPS = ("files", "host code", "hand-offs", "drafts")
+LABEL, STEPS = "diagnosis", 4  # files, host code, hand-offs, drafts: one bar that fills
 LEAST_ACCEPTED = 0.85  # of the expected tokens a round: integers and float differ at one root in thirty
 
 
@@ -64,16 +64,16 @@ def diagnose(
     run = open_golden(artifacts.root)
     truth = open_truth(artifacts.root, artifacts.head, run)
     findings = list(file_findings(artifacts, recipe, checkpoints, tokenizer, run, truth))
-    on_step("diagnosis: " + STEPS[0], 1, len(STEPS))
+    on_step(LABEL, 1, STEPS)
     tables = HostTables(artifacts.root / SLM / TABLES_FILE)
     host = [*head_host_findings(artifacts.head, artifacts.keepset.ids), *slm_host_findings(artifacts.slm, tables)]
-    on_step("diagnosis: " + STEPS[1], 2, len(STEPS))
+    on_step(LABEL, 2, STEPS)
     walked = walk(run.golden, run.ids, transport, artifacts.head.handoff, info.head_digest)
     blamed = {finding.fault for finding in findings}
     served = [finding for finding in server_findings(walked, truth, run) if finding.fault not in blamed]
     if not served:
         served += [*distribution_findings(run.golden.trees, transport), *_own_head_findings(run, transport, info)]
-    on_step("diagnosis: " + STEPS[2], 3, len(STEPS))
+    on_step(LABEL, 3, STEPS)
     findings += [*host, *served]
     if not host:
         findings += _draft_findings(artifacts, recipe, run, truth, explained=bool(findings))
@@ -83,7 +83,7 @@ def diagnose(
     if not findings:
         findings += _acceptance_findings(run.golden, lengths)
     findings += published_head_findings(run.golden, recipe)
-    on_step("diagnosis: " + STEPS[3], 4, len(STEPS))
+    on_step(LABEL, 4, STEPS)
     return Diagnosis(
         positions=run.golden.root_count,
         expected_acceptance=run.golden.chain_acceptance,

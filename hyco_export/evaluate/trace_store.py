@@ -45,6 +45,11 @@ class TraceStore:
         """Finished generations, in the order in which they were made."""
         return self._traces[system]
 
+    def said(self) -> str:
+        """How much there is, in words; "" for nothing."""
+        count = sum(map(len, self._traces.values()))
+        return f"{count} generations in {self.folder}" if count else ""
+
     def holds(self, system: str, prompt_id: str, seed: int) -> bool:
         """Is this generation finished."""
         return any(trace.prompt_id == prompt_id and trace.seed == seed for trace in self._traces[system])

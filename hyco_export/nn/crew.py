@@ -122,7 +122,7 @@ def _lost_processes() -> Iterator[None]:
     except RuntimeError as error:  # what gloo and NCCL raise when a process is gone
         raise CrewError(
             "another process of this launch ended before its work was done",
-            "read its message; what is finished is kept: run the same command again to go on",
+            "read its message, then run the same command again",
         ) from error
 
 

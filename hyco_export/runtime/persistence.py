@@ -17,7 +17,7 @@ from hyco_export.runtime.transport import as_attempt
 
 Reply = TypeVar("Reply")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # doubled from one to the other
-SOON_CODES = ("shutting_down", "sessions_full", "connections_full", "rate")  # refusals that time cures
+SOON_CODES = ("shutting_down", "sessions_full", "cache_full", "connections_full", "rate")  # refusals that time cures
 
 
 class PersistentTransport:
@@ -28,6 +28,7 @@ class PersistentTransport:
         patience_s: how long a call may go without an answer.
         clock: seconds.
         pause: waits that many seconds between tries.
+        still_there: asked before each pause; raises where nobody will start the server again.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class PersistentTransport:
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        still_there: Callable[[], None] | None = None,
     ) -> None:
         self._inner = inner
         self._patience_s = patience_s
         self._clock = clock
         self._pause = pause
         self._repeats = 0  # of the last call: tries before the last one
+        self._still_there = still_there or (lambda: None)
 
     @property
     def traffic(self) -> Traffic:
@@ -62,7 +65,7 @@ class PersistentTransport:
         self._inner.close_session(session)  # nobody waits for it: the server frees it by expiry
 
     def _repeat(self, call: Callable[[], Reply]) -> Reply:
-        """Raises what the last try raised."""
+        """Raises what the last try raised, or what `still_there` does."""
         end_s = self._clock() + self._patience_s
         pause_s = FIRST_PAUSE_S
         self._repeats = 0
@@ -74,5 +77,6 @@ class PersistentTransport:
                 if hopeless or self._clock() + pause_s > end_s:
                     raise
             self._repeats += 1 + self._inner.traffic.repeats
+            self._still_there()
             self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -122,10 +122,15 @@ def bind(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listener = socket.create_server(
+            found[0][4], family=family, backlog=BACKLOG
+        )  # with the zone of a link's address
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ServerError(f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port") from error
+        raise ServerError(
+            f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port; --port 0 takes a free one"
+        ) from error
     # accepted connections inherit it; without it a reply's second packet waits 40 ms for a delayed acknowledgement
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -6,13 +6,12 @@ is used because a round is short: a call was measured at a third of httpx's CPU 
 
 import http.client
 import secrets
-import ssl
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
@@ -25,6 +24,7 @@ from hyco_export.runtime.guard.tokens import ANYBODY
 from hyco_export.runtime.padding import HEADER, padding_bytes
 from hyco_export.runtime.ports import EnginePort, Traffic
 from hyco_export.runtime.refusals import as_refusal, body_of
+from hyco_export.runtime.server_address import failed_call, foreign_answer, no_try_mends, read_url
 
 SUCCESS_STATUSES = range(200, 300)
 ANSWER_LIMIT_BYTES = 1 << 26  # ten times the largest hand-off of the paper
@@ -83,16 +83,16 @@ class HttpTransport:
         pause: Callable[[float], None] = time.sleep,
         access: "Access | None" = None,
     ) -> None:
-        self._url = url
-        self._parts = split_url(url)
         access = access or Access()
+        self._address = read_url(url, access.authority)
+        self._shows_token = bool(access.token)
         self._headers = {"X-Session-Id": secrets.token_urlsafe(AFFINITY_BYTES)}  # one server of several: PROTOCOL.md, 1
         if access.token:
             self._headers["Authorization"] = f"Bearer {access.token}"
-        self._tls = client_context(access.authority) if self._parts.scheme == "https" else None
-        if access.token and not (self._tls or access.insecure or is_loopback(self._parts.hostname or "")):
+        self._tls = client_context(access.authority) if self._address.tls else None
+        if access.token and not (self._tls or access.insecure or is_loopback(self._address.host)):
             raise ServerError(
-                f"the token would travel in the clear to {self._parts.hostname}",
+                f"the token would travel in the clear to {self._address.host}",
                 "use an https URL, or say --insecure inside a network that you trust",
             )
         self._patience = patience or Patience()
@@ -159,22 +159,18 @@ class HttpTransport:
                 if busy > BUSY_TRIES or refusal.wait_s > LONGEST_WAIT_S:
                     raise refusal.error from None
                 self._pause(refusal.wait_s)
-            except ssl.SSLCertVerificationError as error:  # no further try mends it
-                self.close()
-                raise ServerError(
-                    f"the server at {self._url} shows a certificate that is not trusted: {error.verify_message}",
-                    "give its authority with --ca, and the host name that the certificate is for with --server",
-                ) from error
             except (OSError, http.client.HTTPException, _NoServerBehindProxy) as error:
                 self.close()
                 stale = kept_alive and not isinstance(error, TimeoutError)
+                if no_try_mends(error):
+                    raise failed_call(self._address, error) from error
                 if stale and tries == 0:
                     tries += 1  # at once, on a new connection: servers close idle ones
                 elif tries < len(pauses):
                     self._pause(pauses[tries])
                     tries += 1
                 else:
-                    raise self._unreachable(error) from error
+                    raise failed_call(self._address, error) from error
 
     def _exchange(self, method: str, path: str, body: bytes) -> bytes:
         """One request and its answer."""
@@ -186,7 +182,7 @@ class HttpTransport:
         connection.sock.settimeout(self._reply_s)
         headers = self._headers | ({"Content-Type": wire.MEDIA_TYPE} if body else {})
         try:
-            connection.request(method, self._parts.path.rstrip("/") + path, body=body or None, headers=headers)
+            connection.request(method, self._address.prefix + path, body=body or None, headers=headers)
             response = connection.getresponse()
             if (response.length or 0) > ANSWER_LIMIT_BYTES:
                 raise http.client.HTTPException(f"it announces an answer of {response.length:,} B")
@@ -203,20 +199,28 @@ class HttpTransport:
         if response.status in SUCCESS_STATUSES and (ours or not answer):
             return answer
         if ours:
-            error = refused(answer)
+            error = self._told(refused(answer))
             if error.code in BUSY_CODES:
                 raise _Busy(error, response.headers.get("Retry-After", ""))
             raise error
         if response.status in GATEWAY_STATUSES:
             raise _NoServerBehindProxy(f"status {response.status} from a proxy")
-        raise ServerError(
-            f"{self._url} answered {response.status} {response.reason}, which is not a verifier server's answer",
-            "give the URL that `hyco-export serve` printed",
-        )
+        raise foreign_answer(self._address, response)
+
+    def _told(self, refusal: ProtocolError) -> ProtocolError:
+        """The refusal with the next step of who gave the URL and the token, not of who wrote the client."""
+        if refusal.code == "unauthorized" and self._shows_token:
+            refusal.hint = "the token from --token-file (or HYCO_TOKEN) is none of this server's: give one that is"
+        elif refusal.code == "unauthorized":
+            refusal.hint = "give one of its tokens: --token-file FILE, or the environment variable HYCO_TOKEN"
+        elif refusal.code == "unknown_route" and self._address.prefix:
+            refusal.message = f"the server has no calls under the path {self._address.prefix}"
+            refusal.hint = f"give --server without a path: {self._address.root}"
+        return refusal
 
     def _connect(self) -> "_Connection":
         """A new connection, with the short limit to connect."""
-        host, port = self._parts.hostname or "", self._parts.port
+        host, port = self._address.host, self._address.port
         patience = self._patience
         connection: _Connection
         if self._tls is not None:
@@ -227,39 +231,12 @@ class HttpTransport:
         connection.connect()
         return connection
 
-    def _unreachable(self, error: Exception) -> UnreachableError:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return UnreachableError(
-            f"no answer from the verifier server at {self._url}: {reason}",
-            "start it with `hyco-export serve`, or correct --server",
-        )
-
 
 def as_attempt(request: wire.PrimeRequest) -> wire.PrimeRequest:
     """The request with a name for its tries, if it has none: sent twice, it leaves one session, not two."""
     if request.attempt:
         return request
     return msgspec.structs.replace(request, attempt=secrets.token_urlsafe(ATTEMPT_BYTES))
-
-
-def split_url(url: str) -> SplitResult:
-    """The parts of a server's URL.
-
-    Raises:
-        ServerError: it has no http or https scheme, no host, an impossible port, or credentials (not repeated).
-    """
-    hint = "write it like http://127.0.0.1:8411"
-    if "@" in url:
-        raise ServerError("the server URL holds a user name or password, which nothing here sends", hint)
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        (parts.hostname or "").encode("idna")
-    except ValueError as error:
-        raise ServerError(f"server URL {url!r} cannot be read: {error}", hint) from error
-    if not usable:
-        raise ServerError(f"server URL {url!r} is not http://HOST:PORT or https://HOST:PORT", hint)
-    return parts
 
 
 def refused(body: bytes) -> ProtocolError:

@@ -5,14 +5,16 @@ folder holds one artifact per stage (`<stage>`, or `<stage>@<target>` where a ta
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyco_export.core.artifact import Manifest, publish, read_manifest, verify
+from hyco_export.core.artifact import MANIFEST_NAME, Manifest, publish, read_manifest, verify
 from hyco_export.core.heap import release_freed
 from hyco_export.core.memory import measured
+from hyco_export.core.partial import RECEIPT_SUFFIX
 from hyco_export.core.storage import said_of
+from hyco_export.errors import interrupt_keeps
 from hyco_export.stages.build_folder import build_folder, sweep
 from hyco_export.stages.checkpoints import origins
 from hyco_export.stages.libraries import LIBRARIES, library_versions
@@ -50,15 +52,16 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
         planned = plan(run, stages)
         names = [item.folder.name for item in planned]
         sweep(run.root, names, [_build_dir(run, item) for item in planned if item.stage.resumable and not item.fresh])
-        prepare_data(run, planned, progress)
-        check_all(run, planned, progress)
-        for position, item in enumerate(planned, 1):
-            label = f"[{position}/{len(stages)}] {item.stage.name}"
-            if item.fresh:
-                progress.note(f"{label}: fresh" + (f", {item.remark}" if item.remark else ""))
-                continue
-            progress.note(f"{label}: {item.reason}")
-            _build_one(run, item, crew, progress)
+        with interrupt_keeps(lambda: _kept(run, planned)):
+            prepare_data(run, planned, progress)
+            check_all(run, planned, progress)
+            for position, item in enumerate(planned, 1):
+                label = f"[{position}/{len(stages)}] {item.stage.name}"
+                if item.fresh:
+                    progress.note(f"{label}: fresh" + (f", {item.remark}" if item.remark else ""))
+                    continue
+                progress.note(f"{label}: {item.reason}")
+                _build_one(run, item, crew, progress)
         crew.tell(None)
         sweep(run.root, names)
     return {stage.name: verify(run.folder(stage)) for stage in stages}
@@ -107,6 +110,22 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
     )
     with said_of(build_dir):
         publish(build_dir, item.folder, manifest)
+
+
+def _kept(run: RunFolder, planned: Sequence[PlannedStage]) -> str:
+    """What a stopped run has made of its plan, in words: artifacts, and units of a stage that can go on."""
+    made = [item for item in planned if not item.fresh]
+    kept = [item.stage.name for item in made if _is_built(item)]
+    kept += [f"what is done of {item.stage.name}" for item in made if any(_receipts(run, item))]
+    return f"{', '.join(kept)} in {run.root}" if kept else ""
+
+
+def _is_built(item: PlannedStage) -> bool:
+    return (item.folder / MANIFEST_NAME).is_file() and read_manifest(item.folder).key == item.key
+
+
+def _receipts(run: RunFolder, item: PlannedStage) -> Iterator[Path]:
+    return _build_dir(run, item).rglob(f"*{RECEIPT_SUFFIX}")
 
 
 def _inputs(run: RunFolder, stage: Stage) -> Mapping[str, Path]:

@@ -132,6 +132,12 @@ def test_inspect_compares_a_binary_with_the_manifest_beside_it(tmp_path: Path) -
     binary.write_bytes(b"Content")
     assert "is not the file that was built (size or sha256 differs)" in refused("inspect", str(binary))
     (tmp_path / "compile" / "y.bin").write_bytes(b"content")
+    (tmp_path / "my runs").mkdir()
+    (tmp_path / "compile").rename(tmp_path / "my runs" / "compile")
+    line = f"hyco-export compile --run '{tmp_path / 'my runs'}', with --recipe unless it is the embedded family's"
+    (tmp_path / "my runs" / "compile" / "y.bin").write_bytes(b"content")
+    assert line in refused("inspect", str(tmp_path / "my runs" / "compile" / "x.bin"))
+    (tmp_path / "my runs" / "compile").rename(tmp_path / "compile")
     assert "y.bin is not in the manifest" in refused("inspect", str(tmp_path / "compile" / "y.bin"))
 
 
@@ -256,6 +262,8 @@ def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; what is finished is kept, run the command again to go on" in errors
+    nothing = "interrupted before anything was finished: nothing is kept, the same command begins anew"
+    kept = f"interrupted; kept: what is done of capture in {tmp_path / 'run'}; the same command goes on from there"
+    assert errors == f"{kept if list(tmp_path.glob('run/.build/*/.work/*.receipt.json')) else nothing}\n"
     assert "Traceback" not in errors
     assert not (tmp_path / "run" / "capture").exists()

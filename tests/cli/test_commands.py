@@ -1,14 +1,18 @@
 """What the commands ask before they do anything heavy, and who may work in a run folder at once."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hyco_export.cli import commands, reach, validation
+from hyco_export.cli.serve import start_lines
 from hyco_export.core.artifact import Manifest, publish
 from hyco_export.core.layout import KEEPSET
 from hyco_export.core.recipe_file import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError
+from hyco_export.runtime import wire
+from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.stages.run_folder import RunFolder
 
 URL = "http://here:1"
@@ -63,8 +67,33 @@ class _Served:
     def __init__(self, *_: object) -> None:
         pass
 
-    def __enter__(self) -> str:
-        return URL
+    def __enter__(self) -> "_Served":
+        return self
+
+    url = URL
+
+    def require_running(self) -> None:
+        pass
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_server_says_what_it_serves_and_why_it_hands_nothing_off(run: RunFolder, there: bool) -> None:
+    if not there:
+        run = RunFolder(run.root / "typo", run.recipe, None)
+    facts = Facts(1536, frozenset({1}), 4096, "", 0, 4, restricts=False)
+    engine = SimpleNamespace(limits=Limits(sessions=3, cache_bytes=5_000_000), facts=facts)
+    info = wire.ServerInfo(1, "test", "v", "t", 16, [1], "", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
+    lines = start_lines(run, engine, info, "cpu")  # type: ignore[arg-type]  # what it reads of an engine
+    assert lines[:3] == [
+        "verifier: embedded:verifier, float32, on cpu",
+        "sessions: 3 at once, forgotten after 600 s without a call; 5.00 MB of K/V in all",
+        "limits: 4,096 positions a session; prompts of 64 tokens, trees of 32 nodes",
+    ]
+    why = f"{run.root} holds no convert-head" if there else f"run folder {run.root} does not exist"
+    assert lines[3] == f"hand-offs: off: {why}; build it: hyco-export convert-head"
+    named = wire.ServerInfo(1, "test", "v", "t", 16, [1], "key", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
+    on = start_lines(run, engine, named, "cpu")[3]  # type: ignore[arg-type]
+    assert on == f"hand-offs: on, in the encodings of {run.root / 'convert-head'}"

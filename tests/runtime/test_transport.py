@@ -24,8 +24,9 @@ from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.engine import Engine
 from hyco_export.runtime.feeds import HeadFeed, SlmFeed
 from hyco_export.runtime.server import create_app
+from hyco_export.runtime.server_address import read_url
 from hyco_export.runtime.systems import SYSTEMS, find_system, make_drafter, make_policy, make_request
-from hyco_export.runtime.transport import HttpTransport, LocalTransport, Patience, split_url
+from hyco_export.runtime.transport import HttpTransport, LocalTransport, Patience
 
 REPLY = wire.VerifyReply(1, 3, [], [], [5], "", None, 0, 1.0)
 VERIFY = wire.VerifyRequest(1, 4, b"12345678", [5, 6], [-1, 0])
@@ -233,7 +234,7 @@ def test_a_chunked_answer_is_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatc
 
 def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
     with pytest.raises(ServerError, match="user name or password") as refusal:
-        split_url("http://me:secret@host:1")
+        read_url("http://me:secret@host:1")
     assert "secret" not in str(refusal.value)
 
 
@@ -259,7 +260,7 @@ def test_tls_to_a_plain_server_is_named() -> None:
 )
 def test_impossible_urls_are_refused_before_any_call(url: str) -> None:
     with pytest.raises(ServerError, match=r"server URL .*write it like http://127\.0\.0\.1:8411"):
-        split_url(url)
+        read_url(url)
 
 
 # ---------------------------------------------------------------------------------------------- with the real engine

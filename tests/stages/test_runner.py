@@ -1,5 +1,6 @@
 """The runner: reuse, staleness, interruption, locks; with small stages whose work is a text file."""
 
+import dataclasses
 import errno
 import os
 import signal
@@ -372,3 +373,31 @@ def test_another_stage_leaves_what_a_resumable_one_has_done(tmp_path: Path, sour
     build_all(run, stages(source), Silent())
     build_all(run, [resumable(-1, work)], Silent())
     assert work == [2]
+
+
+def test_an_interrupt_carries_what_this_run_finished(source: Path, tmp_path: Path) -> None:
+    """Artifacts by name, units of a stage that can go on, and neither what was fresh before nor nothing."""
+
+    def stopped(chain: list[Stage]) -> list[str]:
+        with pytest.raises(KeyboardInterrupt) as stop:
+            build_all(run, chain, Silent())
+        return getattr(stop.value, "__notes__", [])
+
+    def stop(config, inputs, out_dir, progress):
+        if parts:
+            (out_dir / "part.txt").write_text("part")
+            PartialBuild(out_dir).finish("part", ["part.txt"])
+        raise KeyboardInterrupt
+
+    parts: list[str] = []
+    run = RunFolder(tmp_path / "run", load_recipe(embedded_recipe()), None)
+    a, b, _ = stages(source)
+    assert stopped([with_build(a, stop)]) == []
+    assert stopped([a, with_build(b, stop)]) == [f"a in {run.root}"]
+    assert stopped([a, with_build(b, stop)]) == []
+    parts.append("some")
+    assert stopped([a, with_build(b, stop)]) == [f"what is done of b in {run.root}"]
+
+
+def with_build(stage: Stage, build) -> Stage:
+    return dataclasses.replace(stage, build=build, resumable=True)

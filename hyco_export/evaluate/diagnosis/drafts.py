@@ -133,9 +133,9 @@ def network_findings(feeds_of: Callable[[RunArtifacts], list[GoldenFeeds]], arti
         spans: dict[str, int | None] = {**artifacts.head.spans, "sliding": other}
         if not wrong_roots(replace(artifacts, head=msgspec.structs.replace(artifacts.head, spans=spans))):
             seen = f"{seen}; with a span of {other} instead of {span} they are equal"
-            hint = "build it again: hyco-export qat-head, convert-head, compile; if it stays, report it"
+            hint = "build it again: hyco-export qat-head, then hyco-export compile; if it stays, report it"
             return [Finding("sliding window", "the device's head", seen, hint)]
-    hint = "build them again: hyco-export qat-head, build-keepset, convert-head, compile"
+    hint = "build them again: hyco-export qat-head, then hyco-export compile"
     return [Finding("weights", "the device's head", seen, hint)]
 
 
@@ -195,7 +195,7 @@ def _backend_finding(name: str, share: float, pairs: Sequence[tuple[int, int]]) 
         return Finding(
             "keep set", where, f"{seen}; a token is always drafted as the same other one", "hyco-export compile"
         )
-    return Finding("weights", where, seen, "build it again: hyco-export convert-head, then compile")
+    return Finding("weights", where, seen, "build it again: hyco-export convert-head, then hyco-export compile")
 
 
 def live_acceptance(

@@ -37,7 +37,7 @@ from hyco_export.evaluate.diagnosis.rows import displaced
 from hyco_export.graph.initializers import CARRIERS, read_weight
 from hyco_export.graph.parity import sqnr_db
 
-REBUILD = "build it again: hyco-export {}, then compile"
+REBUILD = "build it again: hyco-export {}, then hyco-export compile"
 WHERE = f"{HEAD}/{HEAD_GRAPH}.onnx"
 OWN_DB = 5.0  # 4 bits of the head's own weights were never below 11 dB; weights of another head are below 0
 ROW_SLOPES = (0.7, 1.4)  # of a row against its original: training and clipping were seen to move it by 5 %

@@ -16,7 +16,7 @@ from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.evaluate.diagnosis.head_weights import read_encodings
 from hyco_export.evaluate.diagnosis.rows import displaced
 
-REBUILD = "build it again: hyco-export convert-slm, then compile"
+REBUILD = "build it again: hyco-export convert-slm, then hyco-export compile"
 OUTPUT_LAYER = "lm_head"
 TABLE_ROWS = 8192  # compared at a time: 37 MB of the per-layer table of Gemma 4 E2B
 

@@ -27,7 +27,7 @@ from hyco_export.errors import CompileError
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.graph.interface import read_interface
 
-HEAD_HINT, SLM_HINT = (f"build it again: hyco-export {stage}, then compile" for stage in (HEAD, SLM))
+HEAD_HINT, SLM_HINT = (f"build it again: hyco-export {stage}, then hyco-export compile" for stage in (HEAD, SLM))
 
 
 def read_graph(run: Path, stage: str, graph: str) -> GraphSpec:

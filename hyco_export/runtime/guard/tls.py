@@ -44,6 +44,12 @@ def client_context(authority: Path | None = None) -> ssl.SSLContext:
     return context
 
 
+def signed_itself(certificate: Path) -> bool:
+    """Is a certificate (PEM) its own authority, so that clients can be given the same file."""
+    known = client_context(certificate).get_ca_certs()
+    return any(one["issuer"] == one["subject"] for one in known)
+
+
 def is_loopback(host: str) -> bool:
     """Does an address stay on this machine."""
     try:

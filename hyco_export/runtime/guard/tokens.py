@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import os
 import re
+import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,9 +70,9 @@ def read_tokens(path: Path | None, environment: Mapping[str, str] = os.environ) 
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not ASCII text"
-        raise ServerError(f"token file {path} cannot be read: {reason}", MAKE_ONE) from error
+        raise ServerError(f"token file {path} cannot be read: {reason}", f"correct the path, or {MAKE_ONE}") from error
     if mode & stat.S_IROTH:
-        raise ServerError(f"token file {path} can be read by every user", f"chmod 600 {path}")
+        raise ServerError(f"token file {path} can be read by every user", f"chmod 600 {shlex.quote(str(path))}")
     stripped = [line.partition("#")[0].strip() for line in lines]
     tokens = tuple(_checked(line, f"{path}, line {number}") for number, line in enumerate(stripped, 1) if line)
     if not tokens:

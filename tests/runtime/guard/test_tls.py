@@ -17,7 +17,13 @@ from hyco_export.runtime import wire
 from hyco_export.runtime.drafters import NullDrafter
 from hyco_export.runtime.driver import Request, generate
 from hyco_export.runtime.guard.slow_peers import PeerLimits
-from hyco_export.runtime.guard.tls import check_exposure, client_context, is_loopback, server_context
+from hyco_export.runtime.guard.tls import (
+    check_exposure,
+    client_context,
+    is_loopback,
+    server_context,
+    signed_itself,
+)
 from hyco_export.runtime.guard.tokens import Tokens
 from hyco_export.runtime.server import create_app
 from hyco_export.runtime.transport import Access, HttpTransport
@@ -145,3 +151,36 @@ def test_reachable_servers_need_both_or_the_word(
         return
     with pytest.raises(ServerError, match=f"there is {missing} .*--insecure"):
         check_exposure(host, has_tls, has_token, insecure)
+
+
+def test_http_and_https_mixed_up_are_told_with_the_right_url(url: str) -> None:
+    plain = url.replace("https", "http", 1)
+    with pytest.raises(ServerError, match=f"{plain} speaks TLS .give the URL with https: {url}"):
+        HttpTransport(plain, access=Access(ALICE)).info()
+    with running(create_app(toy_engine(), INFO)) as plain:
+        tls = plain.replace("http", "https", 1)
+        with pytest.raises(ServerError, match=f"{tls} answers without TLS .give the URL with http: {plain}"):
+            HttpTransport(tls).info()
+
+
+def test_what_is_wrong_with_a_certificate_has_its_own_next_step(url: str, files: Files) -> None:
+    for authority, step in ((None, "of a self-signed certificate"), (files.stranger, f"{files.stranger} did not sign")):
+        with pytest.raises(ServerError, match=f"--ca.*{step}"):
+            HttpTransport(url, access=Access(ALICE, authority)).info()
+    with pytest.raises(ServerError, match="give with --server a host name or address that the certificate is for"):
+        HttpTransport(url.replace("127.0.0.1", "localhost"), access=Access(ALICE, files.authority)).info()
+    with pytest.raises(ServerError, match="is reached without TLS"):
+        HttpTransport("http://127.0.0.1:1", access=Access("", files.authority))
+
+
+def test_a_refused_token_names_where_tokens_come_from(url: str, files: Files) -> None:
+    for token, step in (
+        ("", "--token-file FILE, or the environment variable HYCO_TOKEN"),
+        (BOB, "none of this server"),
+    ):
+        with pytest.raises(ProtocolError, match=step):
+            HttpTransport(url, access=Access(token, files.authority)).info()
+
+
+def test_only_a_certificate_that_signed_itself_is_its_own_authority(files: Files) -> None:
+    assert signed_itself(files.authority) and not signed_itself(files.certificate)
