@@ -264,7 +264,7 @@ def _require_finite(model: PreTrainedModel, folder: Path) -> None:
     Raises:
         CheckpointError: a weight is infinite or NaN; names it and its file.
     """
-    for name, tensor in model.state_dict().items():
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):  # a tied weight once
         if not all_finite(tensor.to_local() if isinstance(tensor, DTensor) else tensor):
             TensorFiles(folder).require_finite()
             raise CheckpointError(

@@ -77,7 +77,6 @@ class PackedCheckpoint:
             self._check(module)
         for name, shape in self._vector_shapes.items():
             self._check_vector(name, shape)
-        self._files.require_finite(self._stored[name] for name in self._vector_shapes)
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -133,7 +132,8 @@ class PackedCheckpoint:
         return self._get(name)
 
     def require_finite(self) -> None:
-        """Nothing is left to read: scales and vectors were, and integers are finite."""
+        """Read every vector; scales were. Raises CheckpointError: one is not finite; names it and its file."""
+        self._files.require_finite(self._stored[name] for name in self._vector_shapes)
 
     def _get(self, name: str) -> np.ndarray:
         return self._files.get(self._require(name))
