@@ -32,7 +32,8 @@ IN_FLIGHT = 64  # calls that a replica takes at once: waiting for the model cost
 HEALTH_CHECK_S = 1.0  # a replica that hangs is found out; one that died is noticed at once
 DRAIN_S = 3.0  # for calls in flight when the server is told to stop; the next ones go nowhere
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray binds its ports to the loopback address, on Linux too
-QUIET = {"enable_access_log": False, "log_level": "CRITICAL"}  # of Ray's own words: a failure is told here
+QUIET = {"enable_access_log": False, "log_level": "ERROR"}  # of a replica's log
+SILENT = {"enable_access_log": False, "log_level": "CRITICAL"}  # of the other processes': why none starts is told here
 POLL_S = 0.1  # between two looks whether a replica has failed
 STREAMS = ("stdout", "stderr")
 FAILURE = "failure"  # file with the message and the hint of the first replica that did not start
@@ -128,10 +129,10 @@ def _deploy(
             ssl_certfile=str(certificate) if certificate else None,
             ssl_keyfile=str(key) if key else None,
         ),
-        logging_config=QUIET,
+        logging_config=SILENT,
     )
     deployment = serve.deployment(
-        serve.ingress(partial(_start, build, folder))(_Replica),
+        serve.ingress(lambda: _start(build, folder))(_Replica),
         name=NAME,
         num_replicas=replicas,
         max_ongoing_requests=IN_FLIGHT,
