@@ -8,7 +8,7 @@ from hyco_export.cli import commands, reach, validation
 from hyco_export.core.artifact import Manifest, publish
 from hyco_export.core.layout import KEEPSET
 from hyco_export.core.recipe_file import embedded_recipe, load_recipe
-from hyco_export.errors import ArtifactError
+from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.stages.run_folder import RunFolder
 
 URL = "http://here:1"
@@ -68,3 +68,15 @@ class _Served:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def test_a_validation_that_cannot_run_leaves_no_old_verdict(run: RunFolder) -> None:
+    folder = run.root / "validate"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text('{"verdict": "pass", "gates": []}')
+    (folder / "report.html").write_text("Passed")
+    with pytest.raises(HycoError):
+        validation.validate_in(run, "http://127.0.0.1:9", reach.Reach())
+    assert '"could not run"' in (folder / "report.json").read_text()
+    assert "Passed" not in (folder / "report.html").read_text()
+    assert (folder / "earlier.html").read_text() == "Passed"
