@@ -73,9 +73,7 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
         _build(run, stages_of(run.recipe))
         built = interrupt_keeps(lambda: f"all artifacts in {run.root}, not the validation")
         with built, server_process(recipe_path, run.root) as server:
-            reach = reach_of(
-                None, None, False, None, False
-            )  # with the token of the environment: the server asks for it
+            reach = reach_of(None, None, False, None, False)  # with the environment's token, which the server asks for
             return validate_in(run, server.url, msgspec.structs.replace(reach, still_there=server.require_running))
 
 

@@ -36,7 +36,7 @@ def padding_note(system: str, rounds: Sequence[RoundTrace]) -> str:
     """One line for a report."""
     costs = [padding_cost(rounds, step) for step in STEPS_BYTES]
     steps = "; ".join(
-        f"of {cost.step_bytes:,} B {cost.factor:.2f} times the bytes in {cost.sizes} sizes" for cost in costs
+        f"of {cost.step_bytes:,} B {cost.factor:.2f} times the bytes (sizes left: {cost.sizes})" for cost in costs
     )
     return (
         f"Replies of {system} have {costs[0].plain_sizes} different sizes. With `serve --pad-replies` they would take, "

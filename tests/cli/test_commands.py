@@ -10,7 +10,7 @@ from hyco_export.cli.serve import start_lines
 from hyco_export.core.artifact import Manifest, publish
 from hyco_export.core.layout import KEEPSET
 from hyco_export.core.recipe_file import embedded_recipe, load_recipe
-from hyco_export.errors import ArtifactError
+from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.stages.run_folder import RunFolder
@@ -97,3 +97,15 @@ def test_a_server_says_what_it_serves_and_why_it_hands_nothing_off(run: RunFolde
     named = wire.ServerInfo(1, "test", "v", "t", 16, [1], "key", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
     on = start_lines(run, engine, named, "cpu")[3]  # type: ignore[arg-type]
     assert on == f"hand-offs: on, in the encodings of {run.root / 'convert-head'}"
+
+
+def test_a_validation_that_cannot_run_leaves_no_old_verdict(run: RunFolder) -> None:
+    folder = run.root / "validate"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text('{"verdict": "pass", "gates": []}')
+    (folder / "report.html").write_text("Passed")
+    with pytest.raises(HycoError):
+        validation.validate_in(run, "http://127.0.0.1:9", reach.Reach())
+    assert '"could not run"' in (folder / "report.json").read_text()
+    assert "Passed" not in (folder / "report.html").read_text()
+    assert (folder / "earlier.html").read_text() == "Passed"

@@ -25,8 +25,8 @@ def test_the_note_names_every_step() -> None:
     note = padding_note("hyco", replies(6_000, 12_000))
     assert "Replies of hyco have 2 different sizes" in note
     assert note.endswith(
-        "padded to multiples of 4,096 B 1.14 times the bytes in 2 sizes; of 16,384 B 1.82 times the bytes in 1 sizes; "
-        "of 65,536 B 7.28 times the bytes in 1 sizes."
+        "padded to multiples of 4,096 B 1.14 times the bytes (sizes left: 2); "
+        "of 16,384 B 1.82 times the bytes (sizes left: 1); of 65,536 B 7.28 times the bytes (sizes left: 1)."
     )
     with pytest.raises(ValueError, match="no round"):
         padding_cost([], 100)

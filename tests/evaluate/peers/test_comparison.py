@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from scripted import ScriptedServer, ToyLanguageModel
 
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.peers.comparison import WARM_UP_PROMPTS, Answer, compare
@@ -115,12 +114,3 @@ def test_the_server_says_what_transformers_says_plain_and_assisted() -> None:
     mats = {standing.name: standing.mat for standing in comparison.standings}
     assert mats["transformers, plain"] == 1.0
     assert mats["transformers, assisted"] > 1.2 and mats["hyco-export cloud-mtp"] > 1.2
-
-
-def test_our_time_is_not_taken_from_an_answer_with_an_outage():
-    from hyco_export.evaluate.peers.served import CloudMtp
-
-    model = ToyLanguageModel(stop_bias=-1e9)
-    assert CloudMtp(ScriptedServer(model, handoffs=False), 2).answer([5, 9], 9).tokens == tuple(model.answer([5, 9], 9))
-    with pytest.raises(HycoError, match="1 calls were sent again or made for a lost session"):
-        CloudMtp(ScriptedServer(model, forget_before=(2,), handoffs=False), 2).answer([5, 9], 9)

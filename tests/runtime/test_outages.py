@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from live_server import LiveServer
 from oracle import OracleDrafter
-from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
+from scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedServer, ScriptedSession, ToyLanguageModel
 
 from hyco_export.core.keepset import KeepSet
+from hyco_export.errors import HycoError
 from hyco_export.evaluate.examples import median_times
 from hyco_export.evaluate.link_estimate import estimate_link
 from hyco_export.evaluate.metrics import SystemMetrics, measure
+from hyco_export.evaluate.peers.served import CloudMtp
 from hyco_export.runtime import wire
 from hyco_export.runtime.admission import Facts, Limits
 from hyco_export.runtime.driver import Request, generate
@@ -164,3 +166,9 @@ def test_a_connection_that_went_stale_between_answers_is_no_time_to_a_first_toke
     assert [call.traffic.repeats for call in disturbed.disturbed] == [1]
     both = measure("hyco", [disturbed, World().answer()], KEEPSET)
     assert both.first_token_ms == pytest.approx(1e3 * CALL_S)
+
+
+def test_bench_peers_takes_no_time_from_an_answer_with_an_outage() -> None:
+    assert CloudMtp(ScriptedServer(MODEL, handoffs=False), 2).answer(PROMPT, 9).tokens == tuple(MODEL.answer(PROMPT, 9))
+    with pytest.raises(HycoError, match="1 calls were sent again or made for a lost session"):
+        CloudMtp(ScriptedServer(MODEL, forget_before=(2,), handoffs=False), 2).answer(PROMPT, 9)
