@@ -84,8 +84,9 @@ def bind(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        listener = socket.create_server(found[0][4], family=family, backlog=128)  # with the zone of a link's address
+        found = socket.getaddrinfo(host or None, 0, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4]
+        # the resolver knows the zone of a link's address, and takes any number for a port
+        listener = socket.create_server((found[0], port, *found[2:]), family=family, backlog=128)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ServerError(
