@@ -89,9 +89,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener = socket.create_server((found[0], port, *found[2:]), family=family, backlog=128)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ServerError(
-            f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port; --port 0 takes a free one"
-        ) from error
+        raise ServerError(f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port") from error
     # accepted connections inherit it; without it a reply's second packet waits 40 ms for a delayed acknowledgement
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
