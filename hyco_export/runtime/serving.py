@@ -122,15 +122,12 @@ def bind(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        listener = socket.create_server(
-            found[0][4], family=family, backlog=BACKLOG
-        )  # with the zone of a link's address
+        found = socket.getaddrinfo(host or None, 0, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4]
+        # the resolver knows the zone of a link's address, and takes any number for a port
+        listener = socket.create_server((found[0], port, *found[2:]), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ServerError(
-            f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port; --port 0 takes a free one"
-        ) from error
+        raise ServerError(f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port") from error
     # accepted connections inherit it; without it a reply's second packet waits 40 ms for a delayed acknowledgement
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
