@@ -260,7 +260,7 @@ def _golden_tree(config: CaptureConfig, model: "PreTrainedModel", answer: Answer
 
 def _prompts(inputs: Mapping[str, Path]) -> Iterator[Prompt]:
     number = 0
-    for split in PROMPT_SPLITS:
+    for split in (split for split in PROMPT_SPLITS if split in inputs):
         for index, conversation in enumerate(read_prompts(inputs[split], f"$.data.{split}")):
             yield Prompt(split, index, number, conversation)
             number += 1

@@ -100,7 +100,7 @@ def _conversations(inputs: Mapping[str, Path]) -> Iterator[tuple[Split, Conversa
     Raises:
         RecipeError: a file holds none.
     """
-    for split in PROMPT_SPLITS:
+    for split in (split for split in PROMPT_SPLITS if split in inputs):
         found = list(read_conversations(inputs[split]))
         if not found:
             raise RecipeError(f"$.data.{split}: {inputs[split]} holds no conversation", "give at least one")

@@ -19,7 +19,7 @@ from hyco_export.errors import RecipeError
 from hyco_export.stages.checkpoints import require_generation, require_lengths
 from hyco_export.stages.expected_work import expected_work
 from hyco_export.stages.plan import plan
-from hyco_export.stages.prechecks import check_checkpoints
+from hyco_export.stages.prechecks import check_sources
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.slm_surgery import rounding_of
 from hyco_export.stages.stage import Stage
@@ -74,7 +74,7 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     remarks = [f"{item.stage.name}: {item.remark}" for item in planned if item.remark] + _data_remarks(run, missing)
     notes: list[str] = []
     if None not in folders.values():
-        check_checkpoints(run, [stage for stage in stages if reasons[stage.name]], notes.append)
+        check_sources(run, [stage for stage in stages if reasons[stage.name]], notes.append)
     elif folders["verifier"] is not None:
         require_lengths(run)
         require_generation(run, notes.append)

@@ -55,12 +55,12 @@ def check_all(run: RunFolder, planned: Sequence[PlannedStage], progress: Progres
     """Ask what the checkpoints and every stage that will be built forbid, before the first one works for minutes."""
     stale = [item.stage for item in planned if not item.fresh]
     if stale:
-        check_checkpoints(run, stale, progress.note)
+        check_sources(run, stale, progress.note)
     note_unpinned(run, progress.note)
 
 
-def check_checkpoints(run: RunFolder, stages: Sequence[Stage], note: Callable[[str], None]) -> None:
-    """What the checkpoints forbid of stages that will be built; reads them, writes nothing.
+def check_sources(run: RunFolder, stages: Sequence[Stage], note: Callable[[str], None]) -> None:
+    """What checkpoints and data forbid of stages that will be built; reads those that are here, writes nothing.
 
     Raises:
         CheckpointError, RecipeError: the first thing that cannot work.
@@ -70,6 +70,4 @@ def check_checkpoints(run: RunFolder, stages: Sequence[Stage], note: Callable[[s
     require_lengths(run)
     require_full_precision(run, {stage.name for stage in stages})
     for stage in stages:
-        named = stage.sources(run.recipe).items()
-        folders = {name: run.source(name, source) for name, source in named if isinstance(source, Checkpoint)}
-        stage.check(stage.config(run.recipe), folders)
+        stage.check(stage.config(run.recipe), run.sources_at_hand(stage))

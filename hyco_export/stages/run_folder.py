@@ -5,11 +5,11 @@ Knows names and references; plans and builds nothing.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hyco_export.core.conversations import Conversation
-from hyco_export.core.data.reading import OnCount, at_hand, prepared, source_digest
+from hyco_export.core.data.reading import OnCount, at_hand, path_at_hand, prepared, source_digest
 from hyco_export.core.data.source import Reference
 from hyco_export.core.folder_lock import folder_lock
 from hyco_export.core.layout import artifact_name
@@ -55,6 +55,22 @@ class RunFolder:
     def sources(self, stage: Stage) -> dict[str, Path]:
         """One path per source of a stage. Raises as `source`."""
         return {name: self.source(name, reference) for name, reference in stage.sources(self.recipe).items()}
+
+    def sources_at_hand(self, stage: Stage) -> dict[str, Path]:
+        """The same without fetching or writing conversations: those that are not there yet are left out.
+
+        Raises:
+            CheckpointError: a checkpoint is nowhere, and cannot be fetched.
+        """
+        found: dict[str, Path] = {}
+        for name, reference in stage.sources(self.recipe).items():
+            if isinstance(reference, Checkpoint):
+                found[name] = self.source(name, reference)
+                continue
+            with suppress(RecipeError):  # the plan names data that are missing
+                path = path_at_hand(name, reference, self.recipe_folder, self.root / DATA_FOLDER)
+                found |= {} if path is None else {name: path}
+        return found
 
     def at_hand(self, name: str, source: Reference) -> Iterator[Conversation] | None:
         """Conversations that can be read without writing or fetching any (`core.data.reading.at_hand`), else None.

@@ -16,7 +16,7 @@ from hyco_export.core.resources import locate
 from hyco_export.errors import CheckpointError
 from hyco_export.runtime.assembly import open_server_engine
 from hyco_export.stages.forecast import forecast
-from hyco_export.stages.prechecks import check_checkpoints
+from hyco_export.stages.prechecks import check_sources
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.table import stages_of
 
@@ -157,7 +157,7 @@ def test_a_broken_checkpoint_is_named_before_any_work(role: str, name: str, tmp_
     if role != "verifier" or name not in LOADED_ONLY:
         asked.append(lambda: forecast(run, stages_of(recipe)))
     if role != "verifier":
-        asked.append(lambda: check_checkpoints(run, stages_of(recipe), lambda note: None))
+        asked.append(lambda: check_sources(run, stages_of(recipe), lambda note: None))
     if role != "slm":
         asked.append(lambda: open_server_engine(recipe, recipe_folder=tmp_path))
     for ask in asked:

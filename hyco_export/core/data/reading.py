@@ -100,9 +100,23 @@ def at_hand(name: str, reference: Reference, recipe_folder: Path | None, folder:
         RecipeError: a local path that does not exist; while reading: what is not a conversation.
     """
     source = as_source(reference)
-    if source.plain_path is None and (target := _target(name, source, recipe_folder, folder)).exists():
-        return read_conversations(target)
+    path = path_at_hand(name, reference, recipe_folder, folder)
+    if path is not None and source.plain_path is None:
+        return read_conversations(path)
     return None if source.on_hub else conversations(source, recipe_folder)
+
+
+def path_at_hand(name: str, reference: Reference, recipe_folder: Path | None, folder: Path) -> Path | None:
+    """The path that `prepared` would give without writing anything; None where there is nothing yet.
+
+    Raises:
+        RecipeError: a local path that does not exist.
+    """
+    source = as_source(reference)
+    if source.plain_path is not None:
+        return local_path(source.plain_path, recipe_folder)
+    target = _target(name, source, recipe_folder, folder)
+    return target if target.exists() else None
 
 
 def prepared(name: str, reference: Reference, recipe_folder: Path | None, folder: Path, on_count: OnCount) -> Path:
