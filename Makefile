@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-RUNTIME_TESTS := PYTHONPATH=tests/runtime:tests/runtime/endurance $(VENV)/bin/python
+ENDURANCE := $(VENV)/bin/python
 
 .PHONY: setup demo test lint histories first-reply fuzz soak attack clean
 
@@ -26,7 +26,7 @@ test: $(STAMP)
 
 # random histories of clients and one engine, in the thousands
 histories: $(STAMP)
-	HYCO_HISTORIES=10000 $(VENV)/bin/python -m pytest tests/runtime/test_histories.py
+	HYCO_HISTORIES=10000 $(VENV)/bin/python -m pytest tests/endurance/test_histories.py
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
@@ -35,16 +35,16 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 first-reply: $(STAMP)
-	$(RUNTIME_TESTS) -m first_reply_times
+	$(ENDURANCE) -m tests.endurance.first_reply_times
 
 fuzz: $(STAMP)
-	$(RUNTIME_TESTS) -m fuzz
+	$(ENDURANCE) -m tests.endurance.fuzz
 
 soak: $(STAMP)
-	$(RUNTIME_TESTS) -m soak
+	$(ENDURANCE) -m tests.endurance.soak
 
 attack: $(STAMP)
-	$(RUNTIME_TESTS) -m attack
+	$(ENDURANCE) -m tests.endurance.attack
 
 clean:
 	rm -rf $(VENV) runs

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
+from hyco_export.cli.console import is_main
 from hyco_export.cli.invocation import Invocation
-from hyco_export.cli.launch import is_main
 from hyco_export.errors import HycoError
-from hyco_export.runtime.padding import LARGEST_STEP_BYTES
-from hyco_export.runtime.server_address import LOOPBACK, USUAL_PORT
+from hyco_export.protocol.server_address import LOOPBACK, USUAL_PORT
+from hyco_export.protocol.wire import LARGEST_STEP_BYTES
 
 app = typer.Typer(
     name="hyco-export",
@@ -111,7 +111,7 @@ def run(
     dry_run: DryRunOption = False,
 ) -> None:
     """Everything: build what is not fresh, start the server, validate against it, stop it."""
-    from hyco_export.cli.commands import run_everything
+    from hyco_export.cli.build import run_everything
 
     raise typer.Exit(run_everything(_only(path, recipe), run, target, dry_run))
 
@@ -153,11 +153,11 @@ def serve(
         int, typer.Option(help="Pad replies to multiples of so many bytes; 0: not.", min=0, max=LARGEST_STEP_BYTES)
     ] = 0,
 ) -> None:
-    """Serve the verifier over HTTP (hyco_export/runtime/PROTOCOL.md)."""
+    """Serve the verifier over HTTP (hyco_export/protocol/PROTOCOL.md)."""
     from hyco_export.cli.serve import Door, serve_run
-    from hyco_export.core.units import BYTES_PER_MB
-    from hyco_export.runtime.batching import Batching
-    from hyco_export.runtime.serve_options import ServeOptions
+    from hyco_export.core.constants import BYTES_PER_MB
+    from hyco_export.server.admission import ServeOptions
+    from hyco_export.server.scheduler import Batching
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
     options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, idle_s, compiled)
@@ -182,7 +182,7 @@ def validate(
     ] = None,
 ) -> None:
     """Drive a server and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run, 3 our own fault."""
-    from hyco_export.cli.reach import reach_of
+    from hyco_export.cli.options import reach_of
     from hyco_export.cli.validation import validate_run
 
     reach = reach_of(token_file, ca, insecure, link, link_waits)
@@ -229,7 +229,7 @@ def bench(
 ) -> None:
     """Compare systems over prompts and seeds, interleaved; a run that was stopped goes on."""
     from hyco_export.cli.bench import BenchOptions, bench_run, split_names
-    from hyco_export.cli.reach import reach_of
+    from hyco_export.cli.options import reach_of
 
     options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
     bench_run(server, _only(path, recipe), run, options, reach_of(token_file, ca, insecure, link, link_waits))
@@ -248,7 +248,7 @@ def bench_peers(
 ) -> None:
     """Answer greedily beside transformers and vLLM on the same weights. Exit 1 when a text differs, or when the
     server is not twice as fast as transformers with the same head."""
-    from hyco_export.cli.peers import bench_peers
+    from hyco_export.cli.dev import bench_peers
 
     raise typer.Exit(bench_peers(_only(path, recipe), run, prompts, max_new_tokens, vllm_python))
 
@@ -264,7 +264,7 @@ def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a c
 @app.command()
 def targets() -> None:
     """List the NPU targets."""
-    from hyco_export.cli.commands import list_targets
+    from hyco_export.cli.build import list_targets
 
     list_targets()
 
@@ -281,7 +281,7 @@ def bench_counting(
     ] = None,
 ) -> None:
     """Measure the keep set's counting against the tokenizer's raw speed."""
-    from hyco_export.cli.commands import measure_counting
+    from hyco_export.cli.build import measure_counting
 
     measure_counting(recipe, run, tokenizer, created)
 
@@ -292,7 +292,7 @@ def train_tiny(
     quick: Annotated[bool, typer.Option(help="A handful of steps: right shapes, no skill.")] = False,
 ) -> None:
     """Train the embedded family again from the text on this machine."""
-    from hyco_export.cli.families import train_tiny_family
+    from hyco_export.cli.dev import train_tiny_family
 
     train_tiny_family(out, quick)
 
@@ -312,7 +312,7 @@ def create_checkpoints(
     ] = None,
 ) -> None:
     """Write checkpoints with random weights in real shapes, to try a pipeline without the real ones."""
-    from hyco_export.cli.families import create_checkpoint_family
+    from hyco_export.cli.dev import create_checkpoint_family
 
     create_checkpoint_family(out, scale, tokenizer)
 
@@ -329,7 +329,7 @@ def _only(path: Path | None, option: Path | None) -> Path | None:
 
 
 def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool) -> None:
-    from hyco_export.cli.commands import build_stage
+    from hyco_export.cli.build import build_stage
 
     build_stage(name, recipe, run, target, dry_run)
 
@@ -361,7 +361,7 @@ def _run_app() -> None:
     try:
         app()
     except Exception as error:
-        from hyco_export.core.storage import storage_error
+        from hyco_export.core.files import storage_error
 
         refused = storage_error(error)
         if refused is None:

@@ -6,13 +6,11 @@ from pathlib import Path
 import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output
-from hyco_export.cli.reach import Reach, transport_to
-from hyco_export.cli.runs import open_run, require_built, require_readable_twice
-from hyco_export.cli.server_process import server_process
+from hyco_export.cli.options import Reach, open_run, require_built, require_readable_twice, transport_to
+from hyco_export.cli.serve import server_process
 from hyco_export.cli.validation import subject_of
 from hyco_export.core.data.prompts import PROMPT_COUNT
-from hyco_export.core.folder_lock import folder_lock
-from hyco_export.core.json_file import write_json
+from hyco_export.core.files import folder_lock, write_json
 from hyco_export.errors import HycoError, interrupt_keeps
 from hyco_export.stages.run_folder import RunFolder
 
@@ -38,7 +36,7 @@ def bench_run(
     Raises:
         HycoError: systems that `require_systems` refuses, an unknown back end or number.
     """
-    from hyco_export.runtime.devices.backends import find_backend
+    from hyco_export.device.backends import find_backend
 
     require_systems(options.systems)
     find_backend(options.backend)
@@ -57,12 +55,19 @@ def bench_run(
 def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> None:
     import torch
 
-    from hyco_export.evaluate.bench import BenchPlan, code_digest, measure_bench, run_bench, texts_digest, this_machine
-    from hyco_export.evaluate.bench_table import bench_table
-    from hyco_export.evaluate.meeting import meet, read_prompts, wire_sampling
+    from hyco_export.evaluate.bench import (
+        BenchPlan,
+        bench_table,
+        code_digest,
+        measure_bench,
+        run_bench,
+        texts_digest,
+        this_machine,
+    )
+    from hyco_export.evaluate.connect import meet, read_prompts, wire_sampling
     from hyco_export.evaluate.metrics import caveats
-    from hyco_export.evaluate.system_runner import DeviceRunner
-    from hyco_export.evaluate.trace_store import TraceStore
+    from hyco_export.evaluate.runs import DeviceRunner
+    from hyco_export.evaluate.traces import TraceStore
 
     transport, clock = transport_to(url, reach, run.recipe.validation.seed)
     subject = subject_of(run)
@@ -113,7 +118,7 @@ def require_systems(names: Sequence[str]) -> None:
     Raises:
         HycoError: no name, one twice, one that is no system, or a first one that the others cannot be compared with.
     """
-    from hyco_export.runtime.systems import find_baseline, find_system
+    from hyco_export.device.systems import find_baseline, find_system
 
     if not names:
         raise HycoError("--systems names no system", "give at least one, the baseline first")

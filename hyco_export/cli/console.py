@@ -1,5 +1,6 @@
 """What the terminal shows: progress of stages, tables of metrics, errors. Knows rich; computes nothing."""
 
+import os
 import re
 import time
 import unicodedata
@@ -12,10 +13,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 from rich.text import Text
 
-from hyco_export.cli.launch import is_launched, is_main
-from hyco_export.core.sizes.estimate import Estimate
+from hyco_export.core.estimates.stages import Estimate
 from hyco_export.errors import HycoError
 from hyco_export.stages.forecast import Forecast
+
+# Which process of a launch (`accelerate launch`, `torchrun`) this is, told by the launcher's variables alone.
+
+
+RANK = "RANK"  # number of this process; absent where there is only one
+WORLD_SIZE = "WORLD_SIZE"  # how many there are
+
+
+def is_launched() -> bool:
+    """Is this one of several processes?"""
+    return RANK in os.environ
+
+
+def is_shared() -> bool:
+    """Are there others?"""
+    return int(os.environ.get(WORLD_SIZE, "1")) > 1
+
+
+def is_main() -> bool:
+    """The one that prints, and does what the others cannot help with."""
+    return int(os.environ.get(RANK, "0")) == 0
+
 
 OUTPUT_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
 
@@ -177,7 +199,7 @@ def format_value(value: Any) -> str:
 def show_error(error: HycoError) -> None:
     """One line, and the next step; in a launch of several processes from the first that fails."""
     if is_launched():
-        from hyco_export.nn.crew import first_to_fail
+        from hyco_export.models.process_group import first_to_fail
 
         if not first_to_fail():
             return

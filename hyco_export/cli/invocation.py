@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hyco_export.cli.launch import is_main
+from hyco_export.cli.console import is_main
 from hyco_export.errors import HycoError
 
 PROGRAM = "hyco-export"

@@ -1,29 +1,34 @@
 """What `serve` does: say early what cannot work, put the server together, test it, serve."""
 
+import ctypes
+import re
+import shlex
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.cli.console import format_bytes, output, problems
+from hyco_export.cli.console import format_bytes, is_main, is_shared, output, problems
 from hyco_export.cli.invocation import command_line, completed
-from hyco_export.cli.launch import is_main, is_shared
-from hyco_export.cli.runs import open_run, require_built
-from hyco_export.core.layout import HEAD
-from hyco_export.errors import ArtifactError, ServerError
-from hyco_export.runtime.server_address import WILDCARDS, url_of
+from hyco_export.cli.options import open_run, require_built
+from hyco_export.core.artifact import HEAD
+from hyco_export.errors import ArtifactError, ServerError, UnreachableError
+from hyco_export.protocol.server_address import WILDCARDS, url_of
+from hyco_export.stages.declarations import use_threads
 from hyco_export.stages.run_folder import RunFolder
-from hyco_export.stages.threads import use_threads
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from hyco_export.runtime.engine import Engine
-    from hyco_export.runtime.parallel import Followers
-    from hyco_export.runtime.serve_options import ServeOptions
-    from hyco_export.runtime.wire import ServerInfo
-
+    from hyco_export.protocol.wire import ServerInfo
+    from hyco_export.server.admission import ServeOptions
+    from hyco_export.server.engine import Engine
+    from hyco_export.server.passes.distributed import Followers
 
 BUILD_HEAD = "build it: hyco-export convert-head"
 
@@ -61,8 +66,7 @@ def serve_run(
         ArtifactError: `run_dir` was given and does not exist.
         ServerError: options that cannot be together, or an address that cannot be listened on.
     """
-    from hyco_export.runtime.guard.tls import check_exposure, server_context, signed_itself
-    from hyco_export.runtime.guard.tokens import Tokens, read_tokens
+    from hyco_export.protocol.security import Tokens, check_exposure, read_tokens, server_context, signed_itself
 
     if not is_main():
         _follow(recipe_path, run_dir, device, threads, options)
@@ -80,8 +84,8 @@ def serve_run(
         require_built(run)
 
     def build(followers: "Followers | None" = None) -> "Starlette":
-        from hyco_export.runtime.assembly import open_server_engine
-        from hyco_export.runtime.server import create_app
+        from hyco_export.server.assembly import open_server_engine
+        from hyco_export.server.http import create_app
 
         use_threads(threads or run.recipe.threads)
         engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options, followers)
@@ -101,16 +105,16 @@ def serve_run(
             output.print(f"next, in another shell: {command_line('validate', **places)}", soft_wrap=True)
 
     if replicas > 1:
-        from hyco_export.runtime.replicas import serve_replicas
+        from hyco_export.server.replicas import serve_replicas
 
         serve_replicas(build, replicas, door.host, port, ready, door.certificate, door.key)
         show_stopped()
         return
-    from hyco_export.runtime.serving import serve
+    from hyco_export.server.serving import serve
 
     if is_shared():
-        from hyco_export.nn.crew import Line, current_crew
-        from hyco_export.runtime.parallel import Followers
+        from hyco_export.models.process_group import Line, current_crew
+        from hyco_export.server.passes.distributed import Followers
 
         with Followers(current_crew(), Line()) as followers:
             serve(build(followers), host=door.host, port=door.port, on_ready=ready, tls=tls)
@@ -147,10 +151,10 @@ def _follow(
     recipe_path: Path | None, run_dir: Path | None, device: str, threads: int | None, options: "ServeOptions"
 ) -> None:
     """Hold a shard of the verifier that the main process of this launch serves, until it ends."""
-    from hyco_export.nn.crew import Line, current_crew
-    from hyco_export.runtime.assembly import open_shard
-    from hyco_export.runtime.parallel import follow
-    from hyco_export.runtime.serving import STOP_SIGNALS
+    from hyco_export.models.process_group import Line, current_crew
+    from hyco_export.server.assembly import open_shard
+    from hyco_export.server.passes.distributed import follow
+    from hyco_export.server.serving import STOP_SIGNALS
 
     run = open_run(recipe_path, run_dir)
     use_threads(threads or run.recipe.threads)
@@ -163,8 +167,8 @@ def _follow(
 
 def _self_test(root: Path, engine: "Engine", info: "ServerInfo") -> None:
     """Say what is wrong with the server's hand-offs and probabilities; it serves all the same."""
-    from hyco_export.evaluate.diagnose import diagnose_server
-    from hyco_export.runtime.transport import LocalTransport
+    from hyco_export.evaluate.diagnosis.diagnose import diagnose_server
+    from hyco_export.server.access import LocalTransport
 
     try:
         found = diagnose_server(root, LocalTransport(engine, info), info)
@@ -183,7 +187,92 @@ def require_free_port(host: str, port: int) -> int:
     Raises:
         ServerError: another program listens there, or the address is not this machine's.
     """
-    from hyco_export.runtime.serving import bind
+    from hyco_export.server.serving import bind
 
     with bind(host, port) as listener:
         return int(listener.getsockname()[1])
+
+
+# A server in a process of its own for the length of a validation, stopped whatever happens to the parent.
+
+
+STOP_TIMEOUT_S = 20
+PR_SET_PDEATHSIG = 1  # linux/prctl.h: signal to get when the parent dies
+EXIT_S = 1.0  # between a connection that a dying process closes, and its end
+LAST_LINES = 3  # of the log, in an error
+URL_LINE = re.compile(r"serving on (https?://\S+)")
+
+
+class ServerProcess:
+    """A server of ours that runs, its URL and its log."""
+
+    def __init__(self, process: "subprocess.Popen[str]", url: str, log: Path) -> None:
+        self._process = process
+        self.url = url
+        self._log = log
+
+    def require_running(self) -> None:
+        """Asked after a call that got no answer.
+
+        Raises:
+            ServerError: the process has ended: how, and what it said last.
+        """
+        try:
+            self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            return
+        raise _ended(self._process, self._log, "in the middle of the work")
+
+
+@contextmanager
+def server_process(recipe: Path | None, run_dir: Path) -> Iterator[ServerProcess]:
+    """Start `hyco-export serve` on a free port of this machine and yield it once it is ready.
+
+    Raises:
+        ServerError: it ended before it was ready, or while calls waited for it; the log holds the reason.
+    """
+    command = [sys.executable, "-m", "hyco_export", "serve", "--port", "0", "--run", str(run_dir)]
+    if recipe is not None:
+        command += ["--recipe", str(recipe)]
+    log = run_dir / "server.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=_die_with_parent
+        )
+    try:
+        server = ServerProcess(process, _wait_for_url(process, log), log)
+        try:
+            yield server
+        except UnreachableError:
+            server.require_running()
+            raise
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _wait_for_url(process: "subprocess.Popen[str]", log: Path) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if match := URL_LINE.search(line):
+            return match.group(1)
+    process.wait()
+    raise _ended(process, log, "before it was ready")
+
+
+def _ended(process: "subprocess.Popen[str]", log: Path, when: str) -> ServerError:
+    code = process.returncode
+    how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+    last = " / ".join(line.strip() for line in log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:])
+    said = f"its last lines: {last}" if last else "it said nothing"
+    return ServerError(f"the server ended {when} {how}; {said}", f"read {shlex.quote(str(log))}")
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

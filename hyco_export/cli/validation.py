@@ -11,17 +11,15 @@ import msgspec
 import hyco_export
 from hyco_export.cli.console import ConsoleProgress, output, show_next, show_rows
 from hyco_export.cli.invocation import command_line, completed
-from hyco_export.cli.reach import Reach, transport_to
-from hyco_export.cli.runs import open_run, require_built
-from hyco_export.stages.plan import require_current
+from hyco_export.cli.options import Reach, open_run, require_built, transport_to
+from hyco_export.stages.declarations import use_threads
+from hyco_export.stages.plan import require_current, stages_of
 from hyco_export.stages.run_folder import RunFolder
-from hyco_export.stages.table import stages_of
-from hyco_export.stages.threads import use_threads
 
 REPORT_FOLDER = "validate"
 
 if TYPE_CHECKING:
-    from hyco_export.evaluate.meeting import Subject
+    from hyco_export.evaluate.connect import Subject
     from hyco_export.evaluate.report import Report
 
 
@@ -60,7 +58,7 @@ def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = No
 def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> int:
     run.recipe.models.require_head()
     if traces is not None:
-        from hyco_export.evaluate.trace_files import require_writable
+        from hyco_export.evaluate.traces import require_writable
 
         require_writable(traces)
     require_built(run)
@@ -95,8 +93,7 @@ def subject_of(run: RunFolder) -> "Subject":
     Raises:
         ArtifactError: an artifact is missing, altered, or of another recipe; said before anything heavy is imported.
     """
-    from hyco_export.evaluate.meeting import Subject
-    from hyco_export.evaluate.run_artifacts import Checkpoints, open_artifacts
+    from hyco_export.evaluate.connect import Checkpoints, Subject, open_artifacts
 
     head = run.recipe.models.require_head()
     require_current(run, stages_of(run.recipe))
@@ -124,9 +121,9 @@ def replay_traces(
     json_path: Path | None,
 ) -> None:
     """Print what each rule would have committed on the logged trees."""
-    from hyco_export.core.json_file import write_json
+    from hyco_export.core.files import write_json
     from hyco_export.evaluate.replay import chosen_settings, replay
-    from hyco_export.evaluate.trace_files import read_traces
+    from hyco_export.evaluate.traces import read_traces
 
     settings = chosen_settings(rule, epsilons, stop_needs_draw, options)
     traces = [trace for path in paths for trace in read_traces(path)]

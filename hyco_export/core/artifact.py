@@ -8,14 +8,15 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hyco_export.core.json_file import write_json
+from hyco_export.core.files import write_json
 from hyco_export.errors import ArtifactError, StrayFileError
 
 MANIFEST_NAME = "manifest.json"
@@ -181,3 +182,97 @@ def _is_debris(name: str) -> bool:
 
 def _rebuild_hint(folder: Path) -> str:
     return f"build it again: hyco-export {folder.name.split('@')[0]}"
+
+
+# Names in a run folder: one artifact per stage, and the files that one part writes and another reads.
+
+
+CAPTURE = "capture"
+QAT_HEAD = "qat-head"
+KEEPSET = "build-keepset"
+HEAD = "convert-head"
+SLM = "convert-slm"
+COMPILE = "compile"
+
+FINAL_NORM_FILE = "final_norm.safetensors"  # in CAPTURE
+HEAD_SAMPLES_FILE = "head_samples.safetensors"  # in HEAD
+SLM_OPENING_FILE = "slm_opening.safetensors"  # in SLM, where the spec names an opening token
+ENCODINGS_FILE = "encodings.json"  # in HEAD and SLM
+SLM_SAMPLES_FILE = "slm_samples.safetensors"  # in SLM
+
+
+def artifact_name(stage: str, target: str | None = None) -> str:
+    """Folder of a stage's artifact; with the target's name where the target changes the bytes."""
+    return stage if target is None else f"{stage}@{target}"
+
+
+# What an unfinished build has already: units of work whose files are whole, so that a killed build can go on.
+
+
+RECEIPT_SUFFIX = ".receipt.json"
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """One finished unit: its files by path inside the build folder, and what its maker wants to remember (JSON)."""
+
+    files: dict[str, FileRecord]
+    note: Any = None
+
+
+class PartialBuild:
+    """The finished units of one build folder. Several processes may use it for different units.
+
+    Args:
+        build_dir: the build folder; its work folder is made when it is missing.
+    """
+
+    def __init__(self, build_dir: Path) -> None:
+        self.build_dir = build_dir
+        self._work = build_dir / WORK_FOLDER
+        self._work.mkdir(exist_ok=True)
+
+    @contextmanager
+    def place(self, name: str) -> Iterator[Path]:
+        """A path to write to; the file is renamed to `name` (inside the build folder) when the block ends well."""
+        target = self.build_dir / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        label = hashlib.sha256(name.encode()).hexdigest()[:16]
+        for left in self._work.glob(f"{label}.*.draft"):  # of a killed process
+            left.unlink(missing_ok=True)
+        draft = (
+            self._work / f"{label}.{os.getpid()}.draft"
+        )  # a process that outlived its launch may still write its own
+        try:
+            yield draft
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def finish(self, unit: str, names: Sequence[str], note: Any = None) -> None:
+        """Write the receipt of a unit whose files are all in place."""
+        paths = {name: self.build_dir / name for name in names}
+        records = {name: FileRecord(file_digest(path), path.stat().st_size) for name, path in paths.items()}
+        with self.place(f"{WORK_FOLDER}/{unit}{RECEIPT_SUFFIX}") as draft:
+            draft.write_bytes(msgspec.json.encode(Receipt(records, note)))
+
+    def finished(self, unit: str) -> Receipt | None:
+        """The receipt of a unit whose files are whole; None when there is none, or a file is not what it names."""
+        try:
+            receipt = msgspec.json.decode(self._receipt(unit).read_bytes(), type=Receipt)
+        except (OSError, msgspec.DecodeError):
+            return None
+        whole = all(_is_whole(self.build_dir / name, record) for name, record in receipt.files.items())
+        return receipt if whole else None
+
+    def forget(self, unit: str, names: Sequence[str]) -> None:
+        """Remove a unit: its receipt first, then its files."""
+        self._receipt(unit).unlink(missing_ok=True)
+        for name in names:
+            (self.build_dir / name).unlink(missing_ok=True)
+
+    def _receipt(self, unit: str) -> Path:
+        return self._work / f"{unit}{RECEIPT_SUFFIX}"
+
+
+def _is_whole(path: Path, record: FileRecord) -> bool:
+    return path.is_file() and path.stat().st_size == record.size_bytes and file_digest(path) == record.sha256

@@ -4,7 +4,7 @@ Knows one scalar grid per tensor (`Encoding`, for activations and K/V) and symme
 channel (for weights). Does not know where ranges come from: calibration does.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -62,3 +62,63 @@ def _stored_scale(exact: float) -> float:
 def symmetric_limits(bits: int) -> tuple[int, int]:
     """Lowest and highest integer of a signed grid of `bits` bits, e.g. 4 -> (-8, 7)."""
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+
+# Signed integers of 2, 4 and 8 bits in bytes, as transformers' Gemma quantizer stores them. Values only.
+
+
+WIDTHS = (2, 4, 8)
+
+
+def packed_width(width: int, bits: int) -> int:
+    """Bytes of a row of `width` values."""
+    per_byte = 8 // bits
+    return (width + per_byte - 1) // per_byte
+
+
+def pack_rows(integers: np.ndarray, bits: int) -> np.ndarray:
+    """int8 [..., width] -> uint8 [..., packed_width]; 8 bits: int8 as they are."""
+    if bits == 8:
+        return integers.astype(np.int8)
+    per_byte, width = 8 // bits, integers.shape[-1]
+    padding = packed_width(width, bits) * per_byte - width
+    unsigned = (integers.astype(np.int16) + 2 ** (bits - 1)).astype(np.uint8)
+    unsigned = np.pad(unsigned, [(0, 0)] * (integers.ndim - 1) + [(0, padding)])
+    parts = unsigned.reshape(*integers.shape[:-1], -1, per_byte)  # [..., bytes, values of a byte]
+    packed = np.zeros(parts.shape[:-1], np.uint8)
+    for place in range(per_byte):
+        packed |= parts[..., place] << (place * bits)
+    return packed
+
+
+def unpack_rows(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
+    """uint8 [..., packed_width] -> int8 [..., width]; 8 bits: int8 as they are."""
+    if bits == 8:
+        return packed.view(np.int8)[..., :width]
+    values = np.empty((*packed.shape, 8 // bits), np.uint8)  # filled in place: matrices have up to 400 million values
+    for place in range(8 // bits):
+        np.right_shift(packed, place * bits, out=values[..., place])
+    values &= 2**bits - 1
+    signed = values.view(np.int8)
+    signed -= 2 ** (bits - 1)
+    return signed.reshape(*packed.shape[:-1], -1)[..., :width]
+
+
+# Symmetric 8-bit integers with one scale per row: how embedding tables are stored. Values only.
+
+
+_, INT8_MAX = symmetric_limits(8)
+
+
+class QuantizedRows(NamedTuple):
+    """real = integers * scale: integers int8 [n, H], scale float32 [n]."""
+
+    integers: np.ndarray
+    scale: np.ndarray
+
+
+def quantize_rows(real: np.ndarray) -> QuantizedRows:
+    """Symmetric 8 bits with one scale per row of real [n, H]: the largest magnitude of a row becomes 127."""
+    magnitude = np.abs(real).max(axis=1)
+    scale = np.maximum(magnitude / np.float32(INT8_MAX), np.finfo(np.float32).tiny).astype(np.float32)
+    return QuantizedRows(np.rint(real / scale[:, None]).astype(np.int8), scale)

@@ -5,12 +5,16 @@ how the ids were chosen (`stages.build_keepset`).
 """
 
 import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import regex
 from safetensors import SafetensorError, safe_open
 
-from hyco_export.errors import ArtifactError
+from hyco_export.errors import ArtifactError, RecipeError
 
 MISSING = -1  # row of a token outside the keep set
 KEEPSET_FILE = "keepset.safetensors"  # ids int32 [n]; table int8 [n, H], table_scale float32 [n]; metadata vocab_size
@@ -67,3 +71,108 @@ def read_keepset(folder: Path) -> KeepSet:
         raise ArtifactError(
             f"{path} is not a keep set: {error}", "build it again: hyco-export build-keepset"
         ) from error
+
+
+def require_keepset(stage: str, digest: str, keepset: KeepSet) -> None:
+    """Rows of an output layer mean nothing under another keep set.
+
+    Raises:
+        ArtifactError: the artifact of `stage` was built with another one.
+    """
+    if digest != keepset.digest:
+        raise ArtifactError(
+            f"{stage} was built with keep set {digest[:12]}, the run folder holds {keepset.digest[:12]}",
+            f"build it again: hyco-export {stage}",
+        )
+
+
+# How much text a keep set of each size covers: ids in the order in which they are taken, and the curve over sizes.
+
+
+CURVE_POINTS = 96  # sizes of a drawn curve, evenly spaced in the logarithm
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Ids in the order in which a growing keep set takes them.
+
+    order: int32, V at most; the first `fixed` are always kept, those up to `known` are fixed or were seen in the text.
+    """
+
+    order: np.ndarray
+    fixed: int
+    known: int
+
+
+def rank(counts: np.ndarray, fixed: np.ndarray, placeholders: np.ndarray, never: np.ndarray | None = None) -> Ranking:
+    """Fixed ids (bool [V]), then by falling counts [V]; equal counts give way to the smaller id.
+
+    Small ids are the earlier merges of a tokenizer, so also the likelier ones where nothing was counted. Placeholders
+    (bool [V], entries without a text) come last whatever their id; ids that are `never` kept (bool [V]) do not come.
+    """
+    ids = np.arange(len(counts))
+    unseen = counts == 0
+    never = np.zeros(len(counts), dtype=bool) if never is None else never
+    order = np.lexsort((ids, -counts, placeholders & unseen, ~fixed))  # the last key counts most
+    order = order[~never[order]]
+    size = int(fixed.sum())
+    return Ranking(order.astype(np.int32), size, size + int((~fixed & ~unseen & ~never).sum()))
+
+
+def kept_share(ranking: Ranking, counts: np.ndarray) -> np.ndarray:
+    """float64 [len(order) + 1]: share of counted tokens [V] inside the first n ids; zeros where nothing was counted."""
+    inside = np.concatenate([[0], np.cumsum(counts[ranking.order])])
+    return inside / max(int(counts.sum()), 1)
+
+
+def smallest_size(ranking: Ranking, shares: np.ndarray, wanted: float) -> int | None:
+    """The smallest size, fixed part included, whose share [V + 1] reaches `wanted`; None where no known ids do.
+
+    Ids that were never seen have no order worth the name: growing into them is not choosing.
+    """
+    reached = np.flatnonzero(shares[ranking.fixed : ranking.known + 1] >= wanted)
+    return ranking.fixed + int(reached[0]) if len(reached) else None
+
+
+def curve(ranking: Ranking, held_out: np.ndarray, counted: np.ndarray, chosen: int) -> list[dict[str, Any]]:
+    """Rows `size, held_out_share, counted_share` from the fixed part to the whole vocabulary, `chosen` among them."""
+    sizes = np.geomspace(max(ranking.fixed, 1), len(ranking.order), CURVE_POINTS).round().astype(np.int64)
+    sizes = np.unique(np.concatenate([sizes, [ranking.known, chosen]]))
+    held_out_share, counted_share = kept_share(ranking, held_out), kept_share(ranking, counted)
+    return [
+        {"size": int(n), "held_out_share": float(held_out_share[n]), "counted_share": float(counted_share[n])}
+        for n in sizes
+    ]
+
+
+# Unicode scripts of a text: which tokens belong to a writing system that a recipe wants to keep whole.
+
+
+def script_pattern(script: str) -> regex.Pattern[str]:
+    """A pattern that finds one letter of `script`, a value of Unicode's Script property (`Hangul`, `Latin`, `Han`).
+
+    Marks, digits and punctuation of a script do not count: they appear beside letters that do.
+
+    Raises:
+        RecipeError: Unicode has no script of that name.
+    """
+    unknown = RecipeError(
+        f"$.keepset.scripts names {script!r}, which is not a script of Unicode",
+        "use a value of the Script property, such as Hangul, Latin, Han or Arabic",
+    )
+    if not script.isidentifier():
+        raise unknown
+    try:
+        return regex.compile(rf"(?V1)[\p{{Script={script}}}&&\p{{Letter}}]")
+    except regex.error as error:
+        raise unknown from error
+
+
+def in_scripts(texts: Iterable[str], scripts: Iterable[str]) -> np.ndarray:
+    """bool [n]: does text i contain a letter of one of `scripts`.
+
+    Raises:
+        RecipeError: a script that Unicode does not have.
+    """
+    patterns = [script_pattern(script) for script in scripts]
+    return np.array([any(pattern.search(text) for pattern in patterns) for text in texts], dtype=bool)

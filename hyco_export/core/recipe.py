@@ -10,10 +10,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from hyco_export.core.data.source import DataSource
 from hyco_export.core.handoff import HiddenNorm
-from hyco_export.core.keepset_choice import KeepSetChoice
-from hyco_export.core.section import Count, Decay, NonNegative, Positive, Section, Seed, Share
+from hyco_export.core.recipe_sections import (
+    Count,
+    DataSource,
+    Decay,
+    KeepSetChoice,
+    NonNegative,
+    Positive,
+    Section,
+    Seed,
+    Share,
+)
 from hyco_export.errors import RecipeError
 
 Dtype = Literal["float32", "bfloat16"]

@@ -4,6 +4,8 @@ A ring of capacity W keeps the row of position p in slot p mod W. Keys already c
 place means nothing (HyCo, Appendix A). Pure numpy; knows no tensors and no models.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 EMPTY = -1  # position of a slot that holds nothing
@@ -37,3 +39,17 @@ def visible(query_positions: np.ndarray, key_positions: np.ndarray, span: int | 
 def ring_span(span: int | None, capacity: int) -> int:
     """`span` of a query right after the newest key of a ring: the query itself, then at most `capacity` keys."""
     return capacity + 1 if span is None else min(span, capacity + 1)
+
+
+# Rotary tables made on the host: the graph only multiplies and adds (HyCo, Appendix A). Pure numpy; knows no model.
+
+
+def rotary_tables(positions: np.ndarray, inv_freq: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin, float32 [R, d], of positions [R] for frequencies [d/2] (0 where a pair does not rotate).
+
+    Follows transformers' `Gemma4TextRotaryEmbedding` in float32, except for the sign of rotate-half, (-x2, x1): it is
+    folded into the first half of sin, so that the graph swaps the halves and never negates.
+    """
+    angles = positions.astype(np.float32)[:, None] * np.asarray(inv_freq, np.float32)[None, :]  # [R, d/2]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from hyco_export.core.packing import unpack_rows
-from hyco_export.core.tensor_writer import Declared, TensorWriter
+from hyco_export.core.encodings import unpack_rows
+from hyco_export.core.files import Declared, TensorWriter
 from hyco_export.errors import ArtifactError
 
 TABLES_FILE = "slm_tables.safetensors"

@@ -1,1 +1,5 @@
-"""Measurements over a run: metrics, gates and the report."""
+"""Measurements over a run: systems, metrics, gates, reports.
+
+Enters: a run folder and a server. Leaves: traces, figures, a verdict.
+Read first: `validate.py`, then `metrics.py`.
+"""

@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from rich.table import Table
 
 import hyco_export
 from hyco_export.core.artifact import content_digest, file_digest
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.recipe import Drafting
+from hyco_export.evaluate.connect import OnStep, Prompt
 from hyco_export.evaluate.metrics import SystemMetrics, measure
-from hyco_export.evaluate.system_runner import prompt_seed
-from hyco_export.evaluate.trace_store import TraceStore
-from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, turns, warm_up
-from hyco_export.runtime.wire import Sampling
+from hyco_export.evaluate.runs import SystemRunner, prompt_seed, turns, warm_up
+from hyco_export.evaluate.summary import number, plain_table, server_time, system_name
+from hyco_export.evaluate.traces import TraceStore
+from hyco_export.protocol.wire import Sampling
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -95,3 +97,37 @@ def run_bench(
 def measure_bench(plan: BenchPlan, store: TraceStore, keepset: KeepSet) -> tuple[SystemMetrics, ...]:
     """The measures of every system, pooled over prompts and seeds."""
     return tuple(measure(system, store.traces(system), keepset) for system in plan.systems)
+
+
+# What the systems of a benchmark amount to, as one table for the terminal. Knows rich; measures nothing.
+
+
+HEADINGS = (
+    "MAT",
+    "server ms\nper token",
+    "tok/s",
+    "draft ms\nper token",
+    "TTFT\nms",
+    "B up\na round",
+    "B down\na round",
+)
+
+
+def bench_table(systems: Sequence[SystemMetrics], title: str) -> Table:
+    """One line a system; the server's time per token with its change against the first."""
+    table = plain_table(title)
+    table.add_column("system", no_wrap=True)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for system in systems:
+        table.add_row(
+            system_name(system),
+            number(system.mat, 2),
+            server_time(system, systems[0]),
+            number(system.delivery_tokens_per_s, 1),
+            number(system.draft_ms_per_token, 2),
+            number(system.first_token_ms, 0),
+            f"{system.bytes_up.payload_mean:,.0f}",
+            f"{system.bytes_down.payload_mean:,.0f}",
+        )
+    return table

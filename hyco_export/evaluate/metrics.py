@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from hyco_export.core.constants import MS_PER_S
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.keepset import MISSING, KeepSet
-from hyco_export.core.units import MS_PER_S
 from hyco_export.errors import HycoError
-from hyco_export.runtime import wire
-from hyco_export.runtime.trace import GenerationTrace, PrimeTrace, RoundTrace
-from hyco_export.runtime.tree import Source
+from hyco_export.protocol import wire
+from hyco_export.protocol.trace import GenerationTrace, PrimeTrace, RoundTrace
+from hyco_export.protocol.tree import Source
 
 SOURCE_NAMES = {Source.CHAIN: "chain", Source.RUNNER_UP: "runner-up", Source.SLM: "slm"}
 BONUS = "bonus"

@@ -11,10 +11,10 @@ import msgspec
 
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.metrics import threshold_stop, tokens_by_rule
-from hyco_export.runtime import wire
-from hyco_export.runtime.rounds import settle
-from hyco_export.runtime.rules import EPSILON, RULES, STOP_NEEDS_DRAW, Judged, check_acceptance, decide
-from hyco_export.runtime.trace import GenerationTrace, RoundTrace
+from hyco_export.protocol import wire
+from hyco_export.protocol.acceptance import EPSILON, RULES, STOP_NEEDS_DRAW, Judged, check_acceptance, decide
+from hyco_export.protocol.rounds import settle
+from hyco_export.protocol.trace import GenerationTrace, RoundTrace
 
 PAPER_EPSILON = 0.005  # §3.5
 

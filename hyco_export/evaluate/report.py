@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hyco_export.core.json_file import pretty_json
+from hyco_export.core.files import pretty_json
+from hyco_export.device.systems import find_system
 from hyco_export.evaluate import pictures
-from hyco_export.evaluate.canvas import css_colors
+from hyco_export.evaluate.backend_parity import GraphParity
+from hyco_export.evaluate.charts import css_colors
 from hyco_export.evaluate.diagnosis.finding import Diagnosis
-from hyco_export.evaluate.examples import DrawnTree, RoundTimes
-from hyco_export.evaluate.gates import Gate, failed
-from hyco_export.evaluate.losslessness import Losslessness
+from hyco_export.evaluate.gates import Gate, Losslessness, failed
 from hyco_export.evaluate.metrics import SystemMetrics, SystemTraffic, headline
-from hyco_export.evaluate.parity import GraphParity
-from hyco_export.runtime.systems import find_system
-from hyco_export.runtime.wire import Sampling, ServerInfo
+from hyco_export.evaluate.pictures import DrawnTree, RoundTimes
+from hyco_export.protocol.wire import Sampling, ServerInfo
 
 if TYPE_CHECKING:
     from markupsafe import Markup

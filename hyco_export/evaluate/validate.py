@@ -16,27 +16,31 @@ import msgspec
 
 import hyco_export
 from hyco_export.core.recipe import Validation
+from hyco_export.device.interfaces import Transport
+from hyco_export.device.systems import find_system
 from hyco_export.errors import HycoError
-from hyco_export.evaluate.backend_parity import compare_backends
-from hyco_export.evaluate.diagnose import diagnose
+from hyco_export.evaluate.backend_parity import FLOAT, INTEGER, NPU, GraphParity, compare_backends
+from hyco_export.evaluate.connect import (
+    Meeting,
+    OnStep,
+    Prompt,
+    RunArtifacts,
+    Subject,
+    meet,
+    read_prompts,
+    wire_sampling,
+)
+from hyco_export.evaluate.diagnosis.diagnose import diagnose
 from hyco_export.evaluate.diagnosis.finding import Diagnosis
-from hyco_export.evaluate.examples import median_times, pick_tree
-from hyco_export.evaluate.gates import run_gates
-from hyco_export.evaluate.link_estimate import link_note
-from hyco_export.evaluate.losslessness import Losslessness
-from hyco_export.evaluate.meeting import Meeting, Subject, meet, read_prompts, wire_sampling
+from hyco_export.evaluate.gates import Losslessness, run_gates
+from hyco_export.evaluate.link_costs import link_note, padding_note
 from hyco_export.evaluate.metrics import SystemMetrics, caveats, headline, measure, measure_traffic
-from hyco_export.evaluate.padding_cost import padding_note
-from hyco_export.evaluate.parity import FLOAT, INTEGER, NPU, GraphParity
+from hyco_export.evaluate.pictures import median_times, pick_tree
 from hyco_export.evaluate.report import Report
-from hyco_export.evaluate.run_artifacts import RunArtifacts
-from hyco_export.evaluate.system_runner import DeviceRunner
-from hyco_export.evaluate.trace_files import write_traces
-from hyco_export.evaluate.trials import OnStep, Prompt, SystemRunner, check_greedy, plain_texts, run_interleaved
-from hyco_export.runtime.ports import Transport
-from hyco_export.runtime.systems import find_system
-from hyco_export.runtime.trace import GenerationTrace
-from hyco_export.runtime.wire import ServerInfo
+from hyco_export.evaluate.runs import DeviceRunner, SystemRunner, check_greedy, plain_texts, run_interleaved
+from hyco_export.evaluate.traces import write_traces
+from hyco_export.protocol.trace import GenerationTrace
+from hyco_export.protocol.wire import ServerInfo
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hyco_export.errors import CompileError
 from hyco_export.graph import lint_numerics as numerics
 from hyco_export.graph import lint_structure as structure
 from hyco_export.graph.index import GraphIndex
-from hyco_export.graph.lint_rule import Breach
+from hyco_export.graph.lint_structure import Breach
 
 SHOWN_FINDINGS = 5
 

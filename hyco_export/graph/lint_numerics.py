@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto
 
 from hyco_export.graph.index import GraphIndex, attribute
-from hyco_export.graph.lint_rule import Breach, place
+from hyco_export.graph.lint_structure import Breach, place
 
 INDEX_LIMIT = 65_536  # elements of an axis that TopK, ArgMax and ArgMin can address
 MASK_LOWEST, MASK_HIGHEST = -255.0, -50.0  # enough to vanish in a softmax, small enough to keep its resolution

@@ -1,12 +1,27 @@
 """Lint checks of a QDQ graph's structure: versions, shapes, integer interface, no float between Q and DQ."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto
 
 from hyco_export.graph.index import GraphIndex
-from hyco_export.graph.lint_rule import Breach, place
+
+# What a lint check yields, and how it names places in a graph.
+
+
+class Breach(NamedTuple):
+    """One place that breaks a rule."""
+
+    where: str
+    what: str
+
+
+def place(node: onnx.NodeProto) -> str:
+    """A node by name, or by its first output."""
+    return node.name or node.output[0]
+
 
 PROVED_VERSIONS = {21: 10, 23: 11}  # opset -> IR version
 RMS_NORM_OPSET = 23

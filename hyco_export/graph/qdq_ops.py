@@ -12,19 +12,20 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from hyco_export.core.device_spec import GraphSpec
 from hyco_export.core.encodings import Encoding, encoding_from_range
-from hyco_export.core.graphspec import GraphSpec
-from hyco_export.core.network.ops import ARGMAX_LIMIT
+from hyco_export.core.network.blocks import ARGMAX_LIMIT
 from hyco_export.core.network.weights import IntegerMatrix, PackedMatrices, Weights
-from hyco_export.graph.external_data import ExternalData
-from hyco_export.graph.initializers import (
+from hyco_export.graph.writer import (
+    ExternalData,
+    GraphTensor,
+    GraphWriter,
     block_parameters,
     carried_blocks,
     carried_matrix,
     integer_tensor,
     matrix_parameters,
 )
-from hyco_export.graph.writer import GraphTensor, GraphWriter
 
 PROBABILITY = encoding_from_range(0.0, 1.0, "uint16")  # softmax
 UNIT = encoding_from_range(-1.0, 1.0, "uint16")  # tanh

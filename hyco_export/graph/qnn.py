@@ -6,29 +6,58 @@ with `here` in their name and `VendorSession` are what those workers run. The ar
 the same calls use the NPU itself (not proved here).
 """
 
+import contextlib
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import msgspec
 import numpy as np
 
-from hyco_export.core.graphspec import GraphSpec, TensorSpec
+from hyco_export.core.device_spec import GraphSpec, TensorSpec
 from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError
-from hyco_export.graph import frames
-from hyco_export.graph.context_check import check_context, require_feeds
-from hyco_export.graph.ep_context import PROVIDER
-from hyco_export.graph.fallback import is_fallback, named_fallback
-from hyco_export.graph.frames import ContextInfo
-from hyco_export.graph.interface import read_interface
-from hyco_export.graph.two_bit_backend import TwoBitNames, build_backend
-from hyco_export.graph.worker import Worker
+from hyco_export.graph import qnn_process
+from hyco_export.graph.context_check import PROVIDER, check_context, require_feeds
+from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.qnn_errors import read_refusals
+from hyco_export.graph.qnn_process import ContextInfo, Worker
+from hyco_export.graph.smaller_binaries import TwoBitNames, build_backend
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+# Which nodes of a refused graph the NPU cannot run: compiles once more, lets the provider talk, and listens.
+
+
+FALLBACK_REFUSED = "the NPU cannot run all of"  # how qnn_errors words it
+SHOWN_REFUSALS = 8  # operators named in an error message
+
+
+def is_fallback(error: BaseException) -> bool:
+    """Was a graph refused because parts of it would run on the CPU?"""
+    return isinstance(error, CompileError) and FALLBACK_REFUSED in error.message
+
+
+def named_fallback(job: qnn_process.CompileJob, name: str, log: Path) -> CompileError:
+    """The error that says which nodes of the graph `name` the NPU cannot run."""
+    trial_log = log.with_name(f"{log.stem}.fallback.log")
+    with tempfile.TemporaryDirectory() as folder, Worker(trial_log) as worker:
+        place = str(Path(folder) / "trial_ctx.onnx")
+        trial = msgspec.structs.replace(job, context_model=place, explain_fallback=True, two_bit=None)
+        with contextlib.suppress(CompileError):  # what was refused is in the log all the same
+            worker.ask(trial, qnn_process.Compiled, name)
+    refusals = read_refusals(trial_log.read_text(encoding="utf-8", errors="replace"))
+    shown = "; ".join(refusals[:SHOWN_REFUSALS]) + ("; ..." if len(refusals) > SHOWN_REFUSALS else "")
+    return CompileError(
+        f"the NPU cannot run all of {name}: {len(refusals)} operator(s) would fall back to the CPU: {shown}",
+        f"change these operators or their widths; the provider's words are in {trial_log}",
+    )
+
 
 FINALIZATION_MODE = 3  # level 1 was seen to lose all accuracy (0.9 dB); 2, 3 and the default were right
 COMPILATION_OPTIONS = {
@@ -55,7 +84,7 @@ class CompiledContext:
 
 
 def compile_context(
-    model: Path, out_dir: Path, name: str, target: Target, log: Path, two_bit: frames.TwoBit | None = None
+    model: Path, out_dir: Path, name: str, target: Target, log: Path, two_bit: qnn_process.TwoBit | None = None
 ) -> CompiledContext:
     """Compile the QDQ graph `model` for `target` into `out_dir`/`name`_ctx.onnx and its binary, and check the result.
 
@@ -78,11 +107,11 @@ def compile_context(
         raise CompileError(f"{model} does not exist", "build the stage before this one: hyco-export run")
     spec = read_interface(onnx.load(model, load_external_data=False), name)
     context_model = out_dir / f"{name}_ctx.onnx"
-    job = frames.CompileJob(str(model.resolve()), str(context_model.resolve()), target, two_bit=two_bit)
+    job = qnn_process.CompileJob(str(model.resolve()), str(context_model.resolve()), target, two_bit=two_bit)
     _discard(context_model)
     try:
         with Worker(log) as worker:
-            cost = worker.ask(job, frames.Compiled, subject=name)
+            cost = worker.ask(job, qnn_process.Compiled, subject=name)
         _require_narrowed(cost.two_bit_weights, two_bit, name)
         binary, info = check_context(context_model, spec, target)
     except BaseException as error:
@@ -112,7 +141,7 @@ def two_bit_backend(cache: Path | None = None) -> Path:
     return build_backend(*vendor_libraries(), cache)
 
 
-def _require_narrowed(found: int, two_bit: frames.TwoBit | None, name: str) -> None:
+def _require_narrowed(found: int, two_bit: qnn_process.TwoBit | None, name: str) -> None:
     if two_bit is not None and found != len(two_bit.names):
         raise CompileError(
             f"{found} of {len(two_bit.names)} weights of {name} went into the binary with 2 bits",
@@ -130,7 +159,7 @@ def _discard(context_model: Path) -> None:
 class ContextSession:
     """An open context binary in a worker process: a `GraphSession` of integers in, integers out."""
 
-    def __init__(self, worker: Worker, opened: frames.Opened, name: str) -> None:
+    def __init__(self, worker: Worker, opened: qnn_process.Opened, name: str) -> None:
         self._worker, self._name = worker, name
         self.inputs, self.outputs = opened.inputs, opened.outputs
 
@@ -141,8 +170,8 @@ class ContextSession:
             CompileError: feeds do not fit the graph, or the run failed.
         """
         require_feeds(feeds, self.inputs, self._name)
-        reply = self._worker.ask(frames.RunJob(frames.pack_arrays(feeds)), frames.Outputs, self._name)
-        return frames.unpack_arrays(reply.arrays)
+        reply = self._worker.ask(qnn_process.RunJob(qnn_process.pack_arrays(feeds)), qnn_process.Outputs, self._name)
+        return qnn_process.unpack_arrays(reply.arrays)
 
     def close(self) -> None:
         """End the worker process."""
@@ -167,8 +196,8 @@ def open_context(context_model: Path, target: Target, log: Path | None = None) -
         raise CompileError(f"context model {context_model} does not exist", "compile it: hyco-export compile")
     worker = Worker(log)
     try:
-        job = frames.OpenJob(str(context_model.resolve()), target)
-        return ContextSession(worker, worker.ask(job, frames.Opened, context_model.name), context_model.name)
+        job = qnn_process.OpenJob(str(context_model.resolve()), target)
+        return ContextSession(worker, worker.ask(job, qnn_process.Opened, context_model.name), context_model.name)
     except BaseException:
         worker.kill()
         raise
@@ -188,7 +217,7 @@ def vendor_libraries() -> tuple[Path, str]:
     return Path(onnxruntime_qnn.LIB_DIR_FULL_PATH), onnxruntime_qnn.build_and_package_info.qnn_version
 
 
-def compile_here(job: frames.CompileJob) -> int:
+def compile_here(job: qnn_process.CompileJob) -> int:
     """Compile in this process; how many weights were stored in 2 bits."""
     names = _names(job.two_bit)
     entries = {**_compilation(job.context_model), CPU_REFUSED: "0" if job.explain_fallback else "1"}
@@ -197,7 +226,7 @@ def compile_here(job: frames.CompileJob) -> int:
     return names.narrowed() if names else 0
 
 
-def compile_shared_here(job: frames.SharedCompileJob) -> int:
+def compile_shared_here(job: qnn_process.SharedCompileJob) -> int:
     """Compile several graphs into one binary in this process; how many weights of all graphs were stored in 2 bits."""
     names = _names(job.two_bit)
     sessions = []  # each keeps its graph open until the last one writes the binary
@@ -209,7 +238,7 @@ def compile_shared_here(job: frames.SharedCompileJob) -> int:
     return names.narrowed() if names else 0
 
 
-def _names(two_bit: frames.TwoBit | None) -> TwoBitNames | None:
+def _names(two_bit: qnn_process.TwoBit | None) -> TwoBitNames | None:
     return None if two_bit is None else TwoBitNames(Path(two_bit.library), two_bit.names)
 
 
@@ -219,7 +248,7 @@ def _compilation(context_model: str) -> dict[str, str]:
 
 
 def _compiling_session(
-    model: Path, target: Target, entries: Mapping[str, str], two_bit: frames.TwoBit | None, log_severity: int
+    model: Path, target: Target, entries: Mapping[str, str], two_bit: qnn_process.TwoBit | None, log_severity: int
 ) -> "ort.InferenceSession":
     os.chdir(model.parent)  # the graph's name is a hash of the path as given: give the file name alone
     backend = {} if two_bit is None else {"backend_path": two_bit.library}

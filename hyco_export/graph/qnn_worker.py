@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from hyco_export.errors import HycoError
-from hyco_export.graph import frames
+from hyco_export.graph import qnn_process
 from hyco_export.graph.context_binary import parse_context
 from hyco_export.graph.context_check import require_target
-from hyco_export.graph.frames import (
+from hyco_export.graph.qnn import VendorSession, compile_here, compile_shared_here, system_library
+from hyco_export.graph.qnn_process import (
     CompileJob,
     Failed,
     Job,
@@ -28,7 +29,6 @@ from hyco_export.graph.frames import (
     read_frame,
     write_frame,
 )
-from hyco_export.graph.qnn import VendorSession, compile_here, compile_shared_here, system_library
 
 BYTES_PER_KB = 1024
 
@@ -45,7 +45,7 @@ def main() -> None:
             if isinstance(job, OpenJob):
                 require_target(Path(job.context_model), job.target, system_library())
                 session = VendorSession(Path(job.context_model), job.target)
-                reply = frames.Opened(session.inputs, session.outputs)
+                reply = qnn_process.Opened(session.inputs, session.outputs)
             elif isinstance(job, RunJob):
                 reply = run(session, job)
             elif isinstance(job, CompileJob | SharedCompileJob):
@@ -81,11 +81,11 @@ def follow_jobs(stream: BinaryIO) -> queue.SimpleQueue[Job]:
     return jobs
 
 
-def compile_measured(job: CompileJob | SharedCompileJob) -> frames.Compiled:
+def compile_measured(job: CompileJob | SharedCompileJob) -> qnn_process.Compiled:
     """Compile and say what it cost."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     narrowed = compile_here(job) if isinstance(job, CompileJob) else compile_shared_here(job)
-    return frames.Compiled(
+    return qnn_process.Compiled(
         wall_s=time.perf_counter() - start_s,
         cpu_s=time.process_time() - start_cpu_s,
         peak_rss_bytes=peak_rss_bytes(),
@@ -106,11 +106,11 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BYTES_PER_KB
 
 
-def run(session: VendorSession | None, job: RunJob) -> frames.Outputs:
+def run(session: VendorSession | None, job: RunJob) -> qnn_process.Outputs:
     """One run of the open graph."""
     if session is None:
         raise HycoError("no graph is open")
-    return frames.Outputs(frames.pack_arrays(session.run(frames.unpack_arrays(job.feeds))))
+    return qnn_process.Outputs(qnn_process.pack_arrays(session.run(qnn_process.unpack_arrays(job.feeds))))
 
 
 if __name__ == "__main__":

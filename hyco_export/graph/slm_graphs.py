@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_TREE_GRAPH
+from hyco_export.core.device_spec import SLM_PREFILL_GRAPH, SLM_TREE_GRAPH, GraphSpec, TensorSpec
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.core.network import slm
 from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.weights import Weights
-from hyco_export.graph.external_data import ExternalData, raw_bytes
-from hyco_export.graph.initializers import read_weight
 from hyco_export.graph.qdq_ops import QdqOps
+from hyco_export.graph.writer import ExternalData, raw_bytes, read_weight
 
 
 def tree_graph(

@@ -21,27 +21,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from hyco_export.core.artifact import WORK_FOLDER
-from hyco_export.core.coverage import Ranking, curve, kept_share, rank, smallest_size
-from hyco_export.core.data.files import conversation_count, list_files, read_conversations
-from hyco_export.core.data.identity import identities
-from hyco_export.core.heap import release_freed
-from hyco_export.core.json_file import write_json
-from hyco_export.core.keepset import KEEPSET_FILE, MISSING, KeepSet
-from hyco_export.core.layout import CAPTURE, KEEPSET
+from hyco_export.core.artifact import CAPTURE, KEEPSET, WORK_FOLDER
+from hyco_export.core.data.conversations import identities
+from hyco_export.core.data.readers import conversation_count, list_files, read_conversations
+from hyco_export.core.files import Declared, TensorWriter, write_json
+from hyco_export.core.keepset import KEEPSET_FILE, MISSING, KeepSet, Ranking, curve, kept_share, rank, smallest_size
+from hyco_export.core.memory import release_freed
 from hyco_export.core.recipe import Dtype, Recipe
-from hyco_export.core.tensor_writer import Declared, TensorWriter
 from hyco_export.errors import RecipeError
 from hyco_export.stages.capture import read_answers
-from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from hyco_export.nn.embedding_table import EmbeddingSource
-    from hyco_export.nn.fixed_tokens import FixedPart
-    from hyco_export.nn.token_counts import TokenCounts
-    from hyco_export.nn.tokenizer_file import TokenizerFile
+    from hyco_export.models.embedding_table import EmbeddingSource
+    from hyco_export.models.text.token_counts import TokenCounts
+    from hyco_export.models.text.tokenizer import TokenizerFile
+    from hyco_export.models.text.vocabulary import FixedPart
 
 COVERAGE_FILE = "coverage.json"
 CURVE_FILE = "curve.json"
@@ -85,9 +82,9 @@ def check_keepset(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
     Raises:
         RecipeError: unknown script; a size below the fixed part or above the vocabulary.
     """
-    from hyco_export.nn.embedding_table import find_embedding
-    from hyco_export.nn.fixed_tokens import require_room
-    from hyco_export.nn.tokenizer_file import open_tokenizer
+    from hyco_export.models.embedding_table import find_embedding
+    from hyco_export.models.text.tokenizer import open_tokenizer
+    from hyco_export.models.text.vocabulary import require_room
 
     vocab_size = find_embedding(inputs["verifier"]).vocab_size
     fixed = _fixed_part(inputs["verifier"], open_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
@@ -98,9 +95,9 @@ def check_keepset(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
 
 def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Write the files of the module's list; the coverage is also the stage's metrics."""
-    from hyco_export.nn.embedding_table import find_embedding
-    from hyco_export.nn.fixed_tokens import require_room
-    from hyco_export.nn.tokenizer_file import open_tokenizer
+    from hyco_export.models.embedding_table import find_embedding
+    from hyco_export.models.text.tokenizer import open_tokenizer
+    from hyco_export.models.text.vocabulary import require_room
 
     tokenizer = open_tokenizer(inputs["verifier"])
     embedding = find_embedding(inputs["verifier"])
@@ -161,8 +158,8 @@ def remarks(config: KeepSetConfig, coverage: Mapping[str, Any]) -> list[str]:
 
 def _fixed_part(verifier: Path, tokenizer: "TokenizerFile", vocab_size: int, scripts: tuple[str, ...]) -> "FixedPart":
     """What is always kept; nothing that the checkpoint never generates."""
-    from hyco_export.nn.fixed_tokens import find_fixed_part
-    from hyco_export.nn.generation_rules import checkpoint_suppressed_ids
+    from hyco_export.models.generation_rules import checkpoint_suppressed_ids
+    from hyco_export.models.text.vocabulary import find_fixed_part
 
     return find_fixed_part(tokenizer, vocab_size, scripts, checkpoint_suppressed_ids(verifier, vocab_size))
 
@@ -202,7 +199,7 @@ def sizes_by_share(ranking: Ranking, counts: "TokenCounts") -> dict[str, int | N
 
 def save_keepset(path: Path, keepset: KeepSet, embedding: "EmbeddingSource", dtype: Dtype) -> None:
     """Write the ids with their rows of the 8-bit table (`core.keepset.KEEPSET_FILE`) as a stream: 242 MB."""
-    from hyco_export.nn.embedding_table import quantized_blocks
+    from hyco_export.models.embedding_table import quantized_blocks
 
     n = len(keepset)
     declared = {
@@ -218,8 +215,7 @@ def save_keepset(path: Path, keepset: KeepSet, embedding: "EmbeddingSource", dty
 
 
 def _write_reports(out_dir: Path, coverage: dict[str, Any], ranking: Ranking, counts: "TokenCounts") -> None:
-    from hyco_export.evaluate.coverage_picture import coverage_picture
-    from hyco_export.evaluate.standalone import write_picture
+    from hyco_export.evaluate.charts import coverage_picture, write_picture
 
     rows = curve(ranking, counts.held_out, counts.counted, coverage["size"])
     ids = {
@@ -288,7 +284,7 @@ def _count_conversations(
     progress: Progress,
 ) -> "TokenCounts":
     """Count the recipe's conversations without those of the calibration and validation sets."""
-    from hyco_export.nn.token_counts import count_tokens
+    from hyco_export.models.text.token_counts import count_tokens
 
     state.parent.mkdir(exist_ok=True)
     path = inputs["conversations"]

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.conversations import Conversation, Message, prompt_messages
-from hyco_export.core.data.files import list_files
+from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, PartialBuild
+from hyco_export.core.data.conversations import Conversation, Message, prompt_messages
 from hyco_export.core.data.prompts import prompt_named, read_prompts
+from hyco_export.core.data.readers import list_files
+from hyco_export.core.files import write_json
 from hyco_export.core.golden import GoldenTree
 from hyco_export.core.handoff import HiddenNorm
-from hyco_export.core.heap import release_freed
-from hyco_export.core.json_file import write_json
-from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE
-from hyco_export.core.partial import PartialBuild
+from hyco_export.core.memory import release_freed
 from hyco_export.errors import ArtifactError, RecipeError
-from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -101,8 +100,8 @@ def check(config: CaptureConfig, inputs: Mapping[str, Path]) -> None:
         CheckpointError: a tokenizer or template that cannot be read, that does not fit the model, or of which
             transformers makes another one.
     """
-    from hyco_export.nn.chat import encode_prompt, require_one_reading, require_rows
-    from hyco_export.nn.verifier import load_config, load_tokenizer
+    from hyco_export.models.text.tokenizer import encode_prompt, require_one_reading, require_rows
+    from hyco_export.models.verifier import load_config, load_tokenizer
 
     tokenizer = load_tokenizer(inputs["verifier"])
     rows = load_config(inputs["verifier"]).get_text_config().vocab_size
@@ -121,8 +120,8 @@ def check(config: CaptureConfig, inputs: Mapping[str, Path]) -> None:
 
 def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Answer every prompt, then capture its sequences; see the module for the files."""
-    from hyco_export.nn.crew import current_crew
-    from hyco_export.nn.verifier import handoff_values, load_config
+    from hyco_export.models.process_group import current_crew
+    from hyco_export.models.verifier import handoff_values, load_config
 
     crew = current_crew()
     partial = PartialBuild(out_dir)
@@ -152,9 +151,9 @@ def _capture_prompts(
     progress: Progress,
 ) -> None:
     """Do the units of these prompts, one after the other; the model is not loaded where nothing is left to do."""
-    from hyco_export.nn.crew import current_crew
-    from hyco_export.nn.final_norm import final_norm, save_norm
-    from hyco_export.nn.verifier import load_tokenizer, load_verifier
+    from hyco_export.models.head.unroll import final_norm, save_norm
+    from hyco_export.models.process_group import current_crew
+    from hyco_export.models.verifier import load_tokenizer, load_verifier
 
     if not prompts and partial.finished(NORM_UNIT):
         return
@@ -223,8 +222,8 @@ def _answers(
     config: CaptureConfig, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", prompt: Prompt
 ) -> Iterator[Answer]:
     """The greedy answer to a prompt, then its sampled ones."""
-    from hyco_export.nn import capture as capturing
-    from hyco_export.nn.chat import encode_prompt
+    from hyco_export.models import capture as capturing
+    from hyco_export.models.text.tokenizer import encode_prompt
 
     messages = prompt_messages(prompt.conversation)
     prompt_ids = encode_prompt(tokenizer, [msgspec.to_builtins(m) for m in messages])
@@ -243,7 +242,7 @@ def _answers(
 
 def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, path: Path) -> None:
     """Capture one sequence."""
-    from hyco_export.nn import capture as capturing
+    from hyco_export.models import capture as capturing
 
     ids = (answer.prompt_ids + answer.answer_ids)[: config.capture.sequence_limit]
     captured = capturing.teacher_forced(model, ids, len(answer.prompt_ids), config.hidden_norm)
@@ -252,7 +251,7 @@ def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, pa
 
 def _golden_tree(config: CaptureConfig, model: "PreTrainedModel", answer: Answer) -> GoldenTree | None:
     """Probabilities behind a place of the answer; None where it is too short."""
-    from hyco_export.nn.golden_tree import golden_tree
+    from hyco_export.models.golden import golden_tree
 
     ids = (answer.prompt_ids + answer.answer_ids)[: config.capture.sequence_limit]
     return golden_tree(model, ids, len(answer.prompt_ids), config.sampling)

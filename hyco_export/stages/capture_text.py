@@ -7,24 +7,28 @@ A conversation that ends with the assistant's turn is taken as it stands; anothe
 verifier, which may be the SLM itself. A base model, whose tokenizer has no chat template, reads plain text.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.conversations import ASSISTANT_ROLES, Conversation, Message, require_known_roles
-from hyco_export.core.data.files import read_conversations
+from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE
+from hyco_export.core.data.conversations import ASSISTANT_ROLES, Conversation, Message, require_known_roles
 from hyco_export.core.data.prompts import prompt_named
-from hyco_export.core.heap import release_freed
-from hyco_export.core.layout import CAPTURE
-from hyco_export.errors import RecipeError
-from hyco_export.stages.capture import ANSWERS_FILE, PROMPT_SPLITS, Answer, Split
-from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+from hyco_export.core.data.readers import read_conversations
+from hyco_export.core.handoff import HiddenNorm
+from hyco_export.core.memory import release_freed
+from hyco_export.errors import ArtifactError, RecipeError
+from hyco_export.stages.capture import ANSWERS_FILE, PROMPT_SPLITS, Answer, Split, read_answers
+from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import Gemma4AssistantForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+    from hyco_export.models.head.unroll import RootRows
 
 
 class CaptureTextConfig(msgspec.Struct, frozen=True):
@@ -54,8 +58,8 @@ def check(config: CaptureTextConfig, inputs: Mapping[str, Path]) -> None:
     Raises:
         RecipeError, CheckpointError: as `stages.capture.check`; a conversation without text.
     """
-    from hyco_export.nn.chat import encode_text, require_one_reading, require_rows
-    from hyco_export.nn.verifier import load_config, read_tokenizer
+    from hyco_export.models.text.tokenizer import encode_text, require_one_reading, require_rows
+    from hyco_export.models.verifier import load_config, read_tokenizer
 
     tokenizer = read_tokenizer(inputs["verifier"])
     rows = load_config(inputs["verifier"]).get_text_config().vocab_size
@@ -77,7 +81,7 @@ def check(config: CaptureTextConfig, inputs: Mapping[str, Path]) -> None:
 
 def build(config: CaptureTextConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Encode or answer every conversation."""
-    from hyco_export.nn.verifier import load_language_model, read_tokenizer
+    from hyco_export.models.verifier import load_language_model, read_tokenizer
 
     model = load_language_model(inputs["verifier"], config.dtype)
     tokenizer = read_tokenizer(inputs["verifier"])
@@ -118,8 +122,8 @@ def _answer(
 
     Raises: as `_prompt_and_room`.
     """
-    from hyco_export.nn.capture import greedy_answer
-    from hyco_export.nn.chat import encode_text
+    from hyco_export.models.capture import greedy_answer
+    from hyco_export.models.text.tokenizer import encode_text
 
     limits = config.capture
     asked, said = asked_and_said(conversation)
@@ -142,7 +146,7 @@ def _prompt_and_room(
         RecipeError: the template refuses it, or it alone reaches the sequence limit.
         CheckpointError: the template is none.
     """
-    from hyco_export.nn.chat import encode_turns
+    from hyco_export.models.text.tokenizer import encode_turns
 
     ids, limit = encode_turns(tokenizer, [msgspec.to_builtins(message) for message in asked]), config.capture
     if len(ids) >= limit.sequence_limit:
@@ -167,3 +171,73 @@ def asked_and_said(conversation: Conversation) -> tuple[tuple[Message, ...], str
 
 
 STAGE = Stage(CAPTURE, revision=1, needs=(), config=config, sources=sources, build=build, check=check)
+
+
+# What a head reads of a `capture` artifact: the rows of its sequences, after a check that h is what the head wants.
+
+
+SIDE_SEQUENCES = 8  # hundreds of tokens: enough to tell which side of the norm h comes from
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How captured sequences are read: the first `limit` tokens, `window` positions visible, h from this side."""
+
+    limit: int
+    window: int
+    hidden_norm: HiddenNorm
+
+
+def captured_rows(
+    capture: Path, paths: Sequence[Path], head: "Gemma4AssistantForCausalLM", reading: Reading
+) -> list["RootRows"]:
+    """Response rows of captured sequences that have any, in their stored precision."""
+    from hyco_export.models.capture import load_capture
+    from hyco_export.models.head.unroll import head_spans, load_norm, response_rows
+
+    norm = load_norm(capture / FINAL_NORM_FILE) if reading.hidden_norm == "pre" else None
+    captures = [load_capture(path).cut(reading.limit) for path in paths]
+    long_enough = [capture for capture in captures if capture.roots]
+    return [response_rows(capture, head_spans(head.config), reading.window, norm) for capture in long_enough]
+
+
+def require_norm_side(
+    capture: Path, paths: Sequence[Path], head: "Gemma4AssistantForCausalLM", reading: Reading
+) -> None:
+    """h comes from the side of the verifier's final norm that the recipe names, and the head wants it from there.
+
+    Raises:
+        GateError: it does not; names the cause.
+    """
+    from hyco_export.models.capture import load_capture
+    from hyco_export.models.head.norm_side import OTHER, compare_readings, require_reading, require_side
+    from hyco_export.models.head.unroll import load_norm
+
+    few = paths[:SIDE_SEQUENCES]
+    require_side(load_capture(few[0]).h, load_norm(capture / FINAL_NORM_FILE), reading.hidden_norm)
+    mirrored = replace(reading, hidden_norm=OTHER[reading.hidden_norm])
+    both = [captured_rows(capture, few, head, side) for side in (reading, mirrored)]
+    require_reading(compare_readings(head, *both), reading.hidden_norm)
+
+
+# What the SLM reads of a `capture` artifact: whole texts, prompt and answer. Hand-offs are the head's affair.
+
+
+def captured_texts(capture: Path, split: Split, limit: int) -> list[list[int]]:
+    """Prompt and answer ids of a split, each at most `limit`."""
+    return [(answer.prompt_ids + answer.answer_ids)[:limit] for answer in read_answers(capture, split)]
+
+
+def long_texts(texts: Sequence[list[int]], rows: int) -> list[list[int]]:
+    """Those that fill at least one pass of `rows` tokens.
+
+    Raises:
+        ArtifactError: there are none.
+    """
+    long_enough = [ids for ids in texts if len(ids) >= rows]
+    if not long_enough:
+        raise ArtifactError(
+            f"no captured text has {rows} tokens or more ($.slm.rows)",
+            "raise $.capture.max_new_tokens or lower $.slm.rows, then: hyco-export capture",
+        )
+    return long_enough

@@ -15,41 +15,70 @@ binary is only read back: x86 cannot load it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import onnx
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.artifact import file_digest
-from hyco_export.core.devicespec import (
+from hyco_export.core.artifact import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, file_digest
+from hyco_export.core.constants import BYTES_PER_MB
+from hyco_export.core.device_spec import (
     HEAD_GRAPH,
     HEAD_SPEC_FILE,
     SLM_PREFILL_GRAPH,
     SLM_SPEC_FILE,
     SLM_TREE_GRAPH,
+    GraphSession,
+    GraphSpec,
     HeadSpec,
     SlmSpec,
     read_spec,
 )
-from hyco_export.core.graphspec import GraphSession, GraphSpec
-from hyco_export.core.heap import release_freed
-from hyco_export.core.json_file import write_json
-from hyco_export.core.layout import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE
-from hyco_export.core.network.slm_file import WEIGHTS_FILE, linears_of_width
-from hyco_export.core.samples import read_samples
+from hyco_export.core.files import write_json
+from hyco_export.core.golden import read_samples
+from hyco_export.core.memory import release_freed
+from hyco_export.core.network.weight_files import WEIGHTS_FILE, linears_of_width
 from hyco_export.core.targets import Target, find_target
-from hyco_export.core.units import BYTES_PER_MB
 from hyco_export.errors import CompileError, GateError
-from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+from hyco_export.graph.index import GraphIndex
+from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
     import onnx
 
-    from hyco_export.graph.frames import TwoBit
     from hyco_export.graph.parity import OutputParity, ParityReport
     from hyco_export.graph.qnn import CompiledContext
-    from hyco_export.graph.shared_contexts import SharedContext
+    from hyco_export.graph.qnn_process import TwoBit
+    from hyco_export.graph.smaller_binaries import SharedContext
+
+# How much of a compiled graph the x86 emulator can afford to prove. Knows its speed by weights and rows only.
+
+
+TILE_ROWS = 32  # rows that cost what one row costs
+WEIGHTS_PER_S = 8_000_000  # 7-11 million on two cores
+BUDGET_S = 120  # for the feeds of one graph, one feed at least: a draft of a full-size head takes this long
+
+
+def affordable_feeds(model: onnx.ModelProto, most: int) -> int:
+    """Feeds of this graph that fit the budget: at least one, at most `most` (0 stays 0)."""
+    feeds = BUDGET_S * WEIGHTS_PER_S // max(1, linear_work(model))
+    return min(most, max(1, feeds))
+
+
+def linear_work(model: onnx.ModelProto) -> int:
+    """Weights that one run reads: those of every linear layer, once for each tile of its rows and each time it runs."""
+    index = GraphIndex(model)
+    work = 0
+    for node in index.nodes:
+        weight = index.stored(node.input[1]) if node.op_type == "Gemm" else None
+        shape = index.shape(node.output[0])  # [R, N]
+        if weight is not None and weight in index.constants and shape is not None:
+            work += prod(index.constants[weight].dims) * ceil((shape[0] or 1) / TILE_ROWS)
+    return work
+
 
 CONTEXTS_FILE, PARITY_FILE = "contexts.json", "parity.json"
 LOG_FILE = "compile.log"  # beside the artifact, not in it: it holds times
@@ -88,7 +117,7 @@ class Reading:
 
 def config(recipe: recipes.Recipe) -> CompileConfig:
     """The recipe's fields that this stage reads."""
-    from hyco_export.graph.two_bit_backend import find_compiler
+    from hyco_export.graph.smaller_binaries import find_compiler
 
     compiler = f"{COMPILER} {metadata.version(COMPILER)}"
     can_build = recipe.compile.two_bit_weights and find_compiler() is not None
@@ -149,7 +178,7 @@ def _head_job(folder: Path) -> Job:
 
 
 def _slm_jobs(slm_folder: Path) -> list[Job]:
-    from hyco_export.nn.slm.session import open_torch_slm
+    from hyco_export.models.slm.static_pass import open_torch_slm
 
     slm = read_spec(slm_folder / SLM_SPEC_FILE, SlmSpec)
     floats = open_torch_slm(slm_folder)
@@ -162,8 +191,8 @@ def _slm_jobs(slm_folder: Path) -> list[Job]:
 
 def _two_bit(weights: Path, progress: Progress) -> "TwoBit | None":
     """The SLM's 2-bit weights and the backend that stores them so; None, and a note, where it cannot be built."""
-    from hyco_export.graph.frames import TwoBit
     from hyco_export.graph.qnn import two_bit_backend
+    from hyco_export.graph.qnn_process import TwoBit
 
     try:
         return TwoBit(str(two_bit_backend()), linears_of_width(weights, NARROW_BITS))
@@ -181,8 +210,7 @@ def _read(job: Job, two_bit: "TwoBit | None", most_feeds: int) -> Reading:
     import onnx
 
     from hyco_export.graph.context_check import require_interface
-    from hyco_export.graph.emulation import affordable_feeds
-    from hyco_export.graph.interface import read_interface
+    from hyco_export.graph.io_spec import read_interface
     from hyco_export.graph.lint import require_clean
 
     model = onnx.load(job.model, load_external_data=False)
@@ -200,7 +228,7 @@ def _held_by(model: "onnx.ModelProto", two_bit: "TwoBit | None") -> "TwoBit | No
 
 def _share(slm: Path, out_dir: Path, target: Target, log: Path, two_bit: "TwoBit | None") -> "SharedContext":
     """Both SLM graphs, which passed on their own, in one binary."""
-    from hyco_export.graph.shared_contexts import compile_shared
+    from hyco_export.graph.smaller_binaries import compile_shared
 
     models = [slm / f"{name}.onnx" for name in SLM_GRAPHS]
     return compile_shared(models, out_dir, SLM_GRAPHS, target, log, two_bit)
@@ -208,9 +236,8 @@ def _share(slm: Path, out_dir: Path, target: Target, log: Path, two_bit: "TwoBit
 
 def _compare(job: Job, context: "CompiledContext", config: CompileConfig, count: int, log: Path) -> "ParityReport":
     """Run the first `count` sample feeds through the binary and the QDQ graph on the CPU."""
-    from hyco_export.graph.parity import ParityLimits, compare_sessions
+    from hyco_export.graph.parity import ParityLimits, ReferenceSession, compare_sessions
     from hyco_export.graph.qnn import open_context
-    from hyco_export.graph.reference import ReferenceSession
 
     gates = config.gates
     limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)

@@ -19,26 +19,34 @@ import msgspec
 import numpy as np
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.devicespec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, write_spec
+from hyco_export.core.artifact import (
+    CAPTURE,
+    ENCODINGS_FILE,
+    FINAL_NORM_FILE,
+    HEAD,
+    HEAD_SAMPLES_FILE,
+    KEEPSET,
+    QAT_HEAD,
+)
+from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, write_spec
 from hyco_export.core.encodings import Encoding
+from hyco_export.core.estimates.shapes import ROOTS_PER_SEQUENCE, SAVED_EVERY
+from hyco_export.core.files import write_json
+from hyco_export.core.golden import write_samples
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm, KvShape
-from hyco_export.core.heap import release_freed
-from hyco_export.core.json_file import write_json
 from hyco_export.core.keepset import KeepSet, read_keepset
-from hyco_export.core.layout import CAPTURE, ENCODINGS_FILE, FINAL_NORM_FILE, HEAD, HEAD_SAMPLES_FILE, KEEPSET, QAT_HEAD
+from hyco_export.core.memory import release_freed
 from hyco_export.core.network import head as network_head
 from hyco_export.core.network.head import HeadNetwork
-from hyco_export.core.network.head_grids import handoff_encodings, head_encodings
-from hyco_export.core.samples import write_samples
-from hyco_export.core.sizes.amounts import ROOTS_PER_SEQUENCE, SAVED_EVERY
+from hyco_export.core.network.quantisation import handoff_encodings, head_encodings
 from hyco_export.stages.capture import sequence_paths
+from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
 from hyco_export.stages.head_golden import write_golden_files
-from hyco_export.stages.stage import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
-    from hyco_export.core.graphspec import GraphSpec
-    from hyco_export.nn.head.comparison import ComparedPosition, Drafts
-    from hyco_export.nn.head.static_pass import FloatHead
+    from hyco_export.core.device_spec import GraphSpec
+    from hyco_export.models.head.agreement import ComparedPosition, Drafts
+    from hyco_export.models.head.static_pass import FloatHead
 
 GRAPH_FILE = f"{HEAD_GRAPH}.onnx"
 
@@ -65,12 +73,11 @@ def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
 
 def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Calibrate, emit, compare; see the module for the files."""
-    from hyco_export.graph.reference import ReferenceSession
-    from hyco_export.nn.checkpoint import checkpoint_digest
-    from hyco_export.nn.head.calibration import captured_ranges, clipped_shares
-    from hyco_export.nn.head.comparison import run_session
-    from hyco_export.nn.head.device import float_head, with_projected_table
-    from hyco_export.nn.head.static_pass import TorchHeadSession
+    from hyco_export.graph.parity import ReferenceSession
+    from hyco_export.models.checkpoints import checkpoint_digest
+    from hyco_export.models.head.agreement import run_session
+    from hyco_export.models.head.calibration import captured_ranges, clipped_shares
+    from hyco_export.models.head.static_pass import TorchHeadSession, float_head, with_projected_table
 
     settings, calibration = config.head, config.calibration
     head = float_head(inputs, settings.steps, settings.runner_up_steps, settings.window, config.hidden_norm)
@@ -129,7 +136,7 @@ def _emit(
 
     from hyco_export.graph.lint import require_clean
     from hyco_export.graph.qdq_ops import QdqOps
-    from hyco_export.nn.head.calibration import activation_ranges
+    from hyco_export.models.head.calibration import activation_ranges
 
     mask_value = calibration.mask_value
 
@@ -178,9 +185,9 @@ def _positions(
     inputs: Mapping[str, Path],
     paths: Sequence[Path],
 ) -> list["ComparedPosition"]:
-    from hyco_export.nn.final_norm import load_norm
-    from hyco_export.nn.head.comparison import compared_positions
-    from hyco_export.nn.verifier import load_head
+    from hyco_export.models.head.agreement import compared_positions
+    from hyco_export.models.head.unroll import load_norm
+    from hyco_export.models.verifier import load_head
 
     norm = load_norm(inputs[CAPTURE] / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
     original = load_head(inputs["head"], config.dtype)
@@ -192,7 +199,7 @@ def _compare(
     integer: "Drafts", floating: "Drafts", positions: Sequence["ComparedPosition"], keepset: KeepSet
 ) -> Metrics:
     """The graph on CPU against its weights in float, step by step, and against the original head."""
-    from hyco_export.nn.head.comparison import match_original
+    from hyco_export.models.head.agreement import match_original
 
     return {
         "positions": len(positions),
@@ -217,7 +224,7 @@ def _equal_shares(integer: "Drafts", floating: "Drafts") -> Metrics:
 
 
 def _by_depth(drafts: "Drafts", positions: Sequence["ComparedPosition"], kept: np.ndarray) -> list[float]:
-    from hyco_export.nn.head.comparison import match_original
+    from hyco_export.models.head.agreement import match_original
 
     return [round(depth.share, 4) for depth in match_original(drafts, positions, kept)]
 

@@ -27,35 +27,54 @@ import msgspec
 import numpy as np
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_SPEC_FILE, SLM_TREE_GRAPH, write_spec
+from hyco_export.core.artifact import (
+    CAPTURE,
+    ENCODINGS_FILE,
+    KEEPSET,
+    SLM,
+    SLM_OPENING_FILE,
+    SLM_SAMPLES_FILE,
+    PartialBuild,
+)
+from hyco_export.core.device_spec import (
+    SLM_PREFILL_GRAPH,
+    SLM_SPEC_FILE,
+    SLM_TREE_GRAPH,
+    GraphSpec,
+    TensorSpec,
+    to_integers,
+    write_spec,
+)
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.graphspec import GraphSpec, TensorSpec
-from hyco_export.core.heap import release_freed
-from hyco_export.core.json_file import write_json
+from hyco_export.core.estimates.shapes import SAMPLES_PER_GRAPH
+from hyco_export.core.files import write_json
+from hyco_export.core.golden import write_samples
 from hyco_export.core.keepset import read_keepset
-from hyco_export.core.layout import CAPTURE, ENCODINGS_FILE, KEEPSET, SLM, SLM_OPENING_FILE, SLM_SAMPLES_FILE
-from hyco_export.core.network.boundary import to_integers
+from hyco_export.core.memory import release_freed
+from hyco_export.core.network.host import slm_spec, write_opening
+from hyco_export.core.network.quantisation import slm_encodings
 from hyco_export.core.network.slm import layer_results
-from hyco_export.core.network.slm_grids import slm_encodings
-from hyco_export.core.network.slm_opening import write_opening
-from hyco_export.core.network.slm_spec import slm_spec
 from hyco_export.core.network.weights import PackedMatrices, Weights
-from hyco_export.core.partial import PartialBuild
-from hyco_export.core.samples import write_samples
-from hyco_export.core.sizes.amounts import SAMPLES_PER_GRAPH
-from hyco_export.stages.captured_texts import captured_texts, long_texts
-from hyco_export.stages.slm_bridge import bridge_metrics, find_columns
-from hyco_export.stages.slm_evidence import Subject, write_slm_evidence
-from hyco_export.stages.slm_proofs import require_equal, weight_pairs
-from hyco_export.stages.slm_reference import Trial, refer
-from hyco_export.stages.slm_surgery import Surgery, open_for, operate, rounding_of, with_opening, without_opening
-from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+from hyco_export.stages.capture_text import captured_texts, long_texts
+from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
+from hyco_export.stages.sensitivity import Subject, write_slm_evidence
+from hyco_export.stages.slm_proofs import Trial, refer, require_equal, weight_pairs
+from hyco_export.stages.slm_surgery import (
+    Surgery,
+    bridge_metrics,
+    find_columns,
+    open_for,
+    operate,
+    rounding_of,
+    with_opening,
+    without_opening,
+)
 
 if TYPE_CHECKING:
     import onnx
 
     from hyco_export.evaluate.slm_quality import SlmQuality
-    from hyco_export.graph.external_data import ExternalData
+    from hyco_export.graph.writer import ExternalData
 
 TREE_FILE, PREFILL_FILE = f"{SLM_TREE_GRAPH}.onnx", f"{SLM_PREFILL_GRAPH}.onnx"
 SQNR_FILE = "sqnr.json"
@@ -108,8 +127,8 @@ def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    from hyco_export.nn.slm.source import open_checkpoint
-    from hyco_export.nn.slm.surgery import slm_network
+    from hyco_export.models.slm.float import open_checkpoint
+    from hyco_export.models.slm.surgery import slm_network
 
     checkpoint = open_checkpoint(sources["slm"], rounding_of(config.weights))
     slm_network(checkpoint, _rings(config))
@@ -184,7 +203,7 @@ def _calibrate(
     config: ConvertSlmConfig, surgery: Surgery, sequences: Sequence[Sequence[int]], out_dir: Path, progress: Progress
 ) -> dict[str, Encoding]:
     """Encodings from the calibration sequences; a killed build has those of whole sequences already."""
-    from hyco_export.nn.slm.calibration import CalibrationMemory, calibrated_ranges
+    from hyco_export.models.slm.calibration import CalibrationMemory, calibrated_ranges
 
     wanted, memory = config.calibration, CalibrationMemory(PartialBuild(out_dir))
     if done := memory.sequences:
@@ -230,7 +249,7 @@ def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, En
 @contextmanager
 def _data_file(weights: Weights, out_dir: Path) -> "Iterator[ExternalData | None]":
     """Where both graphs put their large weights: in a file of their own when they would make a protobuf unwieldy."""
-    from hyco_export.graph.external_data import ExternalData
+    from hyco_export.graph.writer import ExternalData
 
     assert isinstance(weights.matrices, PackedMatrices)
     if weights.matrices.value_count <= INLINE_VALUES:
@@ -250,7 +269,7 @@ def _measure(
 ) -> "SlmQuality":
     """Compare the tree graph with the float network on held-out sequences; writes the figures."""
     from hyco_export.evaluate.slm_quality import measure_slm
-    from hyco_export.graph.reference import ReferenceSession
+    from hyco_export.graph.parity import ReferenceSession
     from hyco_export.graph.slm_graphs import with_outputs
 
     shape = (config.graph.rows, surgery.network.hidden)
@@ -280,7 +299,7 @@ def _write_samples(
     config: ConvertSlmConfig, surgery: Surgery, graphs: Graphs, sequences: Sequence[Sequence[int]], out_dir: Path
 ) -> None:
     """Some feeds of both graphs, on validation text."""
-    from hyco_export.nn.slm.samples import prefill_samples, tree_samples
+    from hyco_export.models.slm.calibration import prefill_samples, tree_samples
 
     chosen, mask_value = sequences[:SAMPLES_PER_GRAPH], config.calibration.mask_value
     slm, tables = surgery.float_slm, surgery.tables

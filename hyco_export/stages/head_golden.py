@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, KEEPSET, QAT_HEAD
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.golden import (
     LIKELY_ROOT,
@@ -25,15 +26,14 @@ from hyco_export.core.golden import (
 )
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset import KeepSet
-from hyco_export.core.layout import CAPTURE, FINAL_NORM_FILE, KEEPSET, QAT_HEAD
 from hyco_export.core.recipe import Dtype
 from hyco_export.stages.capture import read_answers, read_trees, sequence_paths
-from hyco_export.stages.stage import Metrics, Progress
+from hyco_export.stages.declarations import Metrics, Progress
 
 if TYPE_CHECKING:
     from hyco_export.core.golden import GoldenRoot
-    from hyco_export.nn.capture import Capture
-    from hyco_export.nn.head.golden import Walk
+    from hyco_export.models.capture import Capture
+    from hyco_export.models.golden import Walk
 
 
 TREES = 3  # of about 60 nodes, each under every sampling: thousands of probabilities
@@ -51,9 +51,9 @@ def write_golden_files(
     progress: Progress,
 ) -> Metrics:
     """Choose positions on the validation captures, draft there with transformers' head; the expected acceptance."""
-    from hyco_export.nn.capture import load_capture, save_capture
-    from hyco_export.nn.head.golden import choose_walks
-    from hyco_export.nn.verifier import load_config
+    from hyco_export.models.capture import load_capture, save_capture
+    from hyco_export.models.golden import choose_walks
+    from hyco_export.models.verifier import load_config
 
     paths = sequence_paths(inputs[CAPTURE], "validation")
     answers = read_answers(inputs[CAPTURE], "validation")
@@ -114,13 +114,13 @@ class _Truth:
         steps: int,
         window: int,
     ) -> None:
-        from hyco_export.core.network.head_file import read_head
-        from hyco_export.core.network.kept_table import read_kept_table
-        from hyco_export.nn.embedding_table import find_embedding, scaled_row
-        from hyco_export.nn.final_norm import load_norm
-        from hyco_export.nn.generation_rules import checkpoint_suppressed_ids
-        from hyco_export.nn.head.golden import load_stored, table_lookup
-        from hyco_export.nn.verifier import load_head
+        from hyco_export.core.network.weight_files import read_head
+        from hyco_export.core.network.weights import read_kept_table
+        from hyco_export.models.embedding_table import find_embedding, scaled_row
+        from hyco_export.models.generation_rules import checkpoint_suppressed_ids
+        from hyco_export.models.golden import load_stored, table_lookup
+        from hyco_export.models.head.unroll import load_norm
+        from hyco_export.models.verifier import load_head
 
         self._keepset, self._grids, self._steps, self._window = keepset, grids, steps, window
         self._head = load_head(inputs["head"], "float32")
@@ -138,7 +138,7 @@ class _Truth:
         """Drafts of both at every root of a walk."""
         import torch
 
-        from hyco_export.nn.head.golden import chain_logits, golden_root, on_grids
+        from hyco_export.models.golden import chain_logits, golden_root, on_grids
 
         kept = torch.from_numpy(self._keepset.ids.astype(np.int64))
         allowed = torch.from_numpy(self._allowed)

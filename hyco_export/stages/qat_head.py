@@ -25,26 +25,25 @@ import msgspec
 import numpy as np
 
 from hyco_export.core import recipe as recipes
+from hyco_export.core.artifact import CAPTURE, QAT_HEAD, PartialBuild
+from hyco_export.core.files import write_json
 from hyco_export.core.handoff import HiddenNorm
-from hyco_export.core.heap import release_freed
-from hyco_export.core.json_file import write_json
-from hyco_export.core.layout import CAPTURE, QAT_HEAD
-from hyco_export.core.network.head_file import HEAD_FILE, write_head
-from hyco_export.core.partial import PartialBuild
+from hyco_export.core.memory import release_freed
+from hyco_export.core.network.weight_files import HEAD_FILE, write_head
 from hyco_export.stages.capture import sequence_paths, training_paths
-from hyco_export.stages.captured_rows import Reading, captured_rows, require_norm_side
-from hyco_export.stages.head_evidence import Heads, write_evidence
-from hyco_export.stages.stage import Metrics, Progress, Source, Stage
+from hyco_export.stages.capture_text import Reading, captured_rows, require_norm_side
+from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
+from hyco_export.stages.sensitivity import Heads, write_evidence
 
 if TYPE_CHECKING:
     import torch
     from transformers import Gemma4AssistantForCausalLM
 
     from hyco_export.core.network.weights import IntegerMatrix
-    from hyco_export.nn.head.agreement import DepthAgreement
-    from hyco_export.nn.head.layer_grids import LayerGrid
-    from hyco_export.nn.head.qat import TrainingPlan
-    from hyco_export.nn.head.unroll import RootRows
+    from hyco_export.models.head.agreement import DepthAgreement
+    from hyco_export.models.head.qat import TrainingPlan
+    from hyco_export.models.head.quantisers import LayerGrid
+    from hyco_export.models.head.unroll import RootRows
 
 AGREEMENT_FILE = "agreement.json"
 CURVE_FILE = "curve.jsonl"
@@ -82,9 +81,9 @@ def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
         CheckpointError: a weight is missing or not finite, or the static network lacks a part of the head.
         RecipeError: overrides do not fit the head.
     """
-    from hyco_export.nn.head.layer_grids import linear_widths
-    from hyco_export.nn.head.stored import head_architecture
-    from hyco_export.nn.verifier import load_head
+    from hyco_export.models.head.quantisers import linear_widths
+    from hyco_export.models.head.stored import head_architecture
+    from hyco_export.models.verifier import load_head
 
     head_architecture(load_head(sources["head"], config.dtype))
     release_freed()
@@ -93,12 +92,12 @@ def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
 
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Search clips, train, compare with the original head; see the module for the files."""
-    from hyco_export.nn.crew import current_crew
-    from hyco_export.nn.head import fake_quant, linears
-    from hyco_export.nn.head.agreement import match_verifier
-    from hyco_export.nn.head.split_projection import split_matrices, split_projection
-    from hyco_export.nn.head.stored import store
-    from hyco_export.nn.verifier import load_head
+    from hyco_export.models.head import quantisers
+    from hyco_export.models.head.agreement import match_verifier
+    from hyco_export.models.head.quantisers import split_matrices, split_projection
+    from hyco_export.models.head.stored import store
+    from hyco_export.models.process_group import current_crew
+    from hyco_export.models.verifier import load_head
 
     crew, reading = current_crew(), _reading(config)
     teacher = load_head(inputs["head"], config.dtype, str(crew.device))
@@ -106,25 +105,25 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     held_out = sequence_paths(inputs[CAPTURE], "validation")
     if crew.main:
         require_norm_side(inputs[CAPTURE], held_out, teacher, reading)
-    linears.untie_output_layer(student)
-    variants = _plain_variants(config.qat, linears.linear_weights(student))
+    quantisers.untie_output_layer(student)
+    variants = _plain_variants(config.qat, quantisers.linear_weights(student))
     if config.qat.split_projection:
         split_projection(teacher)
         split_projection(student)
         variants = {name: split_matrices(matrices) for name, matrices in variants.items()}
     if _asks_for_more(config.qat):
-        variants[CHOSEN] = _on_chosen_grids(config.qat, linears.linear_weights(student))
+        variants[CHOSEN] = _on_chosen_grids(config.qat, quantisers.linear_weights(student))
     start = variants.get(CHOSEN, variants[SEARCHED])
-    fake_quant.attach(student, start)
+    quantisers.attach(student, start)
     if config.qat.trained_grids:
-        fake_quant.free_grids(student)
+        quantisers.free_grids(student)
     learned = training_paths(inputs[CAPTURE])
     _train(config, student, teacher, captured_rows(inputs[CAPTURE], learned, teacher, reading), out_dir, progress)
     if not crew.main:
         return {}
-    variants[TRAINED] = fake_quant.trained_matrices(student)
+    variants[TRAINED] = quantisers.trained_matrices(student)
 
-    fake_quant.detach(student)
+    quantisers.detach(student)
     sequences = captured_rows(inputs[CAPTURE], held_out, teacher, reading)
     found = _compare(teacher, student, variants, sequences, config.steps, progress)
     write_head(out_dir / HEAD_FILE, store(student, variants[TRAINED], config.qat.weight_bits))
@@ -141,7 +140,7 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
 
 def _plain_variants(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, dict[str, "IntegerMatrix"]]:
     """Untrained weights with one width and one scale per output channel, by their name in the table."""
-    from hyco_export.nn.head.layer_grids import LayerGrid, nearest_on, searched_on
+    from hyco_export.models.head.quantisers import LayerGrid, nearest_on, searched_on
 
     grids = dict.fromkeys(weights, LayerGrid(qat.weight_bits))
     return {
@@ -158,7 +157,7 @@ def _asks_for_more(qat: recipes.Qat) -> bool:
 
 def _on_chosen_grids(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, "IntegerMatrix"]:
     """Untrained weights on the grids that the recipe wants."""
-    from hyco_export.nn.head.layer_grids import searched_on
+    from hyco_export.models.head.quantisers import searched_on
 
     grids = _grids(qat, {name: weight.shape[1] for name, weight in weights.items()})
     return searched_on(weights, grids, _clip_ratios(qat))
@@ -169,7 +168,7 @@ def _clip_ratios(qat: recipes.Qat) -> np.ndarray:
 
 
 def _grids(qat: recipes.Qat, widths: Mapping[str, int]) -> dict[str, "LayerGrid"]:
-    from hyco_export.nn.head.layer_grids import layer_grids
+    from hyco_export.models.head.quantisers import layer_grids
 
     return layer_grids(widths, qat.weight_bits, qat.grid == "lpbq", qat.overrides)
 
@@ -187,9 +186,8 @@ def _train(
     progress: Progress,
 ) -> None:
     """Train the student in place, with all processes of the launch; the main one writes the loss curve as it grows."""
-    from hyco_export.nn.crew import current_crew
-    from hyco_export.nn.head.qat import train
-    from hyco_export.nn.head.training_state import Checkpoints, TrainingPoint
+    from hyco_export.models.head.qat import Checkpoints, TrainingPoint, train
+    from hyco_export.models.process_group import current_crew
 
     plan = _plan(config.qat)
     crew = current_crew()
@@ -208,8 +206,8 @@ def _train(
 
 
 def _plan(qat: recipes.Qat) -> "TrainingPlan":
-    from hyco_export.nn.dtypes import TORCH_DTYPES
-    from hyco_export.nn.head.qat import TrainingPlan
+    from hyco_export.models.head.qat import TrainingPlan
+    from hyco_export.models.verifier import TORCH_DTYPES
 
     return TrainingPlan(
         learning_rate=qat.learning_rate,
@@ -234,8 +232,8 @@ def _compare(
     progress: Progress,
 ) -> dict[str, list["DepthAgreement"]]:
     """Each variant's weights in turn in one float module, against the original head."""
-    from hyco_export.nn.head.agreement import compare_heads
-    from hyco_export.nn.head.linears import load_matrices
+    from hyco_export.models.head.agreement import compare_heads
+    from hyco_export.models.head.quantisers import load_matrices
 
     found = {}
     for done, (name, matrices) in enumerate(variants.items(), 1):
@@ -247,7 +245,7 @@ def _compare(
 
 def _report(found: Mapping[str, Sequence["DepthAgreement"]], match: Sequence[float]) -> Metrics:
     """The agreement table, lists by depth 1 .. K."""
-    from hyco_export.nn.head.agreement import share_won_back
+    from hyco_export.models.head.agreement import share_won_back
 
     top1 = {name: [round(depth.top1, 4) for depth in depths] for name, depths in found.items()}
     won_back = share_won_back(top1[TRAINED], top1[NEAREST])

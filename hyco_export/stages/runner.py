@@ -4,28 +4,56 @@ Knows the order, locks and folders; not why a stage is fresh (`stages.plan`), no
 folder holds one artifact per stage (`<stage>`, or `<stage>@<target>` where a target changes the bytes).
 """
 
+import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyco_export.core.artifact import MANIFEST_NAME, Manifest, publish, read_manifest, verify
-from hyco_export.core.heap import release_freed
-from hyco_export.core.memory import measured
-from hyco_export.core.partial import RECEIPT_SUFFIX
-from hyco_export.core.storage import said_of
+from hyco_export.core.artifact import (
+    MANIFEST_NAME,
+    RECEIPT_SUFFIX,
+    Manifest,
+    content_digest,
+    publish,
+    read_manifest,
+    verify,
+)
+from hyco_export.core.files import said_of
+from hyco_export.core.memory import measured, release_freed
 from hyco_export.errors import interrupt_keeps
-from hyco_export.stages.build_folder import build_folder, sweep
-from hyco_export.stages.checkpoints import origins
-from hyco_export.stages.libraries import LIBRARIES, library_versions
-from hyco_export.stages.plan import PlannedStage, plan
-from hyco_export.stages.prechecks import check_all, prepare_data
-from hyco_export.stages.run_folder import RunFolder
-from hyco_export.stages.stage import Progress, Silent, Stage
-from hyco_export.stages.threads import use_threads
+from hyco_export.stages.declarations import LIBRARIES, Progress, Silent, Stage, library_versions, use_threads
+from hyco_export.stages.plan import PlannedStage, check_all, plan, prepare_data
+from hyco_export.stages.run_folder import RunFolder, origins
 
 if TYPE_CHECKING:
-    from hyco_export.nn.crew import Crew
+    from hyco_export.models.process_group import Crew
+
+# Where artifacts are while they are built: `.build/<artifact>-<identity>` inside the run folder.
+
+
+BUILD_FOLDER = ".build"
+IDENTITY_DIGITS = 16
+
+
+def build_folder(root: Path, artifact: str, key: str, versions: Mapping[str, str]) -> Path:
+    """The build folder of an artifact with this key, made with these libraries."""
+    identity = content_digest([key, versions])
+    return root / BUILD_FOLDER / f"{artifact}-{identity[:IDENTITY_DIGITS]}"
+
+
+def sweep(root: Path, artifacts: Iterable[str], keep: Collection[Path] = ()) -> None:
+    """Remove what earlier runs left of these artifacts, but the build folders to keep."""
+    builds = root / BUILD_FOLDER
+    if not builds.is_dir():
+        return
+    names = set(artifacts)
+    for path in builds.iterdir():
+        artifact, _, _ = path.name.rpartition("-")
+        if path not in keep and names & {artifact, path.name}:
+            shutil.rmtree(path)
+    if not any(builds.iterdir()):
+        builds.rmdir()
 
 
 def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> dict[str, Manifest]:
@@ -38,7 +66,7 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
         HycoError: a stage failed; the finished ones stay, and so do the finished units of a resumable one.
         StorageError: a file could not be read or written; the same stays.
     """
-    from hyco_export.nn.crew import current_crew
+    from hyco_export.models.process_group import current_crew
 
     crew = current_crew()
     if not crew.main:

@@ -4,22 +4,27 @@ Knows what is compared and the limits; models and files come in. Legend: V vocab
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm
+from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables
 from hyco_export.errors import GateError
+from hyco_export.stages.declarations import Progress
+from hyco_export.stages.slm_surgery import Surgery
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hyco_export.core.network.slm_host import EmbeddingRows
-    from hyco_export.nn.slm.static_pass import FloatSlm
-    from hyco_export.nn.slm.truth import StoredPair, Truth
+    from hyco_export.core.network.host import EmbeddingRows
+    from hyco_export.models.slm.float import FloatCheckpoint
+    from hyco_export.models.slm.packed import PackedCheckpoint
+    from hyco_export.models.slm.reference_weights import StoredPair, Truth
+    from hyco_export.models.slm.static_pass import FloatSlm
 
 MAX_RELATIVE_DIFFERENCE = 1e-3  # of the logits' standard deviation: float32 sums in another order stay far below
 COMPARED_ROWS = 8192
@@ -57,7 +62,7 @@ def require_parity(
     Raises:
         GateError: one reaches MAX_RELATIVE_DIFFERENCE.
     """
-    from hyco_export.nn.slm.parity import comparison, relative_difference
+    from hyco_export.models.slm.parity import comparison, relative_difference
 
     found: dict[str, float] = {}
     short, window, cases = comparison(stock, slm, rows)
@@ -114,7 +119,7 @@ def weight_pairs(truth: "Truth", folder: Path, whole_graph: Path, part_graph: Pa
     import onnx
 
     from hyco_export.graph.slm_graphs import StoredMatrices
-    from hyco_export.nn.slm.surgery import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
+    from hyco_export.models.slm.surgery import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
 
     whole, part = (
         StoredMatrices(onnx.load(path, load_external_data=False), folder) for path in (whole_graph, part_graph)
@@ -140,3 +145,89 @@ def _pairs(file: str, name: str, written: tuple[Rows, np.ndarray] | None, origin
 
 def _stored(matrix: IntegerMatrix | np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | None:
     return (matrix.integers, matrix.scales) if isinstance(matrix, IntegerMatrix) else None
+
+
+# What `convert-slm` measures its graphs by: transformers' model of the checkpoint, packed or unquantised.
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Parity by scenario, what the weights must be, and the best tokens of a network before rounding (else None)."""
+
+    parity: dict[str, float]
+    truth: "Truth"
+    original_best: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Text and passes of the comparisons."""
+
+    sequences: Sequence[Sequence[int]]
+    rows: int
+    mask_value: float
+    max_passes: int
+
+    @property
+    def ids(self) -> list[int]:
+        """The sequences one after the other."""
+        return [token for ids in self.sequences for token in ids]
+
+
+def refer(
+    folder: Path, checkpoint: "PackedCheckpoint | FloatCheckpoint", surgery: Surgery, trial: Trial, progress: Progress
+) -> Reference:
+    """Parity with transformers' model, and what it says of the weights.
+
+    Raises:
+        GateError: the static network is not transformers' model.
+    """
+    from hyco_export.models.slm.float import FloatCheckpoint
+
+    if isinstance(checkpoint, FloatCheckpoint):
+        return _float_reference(folder, checkpoint, surgery, trial, progress)
+    return _packed_reference(folder, surgery, trial, progress)
+
+
+def _packed_reference(folder: Path, surgery: Surgery, trial: Trial, progress: Progress) -> Reference:
+    from hyco_export.models.slm.packed import stock_model
+    from hyco_export.models.slm.reference_weights import TrueLinears, Truth, true_tables
+    from hyco_export.models.slm.surgery import OUTPUT_LAYER
+
+    stock = stock_model(folder)
+    parity = require_parity(
+        stock, surgery.float_slm, surgery.tables, surgery.kept, trial.ids, trial.rows, _teller(progress)
+    )
+    return Reference(parity, Truth(TrueLinears(stock, {OUTPUT_LAYER: surgery.kept}), true_tables(stock)))
+
+
+def _float_reference(
+    folder: Path, checkpoint: "FloatCheckpoint", surgery: Surgery, trial: Trial, progress: Progress
+) -> Reference:
+    from hyco_export.evaluate.slm_quality import best_rows
+    from hyco_export.models.slm.float import OriginalEmbeddings, float_stock, original_slm
+    from hyco_export.models.slm.reference_weights import NearestLinears, Truth, nearest_tables
+    from hyco_export.models.slm.static_pass import find_opening
+    from hyco_export.models.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
+
+    stock, kept = float_stock(folder), surgery.kept
+    original, embeddings = original_slm(checkpoint, surgery.network, kept), OriginalEmbeddings(checkpoint)
+    parity = require_parity(stock, original, embeddings, kept, trial.ids, trial.rows, _teller(progress))
+    opening = None
+    if surgery.opening is not None:
+        opening = find_opening(original, embeddings, surgery.opening.token, trial.rows, trial.mask_value)
+    best = best_rows(original, embeddings, trial.mask_value, trial.sequences, trial.rows, trial.max_passes, opening)
+
+    def written(module: str) -> IntegerMatrix:
+        matrix = surgery.weights.matrices[module.removeprefix(MODEL_PREFIX)]
+        assert isinstance(matrix, IntegerMatrix)
+        return matrix
+
+    names = {TOKENS: TOKEN_TABLE, PER_LAYER: PER_LAYER_TABLE}
+    scale_counts = {names[table]: surgery.tables.scales(table).shape[1] for table in surgery.tables.layouts}
+    linears = NearestLinears(stock, {OUTPUT_LAYER: kept}, written, checkpoint.clip_ratios)
+    return Reference(parity, Truth(linears, nearest_tables(stock, scale_counts)), best)
+
+
+def _teller(progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, total: progress.step("parity with transformers", done, total)

@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hyco_export.core.artifact import PartialBuild
 from hyco_export.core.keepset import KeepSet
+from hyco_export.core.network.host import Opening
 from hyco_export.core.network.slm import SlmNetwork
-from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm, write_slm
-from hyco_export.core.network.slm_host import Opening
+from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm, write_slm
 from hyco_export.core.network.weights import Weights
-from hyco_export.core.partial import PartialBuild
 from hyco_export.core.recipe import SlmWeights
+from hyco_export.core.recipe import TokenBridge as BridgeChoice
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
+from hyco_export.core.token_bridge import BRIDGE_FILE, TokenBridge, write_bridge
 from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.stages.declarations import Metrics
 
 if TYPE_CHECKING:
-    from hyco_export.nn.slm.float_checkpoint import FloatCheckpoint, Rounding
-    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
-    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.models.slm.float import FloatCheckpoint, Rounding
+    from hyco_export.models.slm.packed import PackedCheckpoint
+    from hyco_export.models.slm.static_pass import FloatSlm
 
 UNIT = "surgery"
 
@@ -42,7 +45,7 @@ class Surgery:
 
 def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
     """The recipe's wish as the checkpoint's reader takes it; None where it has none."""
-    from hyco_export.nn.slm.float_checkpoint import Rounding
+    from hyco_export.models.slm.float import Rounding
 
     if weights is None:
         return None
@@ -59,7 +62,7 @@ def open_for(
         CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set
             and not bridged.
     """
-    from hyco_export.nn.slm.source import open_checkpoint
+    from hyco_export.models.slm.float import open_checkpoint
 
     checkpoint = open_checkpoint(folder, rounding_of(weights))
     if not bridged and checkpoint.config.vocab_size != keepset.vocab_size:
@@ -78,9 +81,9 @@ def operate(
     Raises:
         CheckpointError: the model has a part that the static network does not.
     """
-    from hyco_export.nn.slm.static_pass import FloatSlm
-    from hyco_export.nn.slm.surgery import host_tables, slm_network, slm_weights
-    from hyco_export.nn.torch_ops import TorchWeights
+    from hyco_export.models.slm.static_pass import FloatSlm
+    from hyco_export.models.slm.surgery import host_tables, slm_network, slm_weights
+    from hyco_export.models.torch_ops import TorchWeights
 
     network = slm_network(checkpoint, rings)
     partial = PartialBuild(out_dir)
@@ -97,7 +100,7 @@ def operate(
 
 def with_opening(surgery: Surgery, token: int, rows: int, mask_value: float) -> Surgery:
     """The same with the kept K/V rows of the token that begins every text."""
-    from hyco_export.nn.slm.opening import find_opening
+    from hyco_export.models.slm.static_pass import find_opening
 
     return replace(surgery, opening=find_opening(surgery.float_slm, surgery.tables, token, rows, mask_value))
 
@@ -116,3 +119,62 @@ def without_opening(sequences: Sequence[Sequence[int]], surgery: Surgery, rows: 
             "raise $.capture.max_new_tokens, or remove $.slm.stored_opening",
         )
     return rest
+
+
+# What `convert-slm` does for an SLM with another tokenizer: finds the token bridge, and reads the captures through
+# it.
+
+
+Texts = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The SLM's own tokens that it proposes, and how it reads the verifier's; the same ids where there is no bridge."""
+
+    kept: KeepSet  # in the SLM's vocabulary
+    bridge: TokenBridge | None = None
+
+    def read(self, texts: Sequence[Sequence[int]]) -> Texts:
+        """Texts of verifier ids as the SLM reads them."""
+        if self.bridge is None:
+            return [list(ids) for ids in texts]
+        return [self.bridge.read_all(ids).tolist() for ids in texts]
+
+    def write(self, out_dir: Path) -> None:
+        """Store the bridge, where there is one."""
+        if self.bridge is not None:
+            write_bridge(out_dir / BRIDGE_FILE, self.bridge)
+
+
+def find_columns(
+    choice: BridgeChoice | None, keepset: KeepSet, verifier: Path | None, slm: Path, slm_vocab_size: int
+) -> Columns:
+    """The keep set as the SLM has it.
+
+    Raises:
+        CheckpointError: a tokenizer cannot be read, or the vocabularies have nothing in common.
+        RecipeError: a special that is not in its vocabulary.
+    """
+    if choice is None or verifier is None:
+        return Columns(keepset)
+
+    from hyco_export.models.text.tokenizer import open_tokenizer
+    from hyco_export.models.text.vocabulary_map import Vocabulary, map_vocabularies
+
+    ours = Vocabulary(open_tokenizer(verifier), keepset.vocab_size)
+    theirs = Vocabulary(open_tokenizer(slm), slm_vocab_size)
+    bridge = map_vocabularies(ours, theirs, keepset.ids.tolist(), choice.specials)
+    return Columns(KeepSet(bridge.drafter_ids, slm_vocab_size), bridge)
+
+
+def bridge_metrics(columns: Columns, keepset: KeepSet, texts: Sequence[Sequence[int]]) -> Metrics:
+    """Which part of the keep set can be drafted, and how many of the SLM's tokens one of the verifier's takes."""
+    if columns.bridge is None:
+        return {}
+    tokens = sum(map(len, texts))
+    return {
+        "bridged_tokens": len(columns.kept),
+        "bridged_share": round(len(columns.kept) / len(keepset), 4),
+        "tokens_per_verifier_token": round(sum(map(len, columns.read(texts))) / tokens, 3),
+    }

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import yaml
-from interrupts import listen_to_interrupts
 
 from hyco_export.core.artifact import Manifest, verify
-from hyco_export.core.recipe_file import embedded_recipe
-from hyco_export.core.resources import resource_path
+from hyco_export.core.files import resource_path
+from hyco_export.core.recipe_loading import embedded_recipe
+from tests.support.interrupts import listen_to_interrupts
 
 RUN_TIMEOUT_S = 900
 LAUNCH = ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1")

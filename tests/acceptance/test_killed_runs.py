@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from hyco_export.core.artifact import MANIFEST_NAME, verify
-from hyco_export.core.recipe_file import embedded_recipe
-from hyco_export.core.resources import resource_path
+from hyco_export.core.files import resource_path
+from hyco_export.core.recipe_loading import embedded_recipe
 
 KILLS = int(os.environ.get("HYCO_KILLS", "2"))
 ARTIFACTS = 6

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from short_runs import RUN_TIMEOUT_S, complete, decode_lines, short_recipe, start, whole
 
 from hyco_export.core.artifact import Manifest
+from tests.acceptance.short_runs import RUN_TIMEOUT_S, complete, decode_lines, short_recipe, start, whole
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from short_runs import RUN_TIMEOUT_S, complete, short_recipe, start, whole
 
-from hyco_export.core.artifact import WORK_FOLDER
-from hyco_export.core.partial import RECEIPT_SUFFIX
-from hyco_export.stages.build_folder import BUILD_FOLDER
+from hyco_export.core.artifact import RECEIPT_SUFFIX, WORK_FOLDER
 from hyco_export.stages.qat_head import CHECKPOINT_STEPS
+from hyco_export.stages.runner import BUILD_FOLDER
+from tests.acceptance.short_runs import RUN_TIMEOUT_S, complete, short_recipe, start, whole
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from interrupts import listen_to_interrupts
 
 from hyco_export.core.artifact import Manifest, publish
-from hyco_export.core.recipe_file import embedded_recipe
+from hyco_export.core.recipe_loading import embedded_recipe
+from tests.support.interrupts import listen_to_interrupts
 
 FILE_LIMIT_BYTES = 20_000
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime")

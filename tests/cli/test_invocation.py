@@ -12,7 +12,7 @@ from test_app import run
 
 from hyco_export.cli import app, console, invocation
 from hyco_export.cli.invocation import command_line, completed, told
-from hyco_export.core.recipe_file import embedded_recipe
+from hyco_export.core.recipe_loading import embedded_recipe
 from hyco_export.errors import HycoError, interrupt_keeps
 
 ODD = "a[/red]b :bug: [draft] $HOME"

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hyco_export.core.artifact import (
-    MANIFEST_NAME,
-    Manifest,
-    artifact_key,
-    publish,
-    read_manifest,
-    verify,
-)
+from hyco_export.core.artifact import MANIFEST_NAME, Manifest, artifact_key, publish, read_manifest, verify
 from hyco_export.errors import ArtifactError, StrayFileError
 
 

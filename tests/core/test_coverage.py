@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hyco_export.core.coverage import curve, kept_share, rank, smallest_size
+from hyco_export.core.keepset import curve, kept_share, rank, smallest_size
 
 COUNTS = np.array([0, 5, 9, 5, 0, 0, 1])
 FIXED = np.array([True, False, False, False, False, False, False])

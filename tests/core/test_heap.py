@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from hyco_export.core.heap import release_freed
+from hyco_export.core.memory import release_freed
 
 
 class Interrupting:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.integrations.gemma_quant import _unpack_int2, _unpack_int4
 
-from hyco_export.core.packing import WIDTHS, pack_rows, packed_width, unpack_rows
+from hyco_export.core.encodings import WIDTHS, pack_rows, packed_width, unpack_rows
 
 
 @given(bits=st.sampled_from(WIDTHS), rows=st.integers(1, 4), width=st.integers(1, 11), seed=st.integers(0, 99))

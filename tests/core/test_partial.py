@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hyco_export.core.artifact import WORK_FOLDER
-from hyco_export.core.partial import PartialBuild
+from hyco_export.core.artifact import WORK_FOLDER, PartialBuild
 
 
 def finish_one(folder: Path) -> PartialBuild:

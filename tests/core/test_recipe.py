@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hyco_export.core.recipe_file import embedded_recipe, load_recipe
-from hyco_export.core.yaml_file import read_yaml
+from hyco_export.core.recipe_loading import embedded_recipe, load_recipe, read_yaml
 from hyco_export.errors import RecipeError
 
 RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hyco_export.core.resources import CHECKPOINTS, locate
+from hyco_export.core.files import CHECKPOINTS, locate
 from hyco_export.errors import RecipeError
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
-from packed_slm import slm_config
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding, apply_rotary_pos_emb
 
-from hyco_export.core.rotary import rotary_tables
+from hyco_export.core.ring import rotary_tables
+from tests.support.packed_slm import slm_config
 
 POSITIONS = np.array([0, 1, 7, 130, 99_999])
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyco_export.core.samples import read_samples, write_samples
+from hyco_export.core.golden import read_samples, write_samples
 from hyco_export.errors import ArtifactError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyco_export.core.packing import pack_rows
+from hyco_export.core.encodings import pack_rows
 from hyco_export.core.tables import PER_LAYER, TOKENS, HostTables, PackedRows, TableLayout, save_tables
 from hyco_export.errors import ArtifactError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hyco_export.core.tensor_writer import Declared, TensorWriter
+from hyco_export.core.files import Declared, TensorWriter
 
 GENERATOR = np.random.default_rng(0)
 TENSORS = {

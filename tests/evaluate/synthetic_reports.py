@@ -4,19 +4,17 @@ import math
 import random
 
 import numpy as np
-from synthetic_traces import generation, round_trace
 
 from hyco_export.core.keepset import KeepSet
+from hyco_export.evaluate.backend_parity import GraphParity
 from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding
-from hyco_export.evaluate.examples import median_times, pick_tree
-from hyco_export.evaluate.gates import Gate
-from hyco_export.evaluate.losslessness import Difference, Losslessness
+from hyco_export.evaluate.gates import Difference, Gate, Losslessness
 from hyco_export.evaluate.metrics import SystemTraffic, measure
-from hyco_export.evaluate.parity import GraphParity
+from hyco_export.evaluate.pictures import median_times, pick_tree
 from hyco_export.evaluate.report import Report
-from hyco_export.runtime.ports import Traffic
-from hyco_export.runtime.tree import ROOT, Source, Tree, path_to
-from hyco_export.runtime.wire import PAPER_SAMPLING, ServerInfo
+from hyco_export.protocol.tree import ROOT, Source, Tree, path_to
+from hyco_export.protocol.wire import PAPER_SAMPLING, ServerInfo, Traffic
+from tests.evaluate.synthetic_traces import generation, round_trace
 
 VOCAB = 512
 WORDS = (

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hyco_export.core.devicespec import HEAD_GRAPH, SLM_TREE_GRAPH, HeadSpec, SlmSpec
+from hyco_export.core.device_spec import HEAD_GRAPH, SLM_TREE_GRAPH, GraphSpec, HeadSpec, SlmSpec, TensorSpec
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.graphspec import GraphSpec, TensorSpec
 from hyco_export.core.handoff import HandoffSpec, KvShape
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.recipe import Checkpoint, Data, KeepSetChoice, Models, Recipe, Validation
-from hyco_export.evaluate.run_artifacts import RunArtifacts
-from hyco_export.runtime.wire import PROTOCOL_VERSION, ServerInfo
+from hyco_export.evaluate.connect import RunArtifacts
+from hyco_export.protocol.wire import PROTOCOL_VERSION, ServerInfo
 
 VOCAB = 128
 KEEPSET = KeepSet(np.arange(60), VOCAB)

@@ -1,8 +1,8 @@
 """Synthetic traces: rounds whose outcome is written down by hand."""
 
-from hyco_export.runtime.ports import Traffic
-from hyco_export.runtime.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
-from hyco_export.runtime.tree import Source, Tree
+from hyco_export.protocol.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
+from hyco_export.protocol.tree import Source, Tree
+from hyco_export.protocol.wire import Traffic
 
 CHAIN, RUNNER_UP, SLM = Source.CHAIN, Source.RUNNER_UP, Source.SLM
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic_run import ARTIFACTS, LOGITS
 
-from hyco_export.core.devicespec import HEAD_GRAPH, SLM_TREE_GRAPH
-from hyco_export.core.samples import write_samples
+from hyco_export.core.device_spec import HEAD_GRAPH, SLM_TREE_GRAPH
+from hyco_export.core.golden import write_samples
+from hyco_export.device.backends import Backend
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate import backend_parity
 from hyco_export.evaluate.backend_parity import compare_backends
-from hyco_export.runtime.devices.backends import Backend
+from tests.evaluate.synthetic_run import ARTIFACTS, LOGITS
 
 
 class FakeSession:

@@ -6,18 +6,25 @@ import re
 import msgspec
 import pytest
 from rich.console import Console
-from synthetic_run import KEEPSET
-from synthetic_traces import generation, prime_trace, round_trace
 
 from hyco_export.core.recipe import Drafting, SpecEdge
 from hyco_export.errors import ArtifactError
-from hyco_export.evaluate.bench import BenchPlan, code_digest, measure_bench, run_bench, texts_digest, this_machine
-from hyco_export.evaluate.bench_table import bench_table
+from hyco_export.evaluate.bench import (
+    BenchPlan,
+    bench_table,
+    code_digest,
+    measure_bench,
+    run_bench,
+    texts_digest,
+    this_machine,
+)
+from hyco_export.evaluate.connect import Prompt
 from hyco_export.evaluate.metrics import measure
-from hyco_export.evaluate.system_runner import prompt_seed
-from hyco_export.evaluate.trace_store import TraceStore
-from hyco_export.evaluate.trials import WARM_UP_TOKENS, Prompt
-from hyco_export.runtime.wire import PAPER_SAMPLING
+from hyco_export.evaluate.runs import WARM_UP_TOKENS, prompt_seed
+from hyco_export.evaluate.traces import TraceStore
+from hyco_export.protocol.wire import PAPER_SAMPLING
+from tests.evaluate.synthetic_run import KEEPSET
+from tests.evaluate.synthetic_traces import generation, prime_trace, round_trace
 
 PROMPTS = [Prompt("a", (1, 2)), Prompt("b", (3,))]
 SEED = 5

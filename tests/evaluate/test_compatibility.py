@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from hyco_export.errors import ServerError
-from hyco_export.evaluate.compatibility import Expected, mismatches, require_compatible, require_room
-from hyco_export.runtime.wire import PROTOCOL_VERSION, ServerInfo
+from hyco_export.evaluate.connect import Expected, mismatches, require_compatible, require_room
+from hyco_export.protocol.wire import PROTOCOL_VERSION, ServerInfo
 
 EXPECTED = Expected("v" * 64, "t" * 64, 2048, "k" * 64, "h" * 64, 32, 4, ("exact", "epsilon"))
 INFO = ServerInfo(

@@ -3,14 +3,13 @@
 import math
 
 import pytest
-from synthetic_reports import synthetic_report
 
 from hyco_export.core import recipe
-from hyco_export.core.devicespec import HEAD_GRAPH, SLM_TREE_GRAPH
-from hyco_export.evaluate.gates import Gate, failed, run_gates
-from hyco_export.evaluate.losslessness import Difference, Losslessness
+from hyco_export.core.device_spec import HEAD_GRAPH, SLM_TREE_GRAPH
+from hyco_export.evaluate.backend_parity import GraphParity
+from hyco_export.evaluate.gates import Difference, Gate, Losslessness, failed, run_gates
 from hyco_export.evaluate.metrics import SystemTraffic
-from hyco_export.evaluate.parity import GraphParity
+from tests.evaluate.synthetic_reports import synthetic_report
 
 
 @pytest.mark.parametrize(

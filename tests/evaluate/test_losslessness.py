@@ -1,9 +1,9 @@
 """Token-for-token comparison."""
 
 import pytest
-from synthetic_traces import generation, round_trace
 
-from hyco_export.evaluate.losslessness import NO_TOKEN, Difference, compare_texts, difference
+from hyco_export.evaluate.gates import NO_TOKEN, Difference, compare_texts, difference
+from tests.evaluate.synthetic_traces import generation, round_trace
 
 
 @pytest.mark.parametrize(

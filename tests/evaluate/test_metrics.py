@@ -4,13 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from synthetic_traces import EMPTY, generation, local_trace, prime_trace, round_trace
 
 from hyco_export.core.handoff import HandoffSpec, KvShape
 from hyco_export.core.keepset import KeepSet
 from hyco_export.errors import HycoError
-from hyco_export.evaluate.examples import median_times
-from hyco_export.evaluate.link_estimate import link_note
+from hyco_export.evaluate.link_costs import link_note
 from hyco_export.evaluate.metrics import (
     caveats,
     chain_acceptance,
@@ -21,9 +19,10 @@ from hyco_export.evaluate.metrics import (
     tokens_by_rule,
     tokens_by_source,
 )
-from hyco_export.runtime import wire
-from hyco_export.runtime.ports import Traffic
-from hyco_export.runtime.wire import Evidence
+from hyco_export.evaluate.pictures import median_times
+from hyco_export.protocol import wire
+from hyco_export.protocol.wire import Evidence, Traffic
+from tests.evaluate.synthetic_traces import EMPTY, generation, local_trace, prime_trace, round_trace
 
 KEEPSET = KeepSet(np.arange(60), 128)
 

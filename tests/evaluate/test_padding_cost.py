@@ -2,10 +2,10 @@
 
 import pytest
 
-from hyco_export.evaluate.padding_cost import padding_cost, padding_note
-from hyco_export.runtime.ports import Traffic
-from hyco_export.runtime.trace import RoundTrace
-from hyco_export.runtime.tree import EMPTY_TREE
+from hyco_export.evaluate.link_costs import padding_cost, padding_note
+from hyco_export.protocol.trace import RoundTrace
+from hyco_export.protocol.tree import EMPTY_TREE
+from hyco_export.protocol.wire import Traffic
 
 
 def replies(*sizes: int) -> list[RoundTrace]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyco_export.evaluate.parity import compare_ids, compare_logits
+from hyco_export.evaluate.backend_parity import compare_ids, compare_logits
 
 
 def test_ids_are_compared_position_by_position():

@@ -2,30 +2,27 @@
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-from scripted import STOP_ID, VOCAB_SIZE, ScriptedSession, ToyLanguageModel
-
 from hyco_export.cli.app import app
+from hyco_export.device.drafters import Draft, NullDrafter
+from hyco_export.device.driver import Request, generate
+from hyco_export.device.offload import KeepConfident, OffloadPolicy
 from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.evaluate.replay import chosen_settings, rejudge, replay
-from hyco_export.evaluate.trace_files import read_traces, write_traces
-from hyco_export.runtime import wire
-from hyco_export.runtime.admission import Facts
-from hyco_export.runtime.drafters import Draft, NullDrafter
-from hyco_export.runtime.driver import Request, generate
-from hyco_export.runtime.engine import Engine
-from hyco_export.runtime.offload import KeepConfident, OffloadPolicy
-from hyco_export.runtime.rules import RULES
-from hyco_export.runtime.trace import GenerationTrace
-from hyco_export.runtime.transport import LocalTransport
-from hyco_export.runtime.tree import ROOT, Source, Tree
+from hyco_export.evaluate.traces import read_traces, write_traces
+from hyco_export.protocol import wire
+from hyco_export.protocol.acceptance import RULES
+from hyco_export.protocol.trace import GenerationTrace
+from hyco_export.protocol.tree import ROOT, Source, Tree
+from hyco_export.server.access import LocalTransport
+from hyco_export.server.admission import Facts
+from hyco_export.server.engine import Engine
+from tests.support.scripted import STOP_ID, VOCAB_SIZE, ScriptedSession, ToyLanguageModel
 
 MODEL = ToyLanguageModel(seed=4, stop_bias=1.0)
 INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "", "", 32, 64, 4, list(RULES), "thread-cpu")

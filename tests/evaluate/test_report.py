@@ -8,18 +8,17 @@ import re
 import msgspec
 import pytest
 from rich.console import Console
-from synthetic_reports import SWAPPED_NORM, synthetic_report
-from synthetic_run import KEEPSET
-from synthetic_traces import generation, local_trace, prime_trace, round_trace
 
+from hyco_export.device.systems import find_system
 from hyco_export.errors import HycoError
-from hyco_export.evaluate.examples import pick_tree
 from hyco_export.evaluate.metrics import headline, measure
-from hyco_export.evaluate.pictures import acceptance_by_depth
+from hyco_export.evaluate.pictures import acceptance_by_depth, pick_tree
 from hyco_export.evaluate.report import Unfinished, key_facts, render_html, unfinished_report, write_report
 from hyco_export.evaluate.summary import summary
-from hyco_export.runtime.ports import Traffic
-from hyco_export.runtime.systems import find_system
+from hyco_export.protocol.wire import Traffic
+from tests.evaluate.synthetic_reports import SWAPPED_NORM, synthetic_report
+from tests.evaluate.synthetic_run import KEEPSET
+from tests.evaluate.synthetic_traces import generation, local_trace, prime_trace, round_trace
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from packed_slm import ROWS, random_ids
-from slm_parts import MASK_VALUE, slm_parts
 
-from hyco_export.core.graphspec import GraphSession, TensorSpec
+from hyco_export.core.device_spec import GraphSession, TensorSpec
 from hyco_export.core.network.slm import layer_results
 from hyco_export.evaluate.slm_quality import SlmQuality, ends, measure_slm
-from hyco_export.graph.reference import ReferenceSession
+from hyco_export.graph.parity import ReferenceSession
 from hyco_export.graph.slm_graphs import with_outputs
+from tests.support.packed_slm import ROWS, random_ids
+from tests.support.slm_parts import MASK_VALUE, slm_parts
 
 SEQUENCES = [random_ids(27, 5), random_ids(13, 6)]  # 4 + 2 full passes
 

@@ -3,9 +3,9 @@
 import io
 
 from rich.console import Console
-from synthetic_reports import SWAPPED_NORM, synthetic_report
 
 from hyco_export.evaluate.summary import summary
+from tests.evaluate.synthetic_reports import SWAPPED_NORM, synthetic_report
 
 
 def text_of(report):

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyco_export.evaluate.tree_layout import layout
-from hyco_export.runtime.tree import ROOT, depths
+from hyco_export.evaluate.pictures import layout
+from hyco_export.protocol.tree import ROOT, depths
 
 
 @st.composite

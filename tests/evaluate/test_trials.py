@@ -1,10 +1,11 @@
 """The order of generations, and what is compared with what."""
 
 import pytest
-from synthetic_traces import generation, round_trace
 
-from hyco_export.evaluate.trials import GREEDY, WARM_UP_TOKENS, Prompt, check_greedy, plain_texts, run_interleaved
-from hyco_export.runtime.wire import PAPER_SAMPLING
+from hyco_export.evaluate.connect import Prompt
+from hyco_export.evaluate.runs import GREEDY, WARM_UP_TOKENS, check_greedy, plain_texts, run_interleaved
+from hyco_export.protocol.wire import PAPER_SAMPLING
+from tests.evaluate.synthetic_traces import generation, round_trace
 
 PROMPTS = [Prompt("a", (1, 2)), Prompt("b", (3,)), Prompt("c", (4,))]
 

@@ -8,22 +8,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import small_tokenizer
-from synthetic_reports import hybrid_tree, synthetic_report
-from synthetic_run import ARTIFACTS, INFO, KEEPSET, RECIPE
-from synthetic_traces import generation, local_trace, round_trace
 
 from hyco_export.errors import ProtocolError, RecipeError, ServerError
-from hyco_export.evaluate import meeting
+from hyco_export.evaluate import connect
 from hyco_export.evaluate import validate as module
+from hyco_export.evaluate.connect import Checkpoints, Subject, read_prompts
 from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding
-from hyco_export.evaluate.meeting import Subject, read_prompts
 from hyco_export.evaluate.metrics import measure
-from hyco_export.evaluate.run_artifacts import Checkpoints
-from hyco_export.evaluate.trials import GREEDY
+from hyco_export.evaluate.runs import GREEDY
 from hyco_export.evaluate.validate import check_backends, notes, system_notes, validate
-from hyco_export.runtime.ports import Traffic
-from hyco_export.runtime.wire import Sampling
+from hyco_export.protocol.wire import Sampling, Traffic
+from tests.evaluate.synthetic_reports import hybrid_tree, synthetic_report
+from tests.evaluate.synthetic_run import ARTIFACTS, INFO, KEEPSET, RECIPE
+from tests.evaluate.synthetic_traces import generation, local_trace, round_trace
+from tests.support.builders import small_tokenizer
 
 OVERHEAD_BYTES = 33
 CHECKPOINTS = Checkpoints(Path("verifier"), Path("head"), Path("slm"))
@@ -88,12 +86,12 @@ def scripted_world(monkeypatch, tokenizer, prompt_file, tmp_path):
         runners.append(ScriptedRunner())
         return runners[-1]
 
-    monkeypatch.setattr(meeting, "HttpTransport", Transport)
+    monkeypatch.setattr(connect, "HttpTransport", Transport)
     monkeypatch.setattr(module, "diagnose", lambda *_: Diagnosis(32, (0.8,), (0.8,), ()))
     monkeypatch.setattr(module, "compare_backends", lambda *_: synthetic_report().parity)
     monkeypatch.setattr(module, "DeviceRunner", make_runner)
-    monkeypatch.setattr("hyco_export.nn.checkpoint.tokenizer_digest", lambda folder: INFO.tokenizer_digest)
-    monkeypatch.setattr("hyco_export.nn.verifier.load_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr("hyco_export.models.checkpoints.tokenizer_digest", lambda folder: INFO.tokenizer_digest)
+    monkeypatch.setattr("hyco_export.models.verifier.load_tokenizer", lambda folder: tokenizer)
     return Subject(Path("run"), RECIPE, ARTIFACTS, CHECKPOINTS, prompt_file), runners
 
 

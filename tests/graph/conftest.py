@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from qdq_builder import two_layer_mlp
 
 from hyco_export.core.targets import TARGETS
 from hyco_export.graph.qnn import CompiledContext, compile_context
+from tests.support.qdq_builder import two_layer_mlp
 
 
 @pytest.fixture(scope="session")

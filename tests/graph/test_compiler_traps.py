@@ -10,15 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from qdq_builder import QdqBuilder, Quantized, linear_in_blocks, random_linear
 
 from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import CompileError
 from hyco_export.graph.lint import lint
-from hyco_export.graph.parity import OutputParity, compare_sessions, sqnr_db
+from hyco_export.graph.parity import OutputParity, ReferenceSession, compare_sessions, sqnr_db
 from hyco_export.graph.qnn import compile_context, open_context
-from hyco_export.graph.reference import ReferenceSession
+from tests.support.qdq_builder import QdqBuilder, Quantized, linear_in_blocks, random_linear
 
 SM8850 = TARGETS["sm8850"]
 X_SHAPE = (4, 32)

@@ -13,12 +13,11 @@ import pytest
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import CompileError
-from hyco_export.graph import context_check, context_layout
+from hyco_export.graph import context_binary, context_check
 from hyco_export.graph.context_binary import read_context
-from hyco_export.graph.context_check import check_context
-from hyco_export.graph.ep_context import COMPATIBILITY_KEY, read_context_model
-from hyco_export.graph.frames import ContextInfo
+from hyco_export.graph.context_check import COMPATIBILITY_KEY, check_context, read_context_model
 from hyco_export.graph.qnn import CompiledContext
+from hyco_export.graph.qnn_process import ContextInfo
 
 SM8850 = TARGETS["sm8850"]
 
@@ -49,9 +48,9 @@ def test_info_survives_json(compiled_mlp: CompiledContext) -> None:
 def test_layout_has_the_sizes_that_were_measured() -> None:
     import ctypes
 
-    assert ctypes.sizeof(context_layout.Tensor) == 144
-    assert ctypes.sizeof(context_layout.Graph) == 88  # seen between the graphs of a weight-shared binary
-    assert context_layout.Provider.functions.offset == 32
+    assert ctypes.sizeof(context_binary.Tensor) == 144
+    assert ctypes.sizeof(context_binary.Graph) == 88  # seen between the graphs of a weight-shared binary
+    assert context_binary.Provider.functions.offset == 32
 
 
 def test_missing_empty_and_foreign_files_are_named(tmp_path: Path) -> None:

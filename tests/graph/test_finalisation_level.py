@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from slm_parts import MASK_VALUE, embedded_slm_parts
 
-from hyco_export.core.network.boundary import to_integers
-from hyco_export.core.network.slm_host import SlmHost
+from hyco_export.core.device_spec import to_integers
+from hyco_export.core.network.host import SlmHost
 from hyco_export.core.targets import TARGETS
-from hyco_export.graph.parity import compare_sessions
+from hyco_export.graph.parity import ReferenceSession, compare_sessions
 from hyco_export.graph.qnn import open_context
-from hyco_export.graph.reference import ReferenceSession
+from tests.support.slm_parts import MASK_VALUE, embedded_slm_parts
 
 SM8850 = TARGETS["sm8850"]
 COMPILE_AT = """

@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 from hyco_export.core.network.weights import IntegerMatrix
-from hyco_export.graph.initializers import carried_matrix, read_weight, weight_tensor
+from hyco_export.graph.writer import carried_matrix, read_weight, weight_tensor
 
 
 @pytest.mark.parametrize(

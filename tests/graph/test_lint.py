@@ -7,11 +7,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from qdq_builder import QdqBuilder, Quantized, linear_in_blocks, random_linear, two_layer_mlp
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.errors import CompileError
 from hyco_export.graph.lint import RULES, lint, require_clean
+from tests.support.qdq_builder import QdqBuilder, Quantized, linear_in_blocks, random_linear, two_layer_mlp
 
 RNG = np.random.default_rng(0)
 

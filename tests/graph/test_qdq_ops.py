@@ -8,17 +8,15 @@ import onnx
 import pytest
 import torch
 
+from hyco_export.core.device_spec import to_integers, to_real
 from hyco_export.core.encodings import Encoding, encoding_from_range, symmetric_encoding
 from hyco_export.core.network import blocks
-from hyco_export.core.network.boundary import to_integers, to_real
-from hyco_export.core.network.ops import ARGMAX_LIMIT, Ops
+from hyco_export.core.network.blocks import ARGMAX_LIMIT, Ops
 from hyco_export.core.network.weights import IntegerMatrix, IntegerTable, Weights
 from hyco_export.graph.lint import lint
-from hyco_export.graph.parity import sqnr_db
+from hyco_export.graph.parity import ReferenceSession, sqnr_db
 from hyco_export.graph.qdq_ops import QdqOps
-from hyco_export.graph.reference import ReferenceSession
-from hyco_export.nn.range_observer import RangeObserver
-from hyco_export.nn.torch_ops import TorchOps, TorchWeights
+from hyco_export.models.torch_ops import RangeObserver, TorchOps, TorchWeights
 
 GENERATOR = np.random.default_rng(7)
 Build = Callable[[Ops[Any]], None]

@@ -12,13 +12,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
-from qdq_builder import QdqBuilder, random_linear, two_layer_mlp
 
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import CompileError
-from hyco_export.graph.parity import compare_sessions
+from hyco_export.graph.parity import ReferenceSession, compare_sessions
 from hyco_export.graph.qnn import CompiledContext, compile_context, open_context
-from hyco_export.graph.reference import ReferenceSession
+from tests.support.qdq_builder import QdqBuilder, random_linear, two_layer_mlp
 
 SM8850 = TARGETS["sm8850"]
 

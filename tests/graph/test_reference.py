@@ -7,11 +7,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
-from qdq_builder import QdqBuilder, random_linear
 
 from hyco_export.errors import CompileError
 from hyco_export.graph import parity
-from hyco_export.graph.reference import ReferenceSession
+from hyco_export.graph.parity import ReferenceSession
+from tests.support.qdq_builder import QdqBuilder, random_linear
 
 
 def by_hand(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:

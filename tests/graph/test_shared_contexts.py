@@ -4,16 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from qdq_builder import QdqBuilder, random_linear
 
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import CompileError
-from hyco_export.graph import shared_contexts
+from hyco_export.graph import smaller_binaries
 from hyco_export.graph.context_binary import read_context
-from hyco_export.graph.context_check import check_context, require_sound
-from hyco_export.graph.ep_context import read_context_model
+from hyco_export.graph.context_check import check_context, read_context_model, require_sound
 from hyco_export.graph.qnn import compile_context, open_context
-from hyco_export.graph.shared_contexts import SharedContext, compile_shared
+from hyco_export.graph.smaller_binaries import SharedContext, compile_shared
+from tests.support.qdq_builder import QdqBuilder, random_linear
 
 SM8850 = TARGETS["sm8850"]
 WIDTH, ROWS = 512, {"few": 4, "many": 16}
@@ -73,7 +72,7 @@ def test_what_is_refused_leaves_no_file(folder: Path, tmp_path: Path, monkeypatc
     def refuse(*arguments: object) -> None:
         raise CompileError("not this one", "")
 
-    monkeypatch.setattr(shared_contexts, "check_shared", refuse)
+    monkeypatch.setattr(smaller_binaries, "check_shared", refuse)
     models = [linear(rows, tmp_path, name) for name, rows in ROWS.items()]
     with pytest.raises(CompileError, match="not this one"):
         compile_shared(models, tmp_path, tuple(ROWS), SM8850, tmp_path / "log")

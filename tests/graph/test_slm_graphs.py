@@ -5,19 +5,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from packed_slm import ROWS, random_ids
-from slm_parts import KEPT, MASK_VALUE, slm_parts
 
-from hyco_export.core.graphspec import TensorSpec
-from hyco_export.core.network.boundary import to_integers, to_real
+from hyco_export.core.device_spec import TensorSpec, to_integers, to_real
+from hyco_export.core.network.host import SlmHost
 from hyco_export.core.network.slm import layer_results
-from hyco_export.core.network.slm_host import SlmHost
 from hyco_export.core.targets import TARGETS
 from hyco_export.graph.lint import lint
-from hyco_export.graph.parity import compare_sessions, sqnr_db, top1_agreement
+from hyco_export.graph.parity import ReferenceSession, compare_sessions, sqnr_db, top1_agreement
 from hyco_export.graph.qnn import compile_context, open_context
-from hyco_export.graph.reference import ReferenceSession
 from hyco_export.graph.slm_graphs import StoredMatrices, with_outputs
+from tests.support.packed_slm import ROWS, random_ids
+from tests.support.slm_parts import KEPT, MASK_VALUE, slm_parts
 
 KINDS = ("like-e2b", "values-from-keys")
 

@@ -12,13 +12,13 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from hyco_export.core.keepset import KEEPSET_FILE, read_keepset
+from hyco_export.dev.tiny.configs import train_tokenizer
 from hyco_export.errors import CheckpointError, RecipeError
-from hyco_export.nn.tiny.tokenizer import train_tokenizer
-from hyco_export.nn.token_counts import is_held_out
-from hyco_export.nn.tokenizer_file import TokenizerFile
-from hyco_export.nn.vocabulary import byte_ids, special_ids, token_texts
+from hyco_export.models.text.token_counts import is_held_out
+from hyco_export.models.text.tokenizer import TokenizerFile
+from hyco_export.models.text.vocabulary import byte_ids, special_ids, token_texts
 from hyco_export.stages.build_keepset import STAGE, KeepSetConfig, check_keepset
-from hyco_export.stages.stage import Silent
+from hyco_export.stages.declarations import Silent
 
 HIDDEN = 8
 ANSWERS = ["Brackets nest.", "Brackets open and brackets close.", "A list keeps order.", "한국어 안녕하세요 한국어"]
@@ -37,7 +37,7 @@ def verifier(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(verifier):
-    from hyco_export.nn.verifier import load_tokenizer
+    from hyco_export.models.verifier import load_tokenizer
 
     return load_tokenizer(verifier)
 

@@ -7,25 +7,23 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from qdq_builder import QdqBuilder, two_layer_mlp
 
 from hyco_export.core.artifact import file_digest
-from hyco_export.core.devicespec import HeadSpec, SlmSpec, write_spec
-from hyco_export.core.graphspec import GraphSpec
+from hyco_export.core.device_spec import GraphSpec, HeadSpec, SlmSpec, write_spec
+from hyco_export.core.golden import write_samples
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.recipe import CompileGates
-from hyco_export.core.recipe_file import embedded_recipe, load_recipe
-from hyco_export.core.samples import write_samples
+from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import ArtifactError, CompileError, GateError
-from hyco_export.graph.frames import ContextInfo
-from hyco_export.graph.interface import read_interface
-from hyco_export.graph.parity import ParityReport
-from hyco_export.graph.reference import ReferenceSession
-from hyco_export.graph.two_bit_backend import find_compiler
+from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.parity import ParityReport, ReferenceSession
+from hyco_export.graph.qnn_process import ContextInfo
+from hyco_export.graph.smaller_binaries import find_compiler
 from hyco_export.stages import compile as stage
 from hyco_export.stages.compile import CompileConfig, build, config
-from hyco_export.stages.stage import Silent
+from hyco_export.stages.declarations import Silent
+from tests.support.qdq_builder import QdqBuilder, two_layer_mlp
 
 SM8850 = CompileConfig(TARGETS["sm8850"], CompileGates(), "test")
 
@@ -72,12 +70,12 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     prefill = save(two_layer_mlp(seed=2), slm, "slm_prefill")
     write_spec(slm / "slm.json", slm_spec(tree, prefill))
     write_samples(slm / "slm_samples.safetensors", {"slm_tree": feeds(2, 1), "slm_prefill": feeds(2, 2)})
-    monkeypatch.setattr("hyco_export.nn.slm.session.open_torch_slm", float_twins)
+    monkeypatch.setattr("hyco_export.models.slm.static_pass.open_torch_slm", float_twins)
     return {"convert-head": head, "convert-slm": slm}
 
 
 def float_twins(folder: Path):
-    from hyco_export.nn.slm.session import SlmSessions
+    from hyco_export.models.slm.static_pass import SlmSessions
 
     return SlmSessions(ReferenceSession(folder / "slm_tree.onnx"), ReferenceSession(folder / "slm_prefill.onnx"))
 
@@ -155,7 +153,7 @@ def test_without_a_compiler_2_bit_weights_take_4_bits_and_it_is_said(
 ) -> None:
     narrow_slm(inputs, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("hyco_export.graph.two_bit_backend.find_compiler", lambda: None)
+    monkeypatch.setattr("hyco_export.graph.smaller_binaries.find_compiler", lambda: None)
     notes: list[str] = []
 
     class Noted(Silent):
@@ -173,7 +171,7 @@ def test_a_compiler_that_appears_makes_the_artifact_stale(monkeypatch: pytest.Mo
     asked = msgspec.structs.replace(recipe, compile=CompileGates(two_bit_weights=True))
     found = {}
     for command in ("cc", None):
-        monkeypatch.setattr("hyco_export.graph.two_bit_backend.find_compiler", lambda command=command: command)
+        monkeypatch.setattr("hyco_export.graph.smaller_binaries.find_compiler", lambda command=command: command)
         found[command] = (config(recipe), config(asked))
     assert found["cc"][0] == found[None][0] and found["cc"][1] != found[None][1]
 

@@ -6,22 +6,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from float_slm import gemma3_config, save_float_slm, tied
-from packed_slm import slm_config
 from test_convert_slm import FILES, make_inputs
 
-from hyco_export.core.devicespec import SlmSpec, read_spec
-from hyco_export.core.network.slm_file import read_slm
-from hyco_export.core.network.slm_opening import read_opening
+from hyco_export.core.device_spec import SlmSpec, read_spec
+from hyco_export.core.network.host import read_opening
+from hyco_export.core.network.weight_files import read_slm
 from hyco_export.core.recipe import Calibration, SlmGraph, SlmWeights
 from hyco_export.core.tables import TABLES_FILE, HostTables
+from hyco_export.device.slm import GraphSlm
 from hyco_export.errors import CheckpointError, GateError
-from hyco_export.graph.reference import ReferenceSession
-from hyco_export.nn.slm import float_truth
-from hyco_export.runtime.devices.slm import GraphSlm
+from hyco_export.graph.parity import ReferenceSession
+from hyco_export.models.slm import reference_weights
 from hyco_export.stages import convert_slm
 from hyco_export.stages.convert_slm import ConvertSlmConfig
-from hyco_export.stages.stage import Silent
+from hyco_export.stages.declarations import Silent
+from tests.support.float_slm import gemma3_config, save_float_slm, tied
+from tests.support.packed_slm import slm_config
 
 MODELS = {"gemma3": gemma3_config, "gemma4": lambda: tied(slm_config())}
 
@@ -101,12 +101,12 @@ def test_four_bits_agree_less(tmp_path: Path) -> None:
 
 
 def test_a_wrongly_rounded_weight_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nearest = float_truth.nearest
+    nearest = reference_weights.nearest
 
     def moved(weight: np.ndarray, *rest: object) -> object:
         return nearest(weight + np.float32(0.02), *rest)
 
-    monkeypatch.setattr(float_truth, "nearest", moved)
+    monkeypatch.setattr(reference_weights, "nearest", moved)
     with pytest.raises(GateError, match=r"integers of .* differs from the checkpoint in"):
         build(float_inputs(tmp_path), tmp_path / "out")
 
@@ -115,10 +115,14 @@ def test_a_scale_outside_the_search_is_seen() -> None:
     from hyco_export.core.network.weights import IntegerMatrix
 
     weight = np.array([[1.27, -0.3]], np.float32)
-    right = float_truth.nearest(weight, IntegerMatrix(np.zeros((1, 2), np.int8), np.float32([0.01]), 8), (0.6, 1.0))
+    right = reference_weights.nearest(
+        weight, IntegerMatrix(np.zeros((1, 2), np.int8), np.float32([0.01]), 8), (0.6, 1.0)
+    )
     np.testing.assert_array_equal(right.integers, [[127, -30]])
     np.testing.assert_allclose(right.scales, [0.01])
-    wide = float_truth.nearest(weight, IntegerMatrix(np.zeros((1, 2), np.int8), np.float32([0.02]), 8), (0.6, 1.0))
+    wide = reference_weights.nearest(
+        weight, IntegerMatrix(np.zeros((1, 2), np.int8), np.float32([0.02]), 8), (0.6, 1.0)
+    )
     assert wide.scales[0] != np.float32(0.02)
 
 

@@ -10,21 +10,21 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from packed_slm import VOCAB, edit_config, edit_tensors, random_ids, save_packed_slm, slm_config
 from safetensors.numpy import load_file, save_file
 
-from hyco_export.core.devicespec import SlmSpec, read_spec
+from hyco_export.core.device_spec import SlmSpec, read_spec
+from hyco_export.core.encodings import pack_rows
+from hyco_export.core.golden import read_samples
 from hyco_export.core.keepset import KEEPSET_FILE, KeepSet
-from hyco_export.core.packing import pack_rows
 from hyco_export.core.recipe import Calibration, SlmGraph
-from hyco_export.core.samples import read_samples
 from hyco_export.errors import ArtifactError, CheckpointError, GateError
-from hyco_export.graph.interface import read_interface
-from hyco_export.graph.reference import ReferenceSession
+from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.parity import ReferenceSession
 from hyco_export.stages import convert_slm
 from hyco_export.stages.convert_slm import ConvertSlmConfig
+from hyco_export.stages.declarations import Silent
 from hyco_export.stages.slm_proofs import Pair, require_equal
-from hyco_export.stages.stage import Silent
+from tests.support.packed_slm import VOCAB, edit_config, edit_tensors, random_ids, save_packed_slm, slm_config
 
 WIDTH = 4  # of the checkpoint's linear layers that no rule names
 KEPT = np.arange(0, VOCAB, 2, dtype=np.int32)
@@ -140,8 +140,8 @@ def test_the_same_inputs_give_the_same_bytes(built: tuple[dict, Path, dict[str, 
 def test_a_killed_build_goes_on_to_the_same_bytes(
     built: tuple[dict, Path, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hyco_export.nn.slm.calibration import CalibrationMemory
-    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.models.slm.calibration import CalibrationMemory
+    from hyco_export.models.slm.static_pass import FloatSlm
 
     _, folder, inputs = built
     out_dir, keep, tree, passes = tmp_path / "out", CalibrationMemory.keep, FloatSlm.tree, []
@@ -285,8 +285,8 @@ def test_odd_widths_go_through_the_stage(intermediate: int, tmp_path: Path) -> N
 
 
 def test_lost_parity_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hyco_export.nn.slm import static_pass
-    from hyco_export.nn.slm.static_pass import FloatSlm
+    from hyco_export.models.slm import static_pass
+    from hyco_export.models.slm.static_pass import FloatSlm
 
     tree = FloatSlm.tree
 

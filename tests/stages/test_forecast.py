@@ -11,18 +11,17 @@ import msgspec
 import pytest
 
 from hyco_export.core.artifact import read_manifest
-from hyco_export.core.data.source import DataSource
-from hyco_export.core.recipe_file import embedded_recipe, load_recipe
+from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
+from hyco_export.core.recipe_sections import DataSource
+from hyco_export.dev.created.family import create_family
 from hyco_export.errors import CheckpointError
-from hyco_export.nn.checkpoint import checkpoint_folder
-from hyco_export.nn.created.family import create_family
-from hyco_export.nn.created.scale import SMALL
-from hyco_export.stages.expected_work import expected_work
-from hyco_export.stages.forecast import forecast
+from hyco_export.models.checkpoints import checkpoint_folder
+from hyco_export.models.families.released_configs import SMALL
+from hyco_export.stages.declarations import Silent
+from hyco_export.stages.forecast import expected_work, forecast
+from hyco_export.stages.plan import STAGES, stages_of
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
-from hyco_export.stages.stage import Silent
-from hyco_export.stages.table import STAGES, stages_of
 
 RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))
 CLOSE = 0.2  # of the measured value
@@ -30,7 +29,7 @@ LIBRARIES_BYTES = 803_000_000  # of LOAD_LIBRARIES where core.sizes' base was me
 LOAD_LIBRARIES = """
 from hyco_export.core.memory import measured
 with measured() as peak:
-    import hyco_export.nn.capture
+    import hyco_export.models.capture
     import torch, transformers
     transformers.Gemma4ForCausalLM, transformers.Gemma4AssistantForCausalLM, torch.ones(64, 64) @ torch.ones(64, 64)
 print(peak.own_bytes)

@@ -12,16 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hyco_export.core.artifact import MANIFEST_NAME, verify
-from hyco_export.core.partial import PartialBuild
+from hyco_export.core.artifact import MANIFEST_NAME, PartialBuild, verify
 from hyco_export.core.recipe import Recipe
-from hyco_export.core.recipe_file import embedded_recipe, load_recipe
+from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, CheckpointError, RecipeError, StorageError
-from hyco_export.stages.build_folder import BUILD_FOLDER
+from hyco_export.stages.declarations import Silent, Stage
 from hyco_export.stages.plan import chain_to, plan, require_current
 from hyco_export.stages.run_folder import RunFolder
-from hyco_export.stages.runner import build_all
-from hyco_export.stages.stage import Silent, Stage
+from hyco_export.stages.runner import BUILD_FOLDER, build_all
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -266,9 +264,9 @@ KILLED_BUILD = """
     import os, signal, sys
     from pathlib import Path
     sys.path.insert(0, {tests!r})
-    from test_runner import run_folder, stages, steps
+    from tests.stages.test_runner import run_folder, stages, steps
     from hyco_export.stages.runner import build_all
-    from hyco_export.stages.stage import Silent, Stage
+    from hyco_export.stages.declarations import Silent, Stage
 
     def die(config, inputs, out_dir, progress):
         (out_dir / "half.txt").write_text("half")
@@ -281,7 +279,7 @@ KILLED_BUILD = """
 
 def test_a_killed_run_loses_only_the_stage_in_flight(tmp_path: Path, source: Path) -> None:
     script = textwrap.dedent(KILLED_BUILD).format(
-        tests=str(Path(__file__).parent), source=str(source), root=str(tmp_path)
+        tests=str(Path(__file__).parents[2]), source=str(source), root=str(tmp_path)
     )
     done = subprocess.run([sys.executable, "-c", script], env=os.environ, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hyco_export.core.conversations import ROLE_HINT, ROLES, Conversation, prompt_messages
-from hyco_export.core.data.files import read_conversations
-from hyco_export.core.data.identity import Identities, identities
+from hyco_export.core.data.conversations import ROLE_HINT, ROLES, Conversation, Identities, identities, prompt_messages
+from hyco_export.core.data.readers import read_conversations
 from hyco_export.errors import CheckpointError, RecipeError
 
 PROMPT_COUNT = "$.validation.prompts"  # the field that says how many are answered

@@ -15,8 +15,7 @@ from typing import Generic
 import msgspec
 
 from hyco_export.core.handoff import LAYER_TYPES, HiddenNorm, KvShape
-from hyco_export.core.network.blocks import AttentionShape, attend, gated_mlp, rotate
-from hyco_export.core.network.ops import Ops, T
+from hyco_export.core.network.blocks import AttentionShape, Ops, T, attend, gated_mlp, rotate
 
 OUTPUT_LAYER = "lm_head"  # weight [C, M]
 PRE_PROJECTION = "pre_projection"  # weight [M, 2 H]: embedding half, state half

@@ -12,8 +12,17 @@ from typing import Generic
 
 import msgspec
 
-from hyco_export.core.network.blocks import AttentionShape, attend, gated_mlp, gelu, heads_first, rotate, soft_cap
-from hyco_export.core.network.ops import Ops, T
+from hyco_export.core.network.blocks import (
+    AttentionShape,
+    Ops,
+    T,
+    attend,
+    gated_mlp,
+    gelu,
+    heads_first,
+    rotate,
+    soft_cap,
+)
 
 
 class SlmLayer(msgspec.Struct, frozen=True, omit_defaults=True):

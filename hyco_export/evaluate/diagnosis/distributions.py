@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 
 from hyco_export.core.golden import GoldenDistribution, GoldenTree
+from hyco_export.device.interfaces import Transport
 from hyco_export.errors import ProtocolError
 from hyco_export.evaluate.diagnosis.finding import Fault, Finding
-from hyco_export.runtime import wire
-from hyco_export.runtime.ports import Transport
+from hyco_export.protocol import wire
 
 WHERE = "the server's probabilities"
 TRIES = 24  # seeds; a root of probability 1/2 is missed by all of them once in 17 million servers

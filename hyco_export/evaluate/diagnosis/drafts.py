@@ -14,28 +14,27 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from hyco_export.core.devicespec import HEAD_GRAPH
+from hyco_export.core.artifact import HEAD
+from hyco_export.core.device_spec import HEAD_GRAPH, to_real
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.golden import Golden, GoldenRoot, accepted_length
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvRows
 from hyco_export.core.keepset import KeepSet
-from hyco_export.core.layout import HEAD
-from hyco_export.core.network.boundary import to_real
+from hyco_export.device.backends import BACKENDS, open_head
+from hyco_export.device.head import GraphHead
+from hyco_export.device.interfaces import Given
+from hyco_export.device.kv_state import HeadFeed
+from hyco_export.evaluate.backend_parity import NPU
+from hyco_export.evaluate.connect import RunArtifacts
 from hyco_export.evaluate.diagnosis.finding import Finding
-from hyco_export.evaluate.diagnosis.recorder import Recorder, zeros
-from hyco_export.evaluate.diagnosis.series import GoldenText
-from hyco_export.evaluate.diagnosis.walk import PRIME, Seen
-from hyco_export.evaluate.parity import NPU
-from hyco_export.evaluate.run_artifacts import RunArtifacts
+from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
+from hyco_export.evaluate.diagnosis.host_code import Recorder, zeros
+from hyco_export.evaluate.diagnosis.server_probe import PRIME, Seen
 from hyco_export.graph.parity import EXACT_DB, sqnr_db
-from hyco_export.runtime import wire
-from hyco_export.runtime.devices.backends import BACKENDS, open_head
-from hyco_export.runtime.devices.head import GraphHead
-from hyco_export.runtime.feeds import HeadFeed
-from hyco_export.runtime.ports import Given
+from hyco_export.protocol import wire
 
 if TYPE_CHECKING:
-    from hyco_export.nn.head.static_pass import FloatHead
+    from hyco_export.models.head.static_pass import FloatHead
 
 Feeds = Mapping[str, np.ndarray]
 TRUE_DB = 60.0  # float32 in another order gave 100 dB and more, a key too many in the sliding layers 45 and less
@@ -109,7 +108,7 @@ def network_findings(feeds_of: Callable[[RunArtifacts], list[GoldenFeeds]], arti
 
     Where they differ, the head is fed with other spans: one that makes them equal is the right one.
     """
-    from hyco_export.nn.head.device import open_float_head
+    from hyco_export.models.head.static_pass import open_float_head
 
     head = open_float_head(artifacts.root)
 

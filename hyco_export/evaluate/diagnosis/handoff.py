@@ -12,9 +12,9 @@ import numpy as np
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import HandoffSpec, HiddenNorm
-from hyco_export.core.rotary import rotary_tables
+from hyco_export.core.ring import rotary_tables
 from hyco_export.evaluate.diagnosis.finding import Fault, Finding
-from hyco_export.evaluate.diagnosis.series import (
+from hyco_export.evaluate.diagnosis.handoff_comparison import (
     KV_TENSORS,
     TENSORS,
     GoldenText,
@@ -23,9 +23,9 @@ from hyco_export.evaluate.diagnosis.series import (
     explained_db,
     fitted_line,
     parts_of,
+    window_finding,
 )
-from hyco_export.evaluate.diagnosis.walk import PRIME, ROUND, Call, Seen
-from hyco_export.evaluate.diagnosis.window import window_finding
+from hyco_export.evaluate.diagnosis.server_probe import PRIME, ROUND, Call, Seen
 
 RIGHT_DB = 25.0  # float32 gives equal integers; bfloat16 on another machine was never below 30 dB
 UNIT_TOLERANCE = 0.1  # of a normed state's mean square: bfloat16 and the added epsilon move it by less

@@ -13,11 +13,11 @@ import onnx
 from onnx import numpy_helper
 from safetensors import safe_open
 
-from hyco_export.core.devicespec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec
+from hyco_export.core.artifact import ENCODINGS_FILE, HEAD, KEEPSET, QAT_HEAD
+from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset import KEEPSET_FILE, KeepSet
-from hyco_export.core.layout import ENCODINGS_FILE, HEAD, KEEPSET, QAT_HEAD
 from hyco_export.core.network import head as network_head
 from hyco_export.core.network.head import (
     EMBEDDING_HALF,
@@ -28,14 +28,13 @@ from hyco_export.core.network.head import (
     STATE_HALF,
     TABLE,
 )
-from hyco_export.core.network.head_file import read_head
+from hyco_export.core.network.weight_files import read_head
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import ArtifactError
-from hyco_export.evaluate.diagnosis.finding import Fault, Finding
-from hyco_export.evaluate.diagnosis.rows import displaced
-from hyco_export.graph.initializers import CARRIERS, read_weight
+from hyco_export.evaluate.diagnosis.finding import Fault, Finding, displaced
 from hyco_export.graph.parity import sqnr_db
+from hyco_export.graph.writer import CARRIERS, read_weight
 
 REBUILD = "build it again: hyco-export {}, then hyco-export compile"
 WHERE = f"{HEAD}/{HEAD_GRAPH}.onnx"
@@ -47,7 +46,7 @@ SCALE_SUFFIXES = ("/scale", "/zero_point", "/row_scale")
 def graph_findings(run: Path, spec: HeadSpec, keepset: KeepSet) -> list[Finding]:
     """head.onnx against the trained head, the table and the calibrated grids."""
     from hyco_export.graph.qdq_ops import QdqOps
-    from hyco_export.nn.head.device import open_float_head, with_projected_table
+    from hyco_export.models.head.static_pass import open_float_head, with_projected_table
 
     model = onnx.load(run / HEAD / f"{HEAD_GRAPH}.onnx")
     found = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -164,9 +163,9 @@ def _differing_share(left: np.ndarray, right: np.ndarray) -> float:
 
 def origin_findings(run: Path, head_checkpoint: Path, dtype: Dtype) -> list[Finding]:
     """The trained head against the checkpoint it was trained from: its own weights, every channel at its size."""
-    from hyco_export.nn.head.linears import linear_weights, untie_output_layer
-    from hyco_export.nn.head.stored import norm_vectors, stored_name
-    from hyco_export.nn.verifier import load_head
+    from hyco_export.models.head.quantisers import linear_weights, untie_output_layer
+    from hyco_export.models.head.stored import norm_vectors, stored_name
+    from hyco_export.models.verifier import load_head
 
     published = load_head(head_checkpoint, dtype)
     untie_output_layer(published)
@@ -228,7 +227,7 @@ def _row_findings(name: str, original: np.ndarray, real: np.ndarray, where: str)
 
 def table_findings(run: Path, verifier: Path, dtype: Dtype, keepset: KeepSet) -> list[Finding]:
     """The kept embedding table against the verifier's own embedding."""
-    from hyco_export.nn.embedding_table import CHUNK_ROWS, find_embedding, quantized_embedding
+    from hyco_export.models.embedding_table import CHUNK_ROWS, find_embedding, quantized_embedding
 
     source = find_embedding(verifier)
     where, hint = f"{KEEPSET}/{KEEPSET_FILE}", REBUILD.format(KEEPSET)

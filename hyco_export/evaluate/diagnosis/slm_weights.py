@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from hyco_export.core.devicespec import SLM_PREFILL_GRAPH, SLM_TREE_GRAPH
-from hyco_export.core.layout import ENCODINGS_FILE, SLM
-from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm
+from hyco_export.core.artifact import ENCODINGS_FILE, SLM
+from hyco_export.core.device_spec import SLM_PREFILL_GRAPH, SLM_TREE_GRAPH
+from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables, PackedRows
-from hyco_export.evaluate.diagnosis.finding import Finding
+from hyco_export.evaluate.diagnosis.finding import Finding, displaced
 from hyco_export.evaluate.diagnosis.head_weights import read_encodings
-from hyco_export.evaluate.diagnosis.rows import displaced
 
 REBUILD = "build it again: hyco-export convert-slm, then hyco-export compile"
 OUTPUT_LAYER = "lm_head"
@@ -30,7 +29,7 @@ def slm_findings(run: Path, checkpoint_folder: Path, kept: np.ndarray) -> list[F
     that `convert-slm` stored.
     """
     from hyco_export.graph.slm_graphs import StoredMatrices
-    from hyco_export.nn.verifier import load_config
+    from hyco_export.models.verifier import load_config
 
     models = {
         name: onnx.load(run / SLM / f"{name}.onnx", load_external_data=False)
@@ -57,8 +56,8 @@ def _origin_findings(
     run: Path, checkpoint_folder: Path, kept: np.ndarray, own: Mapping[str, IntegerMatrix]
 ) -> Iterator[Finding]:
     """The stored weights and tables against a packed checkpoint, whose integers they keep."""
-    from hyco_export.nn.slm.gemma_quant import PackedCheckpoint
-    from hyco_export.nn.slm.surgery import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
+    from hyco_export.models.slm.packed import PackedCheckpoint
+    from hyco_export.models.slm.surgery import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
 
     checkpoint = PackedCheckpoint(checkpoint_folder)
     for name in checkpoint.linears:

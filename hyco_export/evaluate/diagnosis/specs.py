@@ -3,29 +3,34 @@
 Server, host and graph each read these figures at their own place; where two of them differ, drafts go wrong silently.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import onnx
 
-from hyco_export.core.devicespec import (
+from hyco_export.core.artifact import COMPILE, HEAD, QAT_HEAD, SLM, artifact_name
+from hyco_export.core.device_spec import (
     HEAD_GRAPH,
     HEAD_SPEC_FILE,
     SLM_PREFILL_GRAPH,
     SLM_SPEC_FILE,
     SLM_TREE_GRAPH,
+    GraphSpec,
     HeadSpec,
     SlmSpec,
 )
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.graphspec import GraphSpec
-from hyco_export.core.layout import COMPILE, HEAD, QAT_HEAD, SLM, artifact_name
-from hyco_export.core.network.head_file import read_head
-from hyco_export.core.network.slm_file import WEIGHTS_FILE, read_slm
+from hyco_export.core.golden import Golden
+from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_head, read_slm
 from hyco_export.core.targets import find_target
 from hyco_export.errors import CompileError
 from hyco_export.evaluate.diagnosis.finding import Finding
-from hyco_export.graph.interface import read_interface
+from hyco_export.graph.io_spec import read_interface
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 HEAD_HINT, SLM_HINT = (f"build it again: hyco-export {stage}, then hyco-export compile" for stage in (HEAD, SLM))
 
@@ -97,8 +102,8 @@ def _text(encoding: Encoding | None) -> str:
 
 def head_shape_findings(run: Path, spec: HeadSpec, head_checkpoint: Path) -> Iterator[Finding]:
     """Spans and rotary frequencies against the head's checkpoint, and the trained head's against it too."""
-    from hyco_export.nn.head.unroll import head_spans
-    from hyco_export.nn.verifier import load_config
+    from hyco_export.models.head.unroll import head_spans
+    from hyco_export.models.verifier import load_config
 
     right = head_spans(load_config(head_checkpoint))
     stored = read_head(run / QAT_HEAD).architecture
@@ -116,7 +121,7 @@ def head_shape_findings(run: Path, spec: HeadSpec, head_checkpoint: Path) -> Ite
 def slm_shape_findings(run: Path, spec: SlmSpec, slm_checkpoint: Path) -> Iterator[Finding]:
     """The SLM's span is its checkpoint's sliding window: a row sees itself and window - 1 positions before. Its rotary
     frequencies are those of the network that was converted."""
-    from hyco_export.nn.verifier import load_config
+    from hyco_export.models.verifier import load_config
 
     window = load_config(slm_checkpoint).get_text_config().sliding_window
     if spec.spans["sliding"] != window:
@@ -134,3 +139,49 @@ def _rotary_finding(where: str, model: str, hint: str) -> Finding:
 def _span_finding(where: str, model: str, told: int | None, right: int | None, hint: str) -> Finding:
     seen = f"spans.sliding is {told}, {model}'s sliding_window makes it {right}"
     return Finding("sliding window", where, seen, hint)
+
+
+# Does a text become the ids that the artifacts were built with? And do verifier and SLM mean the same by an id?
+
+
+SHOWN = 3
+
+
+def tokenizer_findings(
+    golden: Golden, tokenizer: "PreTrainedTokenizerFast", slm_checkpoint: Path | None
+) -> Iterator[Finding]:
+    """The golden prompts through this tokenizer and template, and the SLM's vocabulary beside the verifier's.
+
+    `slm_checkpoint` is None where a token bridge lies between the two vocabularies.
+    """
+    from hyco_export.models.text.tokenizer import encode_prompt
+
+    wrong = [
+        number
+        for number, text in enumerate(golden.texts)
+        if tuple(encode_prompt(tokenizer, [msgspec.to_builtins(message) for message in text.messages]))
+        != text.prompt_ids
+    ]
+    if wrong:
+        seen = f"{len(wrong)} of {len(golden.texts)} golden prompts become other ids than when the head was converted"
+        hint = "use the tokenizer.json and chat template that the verifier's checkpoint had then, or capture again"
+        yield Finding("tokenizer", "the device's tokenizer", seen, hint)
+    if slm_checkpoint is not None:
+        yield from _slm_vocabulary(tokenizer, slm_checkpoint)
+
+
+def _slm_vocabulary(tokenizer: "PreTrainedTokenizerFast", slm_checkpoint: Path) -> Iterator[Finding]:
+    """Equal sizes with other tokens raise no error anywhere: the SLM then drafts words that were never meant."""
+    from hyco_export.models.verifier import load_tokenizer
+
+    if not (slm_checkpoint / "tokenizer.json").is_file():
+        return
+    ours: Mapping[str, int] = tokenizer.get_vocab()
+    theirs: Mapping[str, int] = load_tokenizer(slm_checkpoint).get_vocab()
+    if len(ours) != len(theirs):
+        return
+    moved = [token for token, number in ours.items() if theirs.get(token) != number]
+    if moved:
+        examples = ", ".join(repr(token) for token in moved[:SHOWN])
+        seen = f"{len(moved)} of {len(ours)} tokens have other ids in the SLM's tokenizer, among them {examples}"
+        yield Finding("tokenizer", "verifier and SLM", seen, "use an SLM with the verifier's tokenizer ($.models.slm)")

@@ -4,9 +4,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from hyco_export.core.data.hub import read_hub
-from hyco_export.core.data.identity import content_id
-from hyco_export.core.data.source import DataSource
+from hyco_export.core.data.conversations import content_id
+from hyco_export.core.data.sources import read_hub
+from hyco_export.core.recipe_sections import DataSource
 from hyco_export.errors import RecipeError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -1,7 +1,6 @@
 """When two conversations are the same one: by id, or by the text that opens them."""
 
-from hyco_export.core.conversations import Conversation, Message, first_turn
-from hyco_export.core.data.identity import content_id, identities
+from hyco_export.core.data.conversations import Conversation, Message, content_id, first_turn, identities
 
 
 def conversation(name, *turns):

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from hyco_export.core.data.mixing import interleaved, shuffled
+from hyco_export.core.data.sources import interleaved, shuffled
 
 
 def test_sources_are_drawn_by_weight_and_the_seed_decides():

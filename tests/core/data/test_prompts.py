@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hyco_export.core.data.files import read_conversations
-from hyco_export.core.data.identity import Identities, identities
+from hyco_export.core.data.conversations import Identities, identities
 from hyco_export.core.data.prompts import read_prompts, require_counted, require_prompts
+from hyco_export.core.data.readers import read_conversations
 from hyco_export.errors import RecipeError
 
 

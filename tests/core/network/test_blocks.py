@@ -8,7 +8,7 @@ from transformers.models.gemma4.modeling_gemma4 import apply_rotary_pos_emb, rep
 
 from hyco_export.core.network import blocks
 from hyco_export.core.network.weights import Weights
-from hyco_export.nn.torch_ops import TorchOps, TorchWeights
+from hyco_export.models.torch_ops import TorchOps, TorchWeights
 
 NOTHING = TorchWeights(Weights({}, {}, {}))
 
@@ -74,8 +74,9 @@ def test_soft_cap() -> None:
 
 
 def test_gated_mlp_is_transformers_mlp() -> None:
-    from packed_slm import slm_config
     from transformers.models.gemma4.modeling_gemma4 import Gemma4TextMLP
+
+    from tests.support.packed_slm import slm_config
 
     torch.manual_seed(0)
     mlp = Gemma4TextMLP(slm_config(), 0)

@@ -6,7 +6,7 @@ import pytest
 from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.handoff import KvShape
 from hyco_export.core.network.head import HeadArchitecture, HeadLayer, HeadNetwork
-from hyco_export.core.network.head_host import draft_feeds, on_grid, ring_positions, shared_positions
+from hyco_export.core.network.host import draft_feeds, on_grid, ring_positions, shared_positions
 from hyco_export.core.ring import EMPTY, ring_span
 
 WINDOW, SPAN, LENGTH, MASK = 6, 4, 20, -100.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_slm_host import network
 
-from hyco_export.core.network.slm_file import linears_of_width, read_slm, write_slm
+from hyco_export.core.network.weight_files import linears_of_width, read_slm, write_slm
 from hyco_export.core.network.weights import IntegerMatrix, MatrixShape, PackedMatrices, Weights
 from hyco_export.errors import ArtifactError
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from small_run import SmallRun, build_small_run
 
-from hyco_export.runtime.engine import Engine
-from hyco_export.runtime.wire import ServerInfo
+from hyco_export.protocol.wire import ServerInfo
+from hyco_export.server.engine import Engine
+from tests.evaluate.diagnosis.small_run import SmallRun, build_small_run
 
 
 @pytest.fixture(scope="session")

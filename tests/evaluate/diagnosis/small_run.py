@@ -11,29 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import builders
 import numpy as np
 import onnx
-from packed_slm import save_packed_slm, slm_config
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from hyco_export.core.artifact import MANIFEST_NAME, file_digest
 from hyco_export.core.recipe import Recipe
-from hyco_export.evaluate.diagnose import Checkpoints, diagnose
+from hyco_export.evaluate.connect import open_artifacts
+from hyco_export.evaluate.diagnosis.diagnose import Checkpoints, diagnose
 from hyco_export.evaluate.diagnosis.finding import Diagnosis
-from hyco_export.evaluate.run_artifacts import open_artifacts
-from hyco_export.nn.verifier import load_tokenizer
-from hyco_export.runtime.assembly import open_server_engine
-from hyco_export.runtime.engine import Engine
-from hyco_export.runtime.transport import LocalTransport
-from hyco_export.runtime.verifier import Verifier
-from hyco_export.runtime.wire import ServerInfo
+from hyco_export.models.verifier import load_tokenizer
+from hyco_export.protocol.wire import ServerInfo
+from hyco_export.server.access import LocalTransport
+from hyco_export.server.assembly import open_server_engine
+from hyco_export.server.engine import Engine
+from hyco_export.server.passes.verifier import Verifier
+from hyco_export.stages.declarations import Silent
+from hyco_export.stages.plan import STAGES
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
-from hyco_export.stages.stage import Silent
-from hyco_export.stages.table import STAGES
+from tests.support import builders
+from tests.support.packed_slm import save_packed_slm, slm_config
 
 PROMPTS = {"calibration": 4, "validation": 3}
 ENDINGS = {

@@ -7,21 +7,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import builders
 import msgspec
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import numpy_helper
-from small_run import SmallRun, edit_graph, edit_json, edit_tensors, plant, verifier_of
 
-from hyco_export.core.devicespec import HEAD_SPEC_FILE, SLM_SPEC_FILE
+from hyco_export.core.device_spec import HEAD_SPEC_FILE, SLM_SPEC_FILE
 from hyco_export.core.keepset import KeepSet
-from hyco_export.core.network.head_file import HEAD_FILE
+from hyco_export.core.network.weight_files import HEAD_FILE
 from hyco_export.core.tables import TABLES_FILE, HostTables
+from hyco_export.dev.tiny.configs import train_tokenizer
+from hyco_export.device import head as device_head
+from hyco_export.device import kv_state as device_rings
+from hyco_export.device import slm as device_slm
 from hyco_export.errors import ArtifactError
-from hyco_export.evaluate.diagnose import (
+from hyco_export.evaluate.connect import RunArtifacts, open_artifacts
+from hyco_export.evaluate.diagnosis.diagnose import (
     Checkpoints,
     GoldenRun,
     diagnose_server,
@@ -34,28 +37,23 @@ from hyco_export.evaluate.diagnose import (
 from hyco_export.evaluate.diagnosis.distributions import distribution_findings
 from hyco_export.evaluate.diagnosis.drafts import golden_feeds, network_findings
 from hyco_export.evaluate.diagnosis.finding import Finding
-from hyco_export.evaluate.diagnosis.head_host import head_host_findings
-from hyco_export.evaluate.diagnosis.server_head import server_head_findings
-from hyco_export.evaluate.diagnosis.slm_host import slm_host_findings
-from hyco_export.evaluate.diagnosis.walk import walk
-from hyco_export.evaluate.run_artifacts import RunArtifacts, open_artifacts
-from hyco_export.graph.initializers import read_weight, weight_tensor
-from hyco_export.nn.capture import greedy_answer
-from hyco_export.nn.fused_stack import FusedStack
-from hyco_export.nn.golden_tree import DEPTH, golden_tree
-from hyco_export.nn.tiny.tokenizer import train_tokenizer
-from hyco_export.nn.verifier import load_verifier
-from hyco_export.runtime import sampling
-from hyco_export.runtime.assembly import open_server_engine
-from hyco_export.runtime.devices import head as device_head
-from hyco_export.runtime.devices import rings as device_rings
-from hyco_export.runtime.devices import slm as device_slm
-from hyco_export.runtime.engine import Engine
-from hyco_export.runtime.ports import Check, Prefill
-from hyco_export.runtime.slot_cache import SlotCache
-from hyco_export.runtime.transport import LocalTransport
-from hyco_export.runtime.verifier import TorchVerifierSession, Verifier
-from hyco_export.runtime.wire import Handoff, ServerInfo
+from hyco_export.evaluate.diagnosis.host_code import head_host_findings, slm_host_findings
+from hyco_export.evaluate.diagnosis.server_probe import server_head_findings, walk
+from hyco_export.graph.writer import read_weight, weight_tensor
+from hyco_export.models.capture import greedy_answer
+from hyco_export.models.fused_layers import FusedStack
+from hyco_export.models.golden import DEPTH, golden_tree
+from hyco_export.models.verifier import load_verifier
+from hyco_export.protocol import sampling
+from hyco_export.protocol.wire import Handoff, ServerInfo
+from hyco_export.server.access import LocalTransport
+from hyco_export.server.assembly import open_server_engine
+from hyco_export.server.engine import Engine
+from hyco_export.server.interfaces import Check, Prefill
+from hyco_export.server.passes.cache import SlotCache
+from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier
+from tests.evaluate.diagnosis.small_run import SmallRun, edit_graph, edit_json, edit_tensors, plant, verifier_of
+from tests.support import builders
 
 Served = tuple[Engine, ServerInfo]
 HEAD_JSON, SLM_JSON = f"convert-head/{HEAD_SPEC_FILE}", f"convert-slm/{SLM_SPEC_FILE}"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyco_export.evaluate.diagnosis.window import first_changed
+from hyco_export.evaluate.diagnosis.handoff_comparison import first_changed
 
 WINDOW, LENGTH = 64, 110
 

@@ -1,0 +1,137 @@
+"""A run as the command line names it: the recipe and the folder. Builds nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hyco_export.cli.console import output
+from hyco_export.core.recipe import Validation
+from hyco_export.core.recipe_loading import check_recipe, embedded_recipe, load_recipe
+from hyco_export.core.targets import find_target
+from hyco_export.device.systems import find_baseline, find_system
+from hyco_export.errors import ArtifactError, HycoError, RecipeError, ServerError
+from hyco_export.stages.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hyco_export.device.interfaces import Transport
+
+
+def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None = None) -> RunFolder:
+    """The run folder of a recipe; says so when it is the embedded one.
+
+    Raises:
+        RecipeError: the recipe cannot be used.
+    """
+    if recipe_path is None:
+        output.print("recipe: the embedded tiny family (give --recipe for another)")
+    recipe = load_recipe(recipe_path or embedded_recipe())
+    if target is not None:
+        recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
+        check_recipe(recipe)
+    require_known_systems(recipe.validation)
+    folder = _paths_start(recipe_path) if recipe_path else None
+    return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)
+
+
+def _paths_start(recipe_path: Path) -> Path:
+    """Where a recipe's relative paths start: its folder; of a pipe (`/dev/stdin`, `<(...)`) the working folder."""
+    return recipe_path.resolve().parent if recipe_path.is_file() else Path.cwd()
+
+
+def require_readable_twice(recipe_path: Path | None) -> None:
+    """Of a command that starts a server, which reads the recipe again.
+
+    Raises:
+        RecipeError: it comes from a pipe.
+    """
+    if recipe_path is not None and not recipe_path.is_file() and recipe_path.exists():
+        message = f"recipe {recipe_path} is a pipe, which can be read once; the server that is started reads it again"
+        raise RecipeError(message, "write it to a file and give that")
+
+
+def require_built(run: RunFolder) -> None:
+    """Before anything is read: a folder that is not there is a misspelt one, or a run that was not built.
+
+    Raises:
+        ArtifactError: no such folder.
+    """
+    if not run.root.is_dir():
+        raise ArtifactError(f"run folder {run.root} does not exist", "correct --run, or build it: hyco-export compile")
+
+
+def require_known_systems(plan: Validation) -> None:
+    """Before anything is built.
+
+    Raises:
+        RecipeError: a name that is no system, a baseline without server time, or a text that nobody verifies.
+    """
+    for field, names in (("systems", plan.systems), ("greedy_systems", plan.greedy_systems)):
+        for name in names:
+            try:
+                system = find_system(name)
+            except HycoError as error:
+                raise RecipeError(f"$.validation.{field}: {error.message}", error.hint) from error
+            if field == "greedy_systems" and not system.verifies_all:
+                raise RecipeError(
+                    f"$.validation.{field}: {name} keeps tokens unverified, its text need not be plain decoding's",
+                    "take it out",
+                )
+    try:
+        find_baseline(plan.systems[0])
+    except HycoError as error:
+        raise RecipeError(f"$.validation.systems: {error.message}", error.hint) from error
+
+
+# How a client reaches a server: token, authority, and the link that is counted on the way.
+
+
+RESTART_S = 60.0  # a server that is started again is waited for that long in the middle of a run
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """How a server is reached: what it is shown, how it is known, and the link that is counted on the way."""
+
+    token: str = ""
+    authority: Path | None = None
+    insecure: bool = False
+    link: str | None = None
+    link_waits: bool = False
+    still_there: Callable[[], None] | None = None  # raises where waiting for the server is no use
+
+
+def reach_of(
+    token_file: Path | None, authority: Path | None, insecure: bool, link: str | None, link_waits: bool
+) -> Reach:
+    """What the command line says, with the token in it.
+
+    Raises:
+        HycoError: `link_waits` without a link.
+        ServerError: the token file cannot be used, or holds more than the one token that a client has.
+    """
+    from hyco_export.protocol.security import read_tokens
+
+    if link_waits and link is None:
+        raise HycoError("--link-waits: there is no link to wait for", "give --link, or leave it out")
+    tokens = read_tokens(token_file)
+    if len(tokens) > 1:
+        raise ServerError(f"{token_file} holds {len(tokens)} tokens, a client shows one", "give a file with one")
+    return Reach(tokens[0] if tokens else "", authority, insecure, link, link_waits)
+
+
+def transport_to(url: str, reach: Reach, seed: int) -> tuple["Transport", Callable[[], float]]:
+    """Calls to the server at `url`, and the clock that measures them; they wait for a server that is started again.
+
+    Raises:
+        HycoError: no such link, a URL or file that cannot be used, or nobody answers.
+    """
+    from hyco_export.device.calls import PersistentTransport
+    from hyco_export.device.client import Access, HttpTransport
+    from hyco_export.device.link import over_link
+
+    direct = HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))
+    patient = PersistentTransport(direct, RESTART_S, still_there=reach.still_there)
+    transport, clock = over_link(patient, reach.link, seed, reach.link_waits)
+    direct.info()  # a dead URL is said at once, before any file is hashed
+    return transport, clock

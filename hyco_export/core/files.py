@@ -1,0 +1,259 @@
+"""What a refusal by the operating system means to a user: a full disk, a read-only folder, a file that is not there.
+
+Knows the system's codes, as OSError carries them and as libraries written in Rust (safetensors, tokenizers) write them
+into their texts; not who wanted the file.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import numpy as np
+
+from hyco_export.errors import ArtifactError, HycoError, RecipeError, StorageError
+
+RUST_CODE = re.compile(r"\(os error (\d+)\)")  # the end of std::io::Error's text
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def storage_error(error: BaseException, place: Path | None = None) -> StorageError | None:
+    """The error to show for a refusal by the operating system; None for another error, or one that says its next step.
+
+    Args:
+        place: what was worked on, said where `error` names no file.
+    """
+    code = None if isinstance(error, HycoError) else _code(error)
+    if code is None and not isinstance(error, OSError):
+        return None
+    named = getattr(error, "filename", None) or place
+    where = "" if named is None else f"{_text(named)}: "
+    if code is None:
+        return StorageError(f"{where}{' '.join(str(error).split()) or type(error).__name__}", _hint(code))
+    return StorageError(f"{where}{os.strerror(code)}", _hint(code))
+
+
+@contextmanager
+def said_of(place: Path) -> Iterator[None]:
+    """Work in `place`.
+
+    Raises:
+        StorageError: the operating system refused a file.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = storage_error(error, place)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _code(error: BaseException) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    match = RUST_CODE.search(str(error))
+    return int(match.group(1)) if match else None
+
+
+def _text(named: object) -> str:
+    return named.decode(errors="replace") if isinstance(named, bytes) else str(named)
+
+
+def _hint(code: int | None) -> str:
+    if code in FULL:
+        return "make room or raise the limit, then run the command again"
+    if code in CLOSED:
+        return "give a place that can be written, or change its permissions"
+    return "correct the path or the disk, then run the command again"
+
+
+# JSON for people and programs: what every artifact's reports and specs are written with.
+
+
+def pretty_json(value: Any) -> bytes:
+    """Indented, in the order of its fields."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as one file."""
+    path.write_bytes(pretty_json(value))
+
+
+# One process at a time works in a folder; the system forgets the lock when that process ends, however it ends.
+
+
+LOCK_NAME = ".lock"
+
+
+@contextmanager
+def folder_lock(folder: Path, what: str, work: str, flag: str) -> Iterator[None]:
+    """Hold the folder; it is made when it is missing.
+
+    Args:
+        what: the folder's role, `work`: what is done in it, `flag`: the option that names another; for the errors.
+
+    Raises:
+        ArtifactError: another process holds it.
+        StorageError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = (folder / LOCK_NAME).open("w")
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}" if str(error.filename) != str(folder) else error.strerror
+        message = f"{what} {folder} cannot be made or written: {reason}"
+        raise StorageError(message, f"make room there, or give another folder with {flag}") from error
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ArtifactError(f"another process is {work} in {folder}", f"wait for it, or give {flag}") from error
+        yield
+
+
+# Where files that come with the package lie: recipes, calibration prompts and the embedded checkpoints.
+
+
+PACKAGE = Path(__file__).resolve().parent.parent
+CHECKPOINTS = PACKAGE / "dev" / "tiny" / "checkpoints"
+EMBEDDED_PREFIX = "embedded:"
+
+
+def resource_path(relative: str) -> Path:
+    """A shipped file, e.g. `recipes/tiny.yaml`.
+
+    Raises:
+        RecipeError: it is in neither place.
+    """
+    for root in (PACKAGE, PACKAGE.parent):
+        if (root / relative).exists():
+            return root / relative
+    raise RecipeError(f"{relative} is not part of this installation", "reinstall hyco-export")
+
+
+def locate(reference: str, recipe_folder: Path | None) -> Path | None:
+    """The local path a recipe's reference means, or None when it names nothing local (a Hub id).
+
+    `embedded:NAME` is inside the package; else an absolute path or one from `~`, a path beside the recipe, or a shipped
+    file.
+
+
+    Raises:
+        RecipeError: `embedded:` with a path that leaves the embedded family's folder.
+    """
+    if reference.startswith("~"):
+        return Path(reference).expanduser()
+    if reference.startswith(EMBEDDED_PREFIX):
+        found = (CHECKPOINTS / reference.removeprefix(EMBEDDED_PREFIX)).resolve()
+        if not found.is_relative_to(CHECKPOINTS):
+            raise RecipeError(
+                f"{reference!r} leaves the embedded family", "name one of its files, or give a path without `embedded:`"
+            )
+        return found
+    roots = [Path()] if recipe_folder is None else [recipe_folder, Path()]
+    for root in (*roots, PACKAGE, PACKAGE.parent):
+        if (root / reference).exists():
+            return root / reference
+    return None
+
+
+# Writes one safetensors file piece by piece, where the library's own `save_file` wants every tensor in memory at
+# once.
+
+
+TYPE_NAMES = {
+    "float32": "F32",
+    "int32": "I32",
+    "int8": "I8",
+    "uint8": "U8",
+}  # in the order in which the library lays them out
+HEADER_ALIGNMENT = 8
+
+
+class Declared(NamedTuple):
+    """Type (numpy's name) and shape of a tensor that will be written."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class TensorWriter:
+    """A file under construction; a context manager.
+
+    Args:
+        path: the file to make.
+        declared: every tensor by name.
+        metadata: at most one key: the library keeps no order of several.
+
+    Raises:
+        ValueError: at the end, a tensor was not written whole.
+    """
+
+    def __init__(self, path: Path, declared: Mapping[str, Declared], metadata: Mapping[str, str]) -> None:
+        ranks = list(TYPE_NAMES)
+        self._declared = dict(sorted(declared.items(), key=lambda item: (ranks.index(item[1].dtype), item[0])))
+        header, self._offsets = _header(self._declared, metadata)
+        self._missing = {name: tensor.size_bytes for name, tensor in self._declared.items()}
+        self._file = path.open("wb")
+        self._file.write(header)
+
+    def put(self, name: str, values: np.ndarray, first_row: int = 0) -> None:
+        """Write the rows of `values` as rows `first_row`... of a tensor, or a whole tensor.
+
+        Raises:
+            ValueError: another type or another shape than declared.
+        """
+        wanted = self._declared[name]
+        whole = first_row == 0 and values.shape == wanted.shape
+        if values.dtype.name != wanted.dtype or not (whole or values.shape[1:] == wanted.shape[1:]):
+            raise ValueError(f"{name} is {values.dtype} {values.shape}, declared as {wanted}")
+        row_bytes = 0 if whole else wanted.size_bytes // wanted.shape[0]
+        self._file.seek(self._offsets[name] + first_row * row_bytes)
+        self._file.write(np.ascontiguousarray(values).data)
+        self._missing[name] -= values.nbytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        unfinished = [name for name, count in self._missing.items() if count]
+        if kind is None and unfinished:
+            raise ValueError(f"{len(unfinished)} tensors were not written whole, first {unfinished[0]}")
+
+
+def _header(declared: Mapping[str, Declared], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """The file's beginning, and where each tensor's bytes start in the file."""
+    described: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    starts, position = {}, 0
+    for name, tensor in declared.items():
+        end = position + tensor.size_bytes
+        starts[name] = position
+        described[name] = {
+            "dtype": TYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    data = HEADER_ALIGNMENT + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: data + start for name, start in starts.items()}

@@ -1,0 +1,301 @@
+"""Reads a recipe: strict about keys and types, then checked by the rules."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+
+from hyco_export.core.constants import COLDEST, HOTTEST, NODE_LIMIT
+from hyco_export.core.files import resource_path
+from hyco_export.core.recipe import Recipe
+from hyco_export.core.recipe_sections import as_source, check_keepset_choice, check_source
+from hyco_export.core.targets import Target, find_target
+from hyco_export.errors import CompileError, RecipeError
+
+# YAML as a recipe's author means it: plain values, each with one reading, and a key that stands twice is a mistake.
+
+
+PREFIX = "tag:yaml.org,2002:"
+NULL, BOOL, INT, FLOAT, TEXT = f"{PREFIX}null", f"{PREFIX}bool", f"{PREFIX}int", f"{PREFIX}float", f"{PREFIX}str"
+CORE_SCHEMA = {  # YAML 1.2.2, section 10.3.2
+    NULL: re.compile("null|Null|NULL|~|"),
+    BOOL: re.compile("true|True|TRUE|false|False|FALSE"),
+    INT: re.compile("[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    FLOAT: re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+}
+
+
+def read_yaml(path: Path) -> Any:
+    """The plain values of a file.
+
+    Raises:
+        RecipeError: it cannot be read, is not YAML, a mapping has a key twice, or a value has two readings; names the
+            lines.
+    """
+    try:
+        return yaml.load(path.read_bytes(), _Loader)
+    except FileNotFoundError as error:
+        raise RecipeError(
+            f"recipe {path} does not exist", "give a YAML file, or none for the embedded tiny family"
+        ) from (error)
+    except OSError as error:
+        raise RecipeError(f"recipe {path} cannot be read: {error.strerror}", "give a file that can be read") from error
+    except _MistakeError as error:
+        raise RecipeError(f"recipe {path}: {error}", error.hint) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"recipe {path} is not YAML: {' '.join(str(error).split())}", "correct the file") from error
+
+
+class _MistakeError(Exception):
+    """What is YAML, and surely not meant so."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML takes the second of two equal keys in silence, and reads unquoted texts by YAML 1.1 alone."""
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        """A scalar with a tag of its own (`!!str 0200`) has one reading, as a quoted one."""
+        tag = self.peek_event().tag
+        node = super().compose_scalar_node(anchor)
+        if tag is not None:
+            node.style = node.style or "'"
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                message = f"`{key.value}` stands twice, in lines {seen[key.value]} and {line}"
+                raise _MistakeError(message, "remove one of them")
+            seen[key.value] = line
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A node's value; that of an unquoted scalar must be the same in YAML 1.1 and 1.2.
+
+        What 1.1 takes for a text may be more in 1.2: a number such as `1e-5`.
+        """
+        if not isinstance(node, yaml.ScalarNode) or node.style is not None or not node.tag.startswith(PREFIX):
+            return super().construct_object(node, deep)
+        new = _core_value(node.value)
+        if node.tag == TEXT:
+            old = new
+        elif node.tag in (NULL, BOOL, INT, FLOAT, f"{PREFIX}timestamp"):
+            old = super().construct_object(node, deep)
+        else:  # a merge key
+            return super().construct_object(node, deep)
+        place = f"line {node.start_mark.line + 1}: `{node.value}`"
+        if repr(new) != repr(old):  # not ==: 1 is no True, and NaN is NaN
+            message = f"{place} is {_words(old)} in YAML 1.1 and {_words(new)} in YAML 1.2"
+            raise _MistakeError(message, "write the value that is meant, or quote a text")
+        return new
+
+
+def _core_value(text: str) -> Any:
+    """An unquoted scalar by YAML 1.2's core schema."""
+    tag = next((tag for tag, pattern in CORE_SCHEMA.items() if pattern.fullmatch(text)), TEXT)
+    if tag == NULL:
+        return None
+    if tag == BOOL:
+        return text.lower() == "true"
+    if tag == INT:
+        return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan")) if tag == FLOAT else text
+
+
+def _words(value: Any) -> str:
+    return f"the text {value!r}" if isinstance(value, str) else str(value).lower()
+
+
+# Which values of a recipe fit together: rules that need more than one field, and what is said of a broken one.
+
+
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
+LPBQ_BITS = 4  # the only width of low-power blocks on HTP
+Rule = tuple[bool, str]
+"""Does it hold, and what is said where it does not."""
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Rules that need more than one field.
+
+    Raises:
+        RecipeError: the first broken rule, with the path of the field to change.
+    """
+    _require_finite(msgspec.to_builtins(recipe), "$")
+    try:
+        target = find_target(recipe.target)
+    except CompileError as error:
+        raise RecipeError(f"$.target: {error.message}", error.hint) from error
+    for name in ("calibration", "validation", "conversations"):
+        check_source(getattr(recipe.data, name), f"$.data.{name}")
+    check_keepset_choice(recipe.keepset)
+    for holds, message in (
+        *_graph_rules(recipe),
+        *_qat_rules(recipe, target),
+        *_data_rules(recipe),
+        *_validation_rules(recipe),
+    ):
+        if not holds:
+            raise RecipeError(message, "change the field")
+
+
+def _require_finite(value: Any, field: str) -> None:
+    """Raises RecipeError: a number that float32, in which everything here computes, does not have."""
+    inside: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        inside = ((f"{field}.{name}", part) for name, part in value.items())
+    elif isinstance(value, list | tuple):
+        inside = ((f"{field}[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:  # NaN is not either
+        raise RecipeError(f"{field} is {value}, it must be finite in float32", "change the field")
+    for name, part in inside:
+        _require_finite(part, name)
+
+
+def _graph_rules(recipe: Recipe) -> tuple[Rule, ...]:
+    """Keep set, rings, rows and the tree that they must hold."""
+    planted = recipe.head.steps + recipe.head.runner_up_steps
+    return (
+        (
+            recipe.slm.ring >= recipe.slm.rows,
+            f"$.slm.ring is {recipe.slm.ring}, shorter than a tree pass of $.slm.rows = {recipe.slm.rows}",
+        ),
+        (
+            recipe.slm.sliding_ring >= recipe.slm.rows,
+            f"$.slm.sliding_ring is {recipe.slm.sliding_ring}, shorter than a tree pass of {recipe.slm.rows} rows",
+        ),
+        (
+            min(recipe.slm.ring, recipe.slm.sliding_ring) >= recipe.slm.prefill_rows,
+            f"$.slm.prefill_rows is {recipe.slm.prefill_rows}, longer than the shortest ring",
+        ),
+        (
+            recipe.head.runner_up_steps <= recipe.head.steps,
+            f"$.head.runner_up_steps is {recipe.head.runner_up_steps}, more than $.head.steps = {recipe.head.steps}",
+        ),
+        (
+            recipe.slm.rows > planted,
+            f"$.slm.rows is {recipe.slm.rows}, too few for the root and {planted} planted nodes",
+        ),
+        (
+            recipe.drafting.budget >= planted,
+            f"$.drafting.budget is {recipe.drafting.budget}, smaller than the {planted} planted nodes",
+        ),
+        (
+            recipe.drafting.budget <= NODE_LIMIT,
+            f"$.drafting.budget is {recipe.drafting.budget}, the server takes trees of at most {NODE_LIMIT} nodes",
+        ),
+    )
+
+
+def _qat_rules(recipe: Recipe, target: Target) -> tuple[Rule, ...]:
+    """Widths and grids that the target computes, and a schedule that ends."""
+    return (
+        (
+            recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,
+            f"$.qat.clip_ratio_low {recipe.qat.clip_ratio_low} is above clip_ratio_high {recipe.qat.clip_ratio_high}",
+        ),
+        (
+            not recipe.slm.weights or recipe.slm.weights.clip_ratio_low <= recipe.slm.weights.clip_ratio_high,
+            "$.slm.weights.clip_ratio_low is above clip_ratio_high",
+        ),
+        (
+            not recipe.slm.weights
+            or {recipe.slm.weights.bits, recipe.slm.weights.output_bits} <= set(target.weight_bits),
+            f"$.slm.weights has widths that {target.name} does not compute: it has {sorted(target.weight_bits)}",
+        ),
+        (
+            recipe.qat.warmup_steps <= recipe.qat.steps,
+            f"$.qat.warmup_steps is {recipe.qat.warmup_steps}, more than $.qat.steps = {recipe.qat.steps}",
+        ),
+        (
+            recipe.qat.unrolled_steps <= recipe.head.steps,
+            f"$.qat.unrolled_steps is {recipe.qat.unrolled_steps}, more than $.head.steps = {recipe.head.steps}",
+        ),
+        (
+            recipe.qat.weight_bits in target.weight_bits,
+            f"$.qat.weight_bits is {recipe.qat.weight_bits}, {target.name} computes {sorted(target.weight_bits)}",
+        ),
+        *(
+            (
+                bits in target.weight_bits,
+                f"$.qat.overrides: {pattern} has {bits}, {target.name} computes {sorted(target.weight_bits)}",
+            )
+            for pattern, bits in recipe.qat.overrides.items()
+        ),
+        (
+            recipe.qat.grid == "per-channel" or recipe.qat.weight_bits == LPBQ_BITS,
+            f"$.qat.grid is lpbq, which has {LPBQ_BITS} bits, and $.qat.weight_bits is {recipe.qat.weight_bits}",
+        ),
+    )
+
+
+def _validation_rules(recipe: Recipe) -> tuple[Rule, ...]:
+    """Systems, and what is demanded of them."""
+    plan = recipe.validation
+    strangers = sorted(set(plan.gates.min_mat) - set(plan.systems))
+    return (
+        (
+            len(set(plan.systems)) == len(plan.systems),
+            f"$.validation.systems names a system twice: {', '.join(plan.systems)}",
+        ),
+        (
+            not strangers,
+            f"$.validation.gates.min_mat has a limit for {', '.join(strangers)}, not in $.validation.systems",
+        ),
+    )
+
+
+def _data_rules(recipe: Recipe) -> tuple[Rule, ...]:
+    """Prompts and what is drawn from them."""
+    return (
+        (
+            recipe.sampling.temperature == 0 or COLDEST <= recipe.sampling.temperature <= HOTTEST,
+            f"$.sampling.temperature is {recipe.sampling.temperature}, it must be 0 or lie in [{COLDEST}, {HOTTEST}]",
+        ),
+        (
+            COLDEST <= recipe.drafting.slm_temperature <= HOTTEST,
+            f"$.drafting.slm_temperature is {recipe.drafting.slm_temperature}, it must lie in [{COLDEST}, {HOTTEST}]",
+        ),
+        (
+            recipe.capture.sampled_answers == 0 or recipe.sampling.temperature > 0,
+            f"$.capture.sampled_answers is {recipe.capture.sampled_answers}, $.sampling.temperature 0 draws nothing",
+        ),
+        (
+            as_source(recipe.data.calibration) != as_source(recipe.data.validation),
+            "$.data.validation is the same source as $.data.calibration",
+        ),
+    )
+
+
+def load_recipe(path: Path) -> Recipe:
+    """The recipe of a YAML file, checked.
+
+    Raises:
+        RecipeError: file or pipe missing, not YAML, an unknown or repeated key, a wrong type or an impossible pair;
+            names the field.
+    """
+    if path.is_dir():
+        raise RecipeError(f"recipe {path} is a folder", "give the YAML file in it")
+    try:
+        recipe = msgspec.convert(read_yaml(path), Recipe, strict=True)
+    except msgspec.ValidationError as error:
+        raise RecipeError(f"recipe {path.name}: {error}", "see recipes/tiny.yaml for every field") from error
+    check_recipe(recipe)
+    return recipe
+
+
+def embedded_recipe() -> Path:
+    """The tiny family's recipe, shipped with the package."""
+    return resource_path("recipes/tiny.yaml")

@@ -1,0 +1,115 @@
+"""The created verifier: the hand-off of Gemma 4 26B-A4B (§3.1) from a small dense body. Random weights.
+
+It has no stop token: a model that knows nothing would end an answer by chance only, and a run's length would be too.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from huggingface_hub.serialization import split_state_dict_into_shards_factory
+from safetensors.torch import save_file
+from transformers import (
+    Gemma4AssistantForCausalLM,
+    Gemma4ForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+)
+
+from hyco_export.dev.tiny.configs import BOS_ID, PAD_ID, SAMPLING, head_generation_config
+from hyco_export.models.families.released_configs import Scale, head_config, verifier_config
+from hyco_export.models.tensor_files import INDEX_NAME
+
+# Random weights of a model that only exists as a shape: written shard by shard, the same for one seed.
+
+
+SHARD_BYTES = 1 << 30  # a shard is written once it holds as much; the largest tensor (1.5 GB) has one alone
+CHUNK_ROWS = 16_384  # of a matrix drawn at a time in float32: 185 MB at 2,816 columns
+DTYPE = torch.bfloat16
+SHARD_NAME = "model{suffix}.safetensors"
+LINEAR_SPREAD = 1.5  # of outputs for inputs of spread 1: layers matter beside the residual they are added to
+READABLE = 0o644  # safetensors makes files that only their owner can read
+NORM_LOW = 0.5  # norm weights lie in [0.5, 1.5) times their centre
+
+Report = Callable[[float], None]
+"""Told the share of the bytes that is written, 0 to 1."""
+
+
+def write_checkpoint(
+    model: PreTrainedModel, folder: Path, seed: int, generation: GenerationConfig, report: Report
+) -> None:
+    """Configs and bfloat16 weights of a model on the meta device, as `save_pretrained` would lay them out."""
+    folder.mkdir(parents=True)
+    tied = _tied_names(model)
+    tensors = {name: value for name, value in model.state_dict().items() if name not in tied}
+    shards = split_state_dict_into_shards_factory(
+        tensors, get_storage_size=_bytes, filename_pattern=SHARD_NAME, max_shard_size=SHARD_BYTES
+    )
+    generator = torch.Generator().manual_seed(seed)
+    written, total = 0, sum(map(_bytes, tensors.values()))
+    for file, names in shards.filename_to_tensors.items():
+        content = {name: drawn(name, tensors[name].shape, generator) for name in names}
+        save_file(content, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(READABLE)
+        written += sum(_bytes(tensors[name]) for name in names)
+        report(written / total)
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        (folder / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = "bfloat16"
+    model.config.save_pretrained(folder)
+    generation.save_pretrained(folder)
+
+
+def drawn(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """One tensor in bfloat16.
+
+    Matrices are normal: embeddings with spread K^-0.5, so that the factor K^0.5 of Gemma's embedding layer gives
+    spread 1. Norm weights are around 1, those of queries around d^-0.5: Gemma 4 does not scale attention scores, and
+    queries of full length would attend to one key alone. Layer scalars are 1.
+    """
+    if len(shape) < 2:
+        return _vector(name, shape, generator)
+    spread = shape[1] ** -0.5 if "embed_tokens" in name else LINEAR_SPREAD * shape[1] ** -0.5
+    tensor = torch.empty(shape, dtype=DTYPE)
+    for start in range(0, shape[0], CHUNK_ROWS):
+        rows = tensor[start : start + CHUNK_ROWS]
+        rows.copy_(torch.randn(rows.shape, generator=generator) * spread)  # [<= CHUNK_ROWS, K] in float32
+    return tensor
+
+
+def _vector(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    if name.endswith("layer_scalar"):
+        return torch.ones(shape, dtype=DTYPE)
+    centre = shape[0] ** -0.5 if "q_norm" in name else 1.0
+    return (centre * (NORM_LOW + torch.rand(shape, generator=generator))).to(DTYPE)
+
+
+def _tied_names(model: PreTrainedModel) -> set[str]:
+    """Parameters that are another one's storage, and are not written."""
+    keys: dict[str, str] = getattr(model, "_tied_weights_keys", None) or {}
+    return set(keys) if model.config.tie_word_embeddings else set()
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * DTYPE.itemsize
+
+
+def write_verifier(folder: Path, scale: Scale, seed: int, report: Report) -> None:
+    """Write the checkpoint without its tokenizer into a new folder."""
+    with torch.device("meta"):
+        model = Gemma4ForCausalLM(verifier_config(scale))
+    generation = GenerationConfig(pad_token_id=PAD_ID, bos_token_id=BOS_ID, **SAMPLING)
+    write_checkpoint(model, folder, seed, generation, report)
+
+
+# The created head: the assistant of Gemma 4 26B-A4B at its full size, 419.7 M parameters. Random weights.
+
+
+def write_head(folder: Path, scale: Scale, seed: int, report: Report) -> None:
+    """Write the checkpoint into a new folder."""
+    with torch.device("meta"):
+        model = Gemma4AssistantForCausalLM(head_config(scale))
+    write_checkpoint(model, folder, seed, head_generation_config(), report)

@@ -1,0 +1,19 @@
+"""Drafters: what proposes a tree for the next round. One small class a file; which one a system uses: `systems`."""
+
+from hyco_export.device.drafters.drafter import Draft, Drafter, NullDrafter, ProactiveDrafter
+from hyco_export.device.drafters.hybrid import HybridDrafter, TreeRule
+from hyco_export.device.drafters.slm_chain import ChainRule, SlmChainDrafter
+from hyco_export.device.drafters.specedge import ProactiveSpecEdgeDrafter, SpecEdgeDrafter
+
+__all__ = [
+    "ChainRule",
+    "Draft",
+    "Drafter",
+    "HybridDrafter",
+    "NullDrafter",
+    "ProactiveDrafter",
+    "ProactiveSpecEdgeDrafter",
+    "SlmChainDrafter",
+    "SpecEdgeDrafter",
+    "TreeRule",
+]

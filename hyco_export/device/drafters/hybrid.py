@@ -1,0 +1,100 @@
+"""HyCo's drafter: a chain gives the tree its depth, one or two SLM passes give it its width (§3.1).
+
+Knows scoring and the feeds; not the wire and not the loop.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from hyco_export.core.constants import MS_PER_S
+from hyco_export.device.drafters.drafter import Draft
+from hyco_export.device.interfaces import Given, HeadDraft
+from hyco_export.device.kv_state import SlmFeed
+from hyco_export.device.tree_builder import Edges, Growth, plant
+
+
+class TreeRule(msgspec.Struct, frozen=True):
+    """How the hybrid tree is scored and cut (HyCo, §3.1)."""
+
+    edge_log_prob: float  # L: ln 0.66 in the paper, the chain's acceptance per depth
+    budget: int  # nodes sent
+    candidates_per_row: int  # the SLM's best children taken per expanded node
+    temperature: float = 1.0  # of the SLM's distribution
+    second_pass_nodes: int | None = None  # forwarded by a second pass, best first; None: all that have no children
+
+    @property
+    def edges(self) -> Edges:
+        return Edges(self.edge_log_prob, self.candidates_per_row, self.temperature)
+
+
+class Planter(Protocol):
+    """Where the chain comes from: `feeds.HeadFeed` on the device, or `feeds.ReplyChain` from the server."""
+
+    def begin(self, ids: Sequence[int], given: Given) -> None: ...
+
+    def observe(self, ids: Sequence[int], given: Given) -> None: ...
+
+    def draft(self) -> HeadDraft: ...
+
+
+class HybridDrafter:
+    """Plants a chain (and runner-ups), then lets the SLM add children.
+
+    Args:
+        planter: what drafts the chain.
+        slm: fed with the committed tokens.
+        keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
+        rule: scores and budget.
+        stop_ids: tokens after which nothing is drafted.
+        passes: of the SLM: 1 over the root and all planted nodes; a second one over the nodes that the tree keeps and
+            that have no children yet, as many as fit (HyCo-2P, a reading of §3.1).
+    """
+
+    def __init__(
+        self,
+        planter: Planter,
+        slm: SlmFeed,
+        keep_ids: np.ndarray,
+        rule: TreeRule,
+        stop_ids: Collection[int],
+        passes: int = 1,
+    ) -> None:
+        self._planter = planter
+        self._slm = slm
+        self._keep_ids = keep_ids
+        self._rule = rule
+        self._edges = rule.edges
+        self._stop_ids = frozenset(stop_ids)
+        self._passes = passes
+        self._growth: Growth | None = None
+
+    def begin(self, ids: Sequence[int], given: Given) -> None:
+        self._planter.begin(ids, given)
+        self._slm.begin(ids)
+
+    def propose(self, ids: Sequence[int]) -> Draft:
+        started = time.perf_counter()
+        head_draft = self._planter.draft()
+        head_ms = (time.perf_counter() - started) * MS_PER_S
+        planted = plant(head_draft.chain, head_draft.runner_ups, self._rule.edge_log_prob, self._stop_ids)
+        base = self._slm.base(ids, len(planted))
+        self._growth = growth = Growth(self._slm, self._keep_ids, self._stop_ids, base, planted)
+        for earlier in range(self._passes):
+            nodes = growth.fitting(growth.unexpanded()[: self._rule.second_pass_nodes if earlier else None])
+            if not nodes:
+                break
+            growth.expand(nodes, self._edges)
+            if growth.base:
+                growth.settle_base()
+            growth.trim(self._rule.budget)
+        return Draft(growth.tree, head_ms, growth.slm_ms)
+
+    def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
+        self._planter.observe(ids, given)
+        assert self._growth is not None  # a verdict follows a proposal
+        self._growth.commit(accepted)
+        self._slm.forget()

@@ -1,0 +1,66 @@
+"""A chain that the SLM drafts alone, token by token, as long as it is sure: SLED's drafter (Li et al. 2025a), and with
+other lengths that of Synera-like offload and of the SLM answering alone.
+
+Knows the SLM's feed; not the wire, not the loop and not who judges the chain.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+
+import msgspec
+import numpy as np
+
+from hyco_export.device.drafters.drafter import Draft
+from hyco_export.device.interfaces import Given
+from hyco_export.device.kv_state import SlmFeed
+from hyco_export.device.tree_builder import Edges, Growth
+from hyco_export.protocol.tree import ROOT
+
+BEST_CHILD = Edges(edge_log_prob=0.0, per_row=1)  # a score is then the sum of log q
+
+
+class ChainRule(msgspec.Struct, frozen=True):
+    """The chain ends with the first token whose q is below `confidence`, a stop token, or the `longest` one."""
+
+    confidence: float
+    longest: int
+
+
+class SlmChainDrafter:
+    """Top-1 tokens of sequential passes.
+
+    Args:
+        slm: fed with the committed tokens.
+        keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
+        rule: where the chain ends.
+        stop_ids: tokens after which nothing is drafted.
+    """
+
+    def __init__(self, slm: SlmFeed, keep_ids: np.ndarray, rule: ChainRule, stop_ids: Collection[int]) -> None:
+        self._slm = slm
+        self._keep_ids = keep_ids
+        self._longest = rule.longest
+        self._least = math.log(rule.confidence) if rule.confidence > 0 else -math.inf
+        self._stop_ids = frozenset(stop_ids)
+        self._growth: Growth | None = None
+
+    def begin(self, ids: Sequence[int], given: Given) -> None:
+        self._slm.begin(ids)
+
+    def propose(self, ids: Sequence[int]) -> Draft:
+        self._growth = growth = Growth(self._slm, self._keep_ids, self._stop_ids, self._slm.base(ids, nodes=0))
+        node, log_prob = ROOT, 0.0
+        for _ in range(min(self._longest, self._slm.rows)):
+            growth.expand((node,), BEST_CHILD)
+            if growth.base:
+                growth.settle_base()
+            node += 1  # the new leaf
+            confidence, log_prob = growth.tree.log_probs[node] - log_prob, growth.tree.log_probs[node]
+            if confidence < self._least or growth.tree.tokens[node] in self._stop_ids:
+                break
+        return Draft(growth.tree, 0.0, growth.slm_ms)
+
+    def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
+        assert self._growth is not None  # a verdict follows a proposal
+        self._growth.commit(accepted)
+        self._slm.forget()

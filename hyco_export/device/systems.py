@@ -1,0 +1,244 @@
+"""The systems that can be run, by name: each is a configuration of the same parts (HyCo, Table 2), not a code path.
+
+Knows which drafter, rule, draft side and offload policy belong to a name. A new system is a row in `SYSTEMS`, and at
+most one new class each with a row in `DRAFTERS`, `POLICIES` or `rules.RULES`; the driver knows none of them.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from hyco_export.device.backends import Device
+from hyco_export.device.drafters import (
+    ChainRule,
+    Drafter,
+    HybridDrafter,
+    NullDrafter,
+    ProactiveSpecEdgeDrafter,
+    SlmChainDrafter,
+    SpecEdgeDrafter,
+    TreeRule,
+)
+from hyco_export.device.driver import Request
+from hyco_export.device.kv_state import HeadFeed, ReplyChain, SlmFeed
+from hyco_export.device.offload import AskForAll, AskForNone, KeepConfident, OffloadPolicy
+from hyco_export.errors import HycoError
+from hyco_export.protocol import wire
+from hyco_export.protocol.acceptance import EPSILON, RULES
+
+NOTHING = "nothing"  # the drafter of systems whose device drafts nothing
+EVERYTHING, CONFIDENT, ALONE = "everything", "confident", "alone"  # offload policies
+ALONE_RULE = ChainRule(confidence=0.0, longest=1)  # the SLM by itself: a token a pass
+
+
+class System(msgspec.Struct, frozen=True):
+    """One named configuration.
+
+    `draft_side` and `draft_scope` are PRIME's: where the verifier's own head drafts, and over what.
+    """
+
+    name: str
+    summary: str
+    drafter: str  # of DRAFTERS
+    rule: str  # of rules.RULES
+    draft_side: wire.DraftSide = "device"
+    draft_scope: wire.DraftScope = "full"
+    offload: str = EVERYTHING  # of POLICIES: what the verifier is asked
+
+    @property
+    def needs_device(self) -> bool:
+        """Does it draft with the device's models."""
+        return self.drafter != NOTHING
+
+    @property
+    def needs_handoff(self) -> bool:
+        """Does its device run the verifier's head."""
+        return self.needs_device and DRAFTERS[self.drafter].runs_head
+
+    @property
+    def drafts_with_slm_alone(self) -> bool:
+        """Are all its drafts the SLM's; the paper gives some of these systems the full vocabulary."""
+        return self.needs_device and not self.needs_handoff and self.draft_side == "device"
+
+    @property
+    def asks(self) -> bool:
+        """Does it use a server at all."""
+        return self.offload != ALONE
+
+    @property
+    def verifies_all(self) -> bool:
+        """Does the verifier see every token; where not, nothing is claimed of the text."""
+        return self.offload == EVERYTHING
+
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        System("plain", "the verifier alone, one token a round", NOTHING, "exact"),
+        System("cloud-mtp", "the server drafts with its own head, exact rule", NOTHING, "exact", draft_side="server"),
+        System("specedge", "several SLM passes on the device, exact rule", "specedge", "exact"),
+        System("specedge-pd", "the same, drafting on while a reply is on its way", "specedge-pd", "exact"),
+        System("specedge-eps", "several SLM passes on the device, epsilon rule", "specedge", "epsilon"),
+        System("hyco-exact", "head and one SLM pass on the device, exact rule", "hybrid", "exact"),
+        System("hyco", "head and one SLM pass on the device, epsilon rule", "hybrid", "epsilon"),
+        System("hyco-2p", "head and two SLM passes on the device, epsilon rule", "hybrid-2p", "epsilon"),
+        System(
+            "hyco-server-head",
+            "the server's head sends a chain with each reply, one SLM pass on the device, exact rule",
+            "reply-chain",
+            "exact",
+            draft_side="reply",
+            draft_scope="artifact",
+        ),
+        System("on-device", "the SLM alone, greedy, no server", "slm-alone", "exact", offload=ALONE),
+        System("sled", "an SLM chain as long as it is sure, exact rule", "sled", "exact"),
+        System(
+            "synera", "confident SLM tokens stay unverified, the others exact", "synera", "exact", offload=CONFIDENT
+        ),
+    )
+}
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the systems of one run share: the recipe's drafting and the server's facts."""
+
+    tree: TreeRule  # of the hybrid drafters
+    specedge: TreeRule
+    specedge_passes: int
+    epsilon: float  # for systems with the epsilon rule
+    server_steps: int  # K, for systems that draft on the server
+    head_digest: str  # key of the head artifact, for systems whose device runs the head
+    vocab_size: int
+    stop_ids: frozenset[int]
+    sled: ChainRule
+    synera: ChainRule  # its confidence is also that of the tokens which stay
+    synera_unverified: int  # tokens that stay in a row, at most
+    passes_ahead_count: bool = False  # of proactive drafting (a reading)
+    stop_needs_draw: bool = False  # for systems with a threshold
+    trace: bool = False  # ask for what each round was judged by
+
+
+def find_system(name: str) -> System:
+    """The system called `name`.
+
+    Raises:
+        HycoError: no such system; the hint lists the known ones.
+    """
+    if name not in SYSTEMS:
+        known = ", ".join(f"{system.name} ({system.summary})" for system in SYSTEMS.values())
+        raise HycoError(f"unknown system {name!r}", f"known ones: {known}")
+    return SYSTEMS[name]
+
+
+def find_baseline(name: str) -> System:
+    """The system called `name`, for the others to be compared with.
+
+    Raises:
+        HycoError: no such system, or one that asks no server, so that it has no server time.
+    """
+    system = find_system(name)
+    if not system.asks:
+        raise HycoError(
+            f"{name} asks no server, the others cannot be compared with it", "put another system first in the list"
+        )
+    return system
+
+
+def make_drafter(system: System, settings: Settings, device: Device | None) -> Drafter:
+    """The system's drafter; it may serve one generation after another. `device` may be None where none is needed."""
+    if not system.needs_device:
+        return NullDrafter()
+    if device is None:
+        raise HycoError(f"system {system.name} drafts on the device, but none was opened", "choose a device back end")
+    return DRAFTERS[system.drafter].make(device, settings)
+
+
+def make_policy(system: System, settings: Settings) -> OffloadPolicy:
+    """What the system's device asks of the verifier."""
+    return POLICIES[system.offload](settings)
+
+
+def make_request(
+    system: System, settings: Settings, prompt_id: str, sampling: wire.Sampling, seed: int, max_new_tokens: int
+) -> Request:
+    """What a generation under this system asks of the server."""
+    return Request(
+        system=system.name,
+        prompt_id=prompt_id,
+        sampling=sampling,
+        acceptance=make_acceptance(system, settings),
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        draft_side=system.draft_side,
+        draft_steps=settings.server_steps if system.draft_side != "device" else 0,
+        head_digest=settings.head_digest if system.needs_handoff else "",
+        trace=settings.trace,
+        stop_ids=tuple(sorted(settings.stop_ids)),
+        draft_scope=system.draft_scope,
+        vocab_size=settings.vocab_size,
+    )
+
+
+def make_acceptance(system: System, settings: Settings) -> wire.Acceptance:
+    """The system's rule with those of the run's options that it reads."""
+    values = {EPSILON: settings.epsilon, "stop_needs_draw": settings.stop_needs_draw}
+    reads = RULES[system.rule].options
+    return msgspec.structs.replace(
+        wire.EXACT, rule=system.rule, **{name: value for name, value in values.items() if name in reads}
+    )
+
+
+class DrafterRow(NamedTuple):
+    """How a drafter is made. `runs_head`: it needs the hand-off of every reply."""
+
+    make: Callable[[Device, Settings], Drafter]
+    runs_head: bool = False
+
+
+def _hybrid(device: Device, settings: Settings, passes: int = 1) -> Drafter:
+    head, slm = HeadFeed(device.head, device.handoff), SlmFeed(device.slm)
+    return HybridDrafter(head, slm, device.slm_ids, settings.tree, settings.stop_ids, passes)
+
+
+def _reply_chain(device: Device, settings: Settings) -> Drafter:
+    return HybridDrafter(ReplyChain(), SlmFeed(device.slm), device.slm_ids, settings.tree, settings.stop_ids)
+
+
+def _specedge(device: Device, settings: Settings) -> Drafter:
+    slm = SlmFeed(device.slm)
+    return SpecEdgeDrafter(slm, device.slm_ids, settings.specedge, settings.stop_ids, settings.specedge_passes)
+
+
+def _specedge_pd(device: Device, settings: Settings) -> Drafter:
+    return ProactiveSpecEdgeDrafter(
+        SlmFeed(device.slm),
+        device.slm_ids,
+        settings.specedge,
+        settings.stop_ids,
+        settings.specedge_passes,
+        settings.passes_ahead_count,
+    )
+
+
+def _slm_chain(device: Device, settings: Settings, rule: ChainRule) -> Drafter:
+    return SlmChainDrafter(SlmFeed(device.slm), device.slm_ids, rule, settings.stop_ids)
+
+
+DRAFTERS: dict[str, DrafterRow] = {
+    "hybrid": DrafterRow(_hybrid, runs_head=True),
+    "hybrid-2p": DrafterRow(partial(_hybrid, passes=2), runs_head=True),
+    "reply-chain": DrafterRow(_reply_chain),
+    "specedge": DrafterRow(_specedge),
+    "specedge-pd": DrafterRow(_specedge_pd),
+    "slm-alone": DrafterRow(partial(_slm_chain, rule=ALONE_RULE)),
+    "sled": DrafterRow(lambda device, settings: _slm_chain(device, settings, settings.sled)),
+    "synera": DrafterRow(lambda device, settings: _slm_chain(device, settings, settings.synera)),
+}
+
+POLICIES: dict[str, Callable[[Settings], OffloadPolicy]] = {
+    EVERYTHING: lambda settings: AskForAll(),
+    CONFIDENT: lambda settings: KeepConfident(settings.synera.confidence, settings.synera_unverified),
+    ALONE: lambda settings: AskForNone(),
+}

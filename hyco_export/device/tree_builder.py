@@ -1,0 +1,265 @@
+"""A draft tree while the SLM grows it: which nodes were forwarded, what they cost in rows, what follows a verdict.
+
+Shared by all drafters that use the SLM. Knows scoring and the SLM's feed; not the head and not the wire.
+
+Legend: C kept tokens.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+
+import msgspec
+import numpy as np
+
+from hyco_export.core.constants import MS_PER_S
+from hyco_export.device.kv_state import SlmFeed
+from hyco_export.protocol.tree import EMPTY_TREE, ROOT, Source, Tree, depths, path_to
+
+# HyCo's hybrid tree: planting, scoring and trimming (HyCo, §3.1). Pure numpy; knows no models and no devices.
+
+
+RUNNER_UP_EDGES = 2  # a runner-up pays the cost of a depth twice, which ranks it just below the chain token it doubles
+
+
+def plant(
+    chain: Sequence[int], runner_ups: Sequence[int], edge_log_prob: float, stop_ids: Collection[int] = ()
+) -> Tree:
+    """The head's part of the tree: its chain and the second-ranked tokens beside its first nodes.
+
+    Args:
+        chain: top-1 tokens of the head's steps, depth 1 first.
+        runner_ups: second-ranked tokens of the first len(runner_ups) steps.
+        edge_log_prob: L, the logarithm of the chain's acceptance per depth; below 0.
+        stop_ids: nothing is planted under these tokens: generation ends there.
+
+    Returns:
+        Tree of P nodes; the chain node at depth d scores d * L, a runner-up score(parent) + 2 L.
+    """
+    tokens, parents, scores, sources = [], [], [], []
+    for step, token in enumerate(chain):
+        tokens.append(token)
+        parents.append(step - 1 if step else ROOT)
+        scores.append((step + 1) * edge_log_prob)
+        sources.append(Source.CHAIN)
+        if token in stop_ids:
+            break
+    planted_steps = len(tokens)
+    for step, token in enumerate(runner_ups[:planted_steps]):
+        if token == chain[step]:  # siblings are unique
+            continue
+        tokens.append(token)
+        parents.append(step - 1 if step else ROOT)
+        scores.append(step * edge_log_prob + RUNNER_UP_EDGES * edge_log_prob)
+        sources.append(Source.RUNNER_UP)
+    return Tree(tuple(tokens), tuple(parents), tuple(scores), tuple(sources))
+
+
+def add_candidates(
+    tree: Tree,
+    rows: Sequence[int],
+    log_probs: np.ndarray,
+    token_ids: np.ndarray,
+    edge_log_prob: float,
+    per_row: int,
+    stop_ids: Collection[int] = (),
+) -> Tree:
+    """`tree` with the SLM's children appended: child x of node v scores score(v) + L + log q(x|v).
+
+    Args:
+        tree: what is planted so far.
+        rows: [R] expanded rows of `tree`; ROOT for the root, which scores 0.
+        log_probs: [R, C] natural log q of the kept tokens after each of these rows.
+        token_ids: [C] verifier ids, increasing.
+        edge_log_prob: L, the cost of one depth; below 0.
+        per_row: best children taken per row; ties by the smaller token id.
+        stop_ids: rows that hold one of these tokens get no children.
+
+    Returns:
+        The larger tree. Of the best children those that `tree` already has under the same parent are dropped.
+    """
+    tokens, parents = list(tree.tokens), list(tree.parents)
+    scores, sources = list(tree.log_probs), list(tree.sources)
+    siblings = set(zip(tree.parents, tree.tokens, strict=True))
+    for row, row_log_probs in zip(rows, log_probs, strict=True):
+        if row != ROOT and tree.tokens[row] in stop_ids:
+            continue
+        base = edge_log_prob + (tree.log_probs[row] if row != ROOT else 0.0)
+        for column in best_columns(row_log_probs, per_row):
+            token = int(token_ids[column])
+            if (row, token) in siblings:
+                continue
+            tokens.append(token)
+            parents.append(row)
+            scores.append(base + float(row_log_probs[column]))
+            sources.append(Source.SLM)
+    return Tree(tuple(tokens), tuple(parents), tuple(scores), tuple(sources))
+
+
+def best_columns(values: np.ndarray, count: int) -> np.ndarray:
+    """Columns of the `count` largest of values [C], best first; equal values by the smaller column.
+
+    Sorts only the columns that can be among them: C is 86,089 in the paper.
+    """
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    last = np.partition(values, len(values) - count)[len(values) - count]
+    columns = np.flatnonzero(values >= last)  # all ties with the last one, in column order
+    return columns[np.argsort(-values[columns], kind="stable")][:count]
+
+
+def trim(tree: Tree, budget: int) -> tuple[Tree, tuple[int, ...]]:
+    """The `budget` best nodes and their rows in `tree`, in the order of `tree`.
+
+    Every edge costs at least |L|, so the best nodes are closed under ancestors by themselves: asserted, not repaired.
+    Ties: smaller depth, then the order of `tree` (planted before candidates, then row, then rank).
+    """
+    if len(tree) <= budget:
+        return tree, tuple(range(len(tree)))
+    node_depths = depths(tree.parents)
+    order = np.lexsort((np.arange(len(tree)), node_depths, -np.asarray(tree.log_probs)))
+    kept = tuple(sorted(int(row) for row in order[:budget]))
+    new_row = {ROOT: ROOT, **{row: place for place, row in enumerate(kept)}}
+    assert all(tree.parents[row] in new_row for row in kept), "a kept node lost its parent: an edge costs nothing"
+    trimmed = Tree(
+        tuple(tree.tokens[row] for row in kept),
+        tuple(new_row[tree.parents[row]] for row in kept),
+        tuple(tree.log_probs[row] for row in kept),
+        tuple(tree.sources[row] for row in kept),
+    )
+    return trimmed, kept
+
+
+class Edges(msgspec.Struct, frozen=True):
+    """How children are scored: score(parent) + edge_log_prob + log q; `per_row` best children of a node.
+
+    `temperature`: of q, the SLM's softmax over the keep set; a reading, the paper names none.
+    """
+
+    edge_log_prob: float
+    per_row: int
+    temperature: float = 1.0
+
+
+class Growth:
+    """A tree under one root.
+
+    Args:
+        feed: the SLM.
+        keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
+        stop_ids: tokens after which nothing is drafted.
+        base: tokens from the rings' end to the root, the root last.
+        planted: nodes that others drafted.
+    """
+
+    def __init__(
+        self,
+        feed: SlmFeed,
+        keep_ids: np.ndarray,
+        stop_ids: Collection[int],
+        base: Sequence[int],
+        planted: Tree = EMPTY_TREE,
+    ) -> None:
+        self.tree = planted
+        self.base = tuple(base)
+        self.base_rows: range = range(0)  # numbers of the base's rows, once they were forwarded
+        self.slm_ms = 0.0  # of all passes
+        self._feed = feed
+        self._keep_ids = keep_ids
+        self._stop_ids = stop_ids
+        self._rows: dict[int, int] = {}  # forwarded node -> number of its row
+        self._after: dict[int, np.ndarray] = {}  # forwarded node -> log q [C]
+
+    def unexpanded(self) -> tuple[int, ...]:
+        """Nodes that may get children and have not been forwarded: the root, then the best first."""
+        if ROOT not in self._rows:
+            return (ROOT, *range(len(self.tree)))
+        nodes = [
+            node
+            for node, token in enumerate(self.tree.tokens)
+            if node not in self._rows and token not in self._stop_ids
+        ]
+        return tuple(sorted(nodes, key=lambda node: (-self.tree.log_probs[node], node)))
+
+    def fitting(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """Those of `nodes`, first ones first, that fit into one pass with the base and their ancestors."""
+        used: set[int] = set()
+        chosen = []
+        for node in nodes:
+            wider = used | set(path_to(self.tree.parents, node))
+            if len(self.base) + len(wider) <= self._feed.rows:
+                used = wider
+                chosen.append(node)
+        return tuple(chosen)
+
+    def expand(self, nodes: Sequence[int], edges: Edges) -> None:
+        """One pass: forward `nodes` and append their best children."""
+        log_probs = tempered(self.forward(nodes), edges.temperature)
+        self.tree = add_candidates(
+            self.tree, nodes, log_probs, self._keep_ids, edges.edge_log_prob, edges.per_row, self._stop_ids
+        )
+
+    def forward(self, nodes: Sequence[int]) -> np.ndarray:
+        """One pass without new children: log q [len(nodes), C]."""
+        if ROOT in nodes and not self.base:
+            raise RuntimeError("the root is in the rings already: its own pass is over")
+        started = time.perf_counter()
+        log_probs, base_rows, rows = self._feed.forward(self.base, self.tree, nodes)
+        self.slm_ms += (time.perf_counter() - started) * MS_PER_S
+        if not self.base_rows:
+            self.base_rows = base_rows
+        self._rows |= dict(zip(nodes, rows, strict=True))
+        self._after |= dict(zip(nodes, log_probs, strict=True))
+        return log_probs
+
+    def settle_base(self) -> None:
+        """The base is committed text: keep its rows, so that further passes need not feed it."""
+        self._feed.commit(self.base_rows)
+        self.base = ()
+
+    def trim(self, budget: int) -> None:
+        """Keep the `budget` best nodes."""
+        self.tree, kept = trim(self.tree, budget)
+        new_row = {ROOT: ROOT, **{node: place for place, node in enumerate(kept)}}
+        self._rows = {new_row[node]: row for node, row in self._rows.items() if node in new_row}
+        self._after = {new_row[node]: log_probs for node, log_probs in self._after.items() if node in new_row}
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the K/V of an accepted path as far as it was forwarded; what follows is caught up with later."""
+        rows = []
+        for node in path:
+            if node not in self._rows:
+                break
+            rows.append(self._rows[node])
+        self._feed.commit(rows)
+
+    def best_guess(self) -> tuple[int, int] | None:
+        """The leaf and the token after it with the best score, of the leaves that were forwarded; stops left out."""
+        inner = set(self.tree.parents)
+        guesses = []
+        for node, log_probs in self._after.items():
+            if node != ROOT and node not in inner and self.tree.tokens[node] not in self._stop_ids:
+                token, log_q = self._best_follower(log_probs)
+                guesses.append((self.tree.log_probs[node] + log_q, -node, token))
+        if not guesses:
+            return None
+        _, negative, token = max(guesses)
+        return -negative, token
+
+    def oldest_row(self) -> int | None:
+        """The smallest number of a row that may still be committed."""
+        return min(self._rows.values(), default=None)
+
+    def _best_follower(self, log_probs: np.ndarray) -> tuple[int, float]:
+        """Best kept token that is no stop, and its log q, of log_probs [C]."""
+        for column in best_columns(log_probs, len(self._stop_ids) + 1):
+            if int(self._keep_ids[column]) not in self._stop_ids:
+                return int(self._keep_ids[column]), float(log_probs[column])
+        raise ValueError("the keep set holds nothing but stop tokens")
+
+
+def tempered(log_probs: np.ndarray, temperature: float) -> np.ndarray:
+    """log q [n, C] at another temperature."""
+    if temperature == 1.0:
+        return log_probs
+    wide = log_probs.astype(np.float64) / temperature
+    return (wide - np.logaddexp.reduce(wide, axis=1, keepdims=True)).astype(np.float32)

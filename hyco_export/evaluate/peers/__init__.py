@@ -1,1 +1,0 @@
-"""The server's own drafting beside other programs that run the same verifier and head."""

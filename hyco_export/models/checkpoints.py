@@ -1,0 +1,201 @@
+"""A checkpoint's folder: found on disk or fetched from the Hub, and told apart by a digest of its contents.
+
+Knows files, not models: `nn.verifier` loads them.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from hyco_export.core.files import EMBEDDED_PREFIX, locate
+from hyco_export.core.recipe import Checkpoint
+from hyco_export.errors import CheckpointError
+from hyco_export.models.gguf import import_folder, imported_gguf
+from hyco_export.models.tensor_files import CONFIG_NAME, weight_files
+
+HASHED_PATTERNS = ("*.json", "*.jinja", "*.model")  # configs, templates, vocabularies; of weights what is read of them
+FETCHED_PATTERNS = ["*.safetensors", *HASHED_PATTERNS, "*.txt"]
+READ_BYTES = 1 << 22
+SNAPSHOTS_FOLDER = "snapshots"  # of the Hub's cache: one folder a commit, with links to
+BLOBS_FOLDER = "blobs"  # the files, under the sha256 of their contents where the Hub keeps them as large files
+SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def checkpoint_folder(checkpoint: Checkpoint, recipe_folder: Path | None = None) -> Path:
+    """The folder with the checkpoint's files; a Hub id is fetched into the Hub's cache first, a GGUF file imported.
+
+    Raises:
+        CheckpointError: no such folder, or the Hub refuses it; the hint is the one command that helps.
+    """
+    found = locate(checkpoint.model, recipe_folder)
+    if checkpoint.gguf_file is not None:
+        folder = found or fetch(checkpoint.model, checkpoint.revision, [checkpoint.gguf_file])
+        return imported_gguf(folder / checkpoint.gguf_file, checkpoint.dtype)
+    if found is None:
+        return fetch(checkpoint.model, checkpoint.revision, FETCHED_PATTERNS)
+    return require_checkpoint(found)
+
+
+def require_checkpoint(folder: Path) -> Path:
+    """`folder`, if it holds a checkpoint.
+
+    Raises:
+        CheckpointError: it does not exist or has no config.
+    """
+    if not (folder / CONFIG_NAME).is_file():
+        raise CheckpointError(
+            f"checkpoint folder {folder} has no {CONFIG_NAME}", "give a folder written by save_pretrained, or a Hub id"
+        )
+    return folder
+
+
+def require_hub_id(model: str) -> None:
+    """Raises CheckpointError: the reference is of a folder, and there is none."""
+    if model.startswith((EMBEDDED_PREFIX, "/", ".")):
+        raise CheckpointError(f"checkpoint {model!r} does not exist", "correct $.models in the recipe")
+
+
+def download_command(hub_id: str, revision: str | None) -> str:
+    """What a user runs to have a Hub repository here."""
+    return f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+
+
+def fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
+    """Download a Hub repository's files of these patterns (or find them in the cache); its snapshot folder.
+
+    Raises:
+        CheckpointError: gated, unknown, or the Hub cannot be reached.
+    """
+    require_hub_id(hub_id)
+    download = download_command(hub_id, revision)
+    try:
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{hub_id} is gated and this machine has no access",
+            f"accept its terms at https://huggingface.co/{hub_id}, then run: hf auth login",
+        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise CheckpointError(
+            f"{hub_id!r} is neither a folder here nor a Hub repository (revision {revision or 'main'})",
+            f"correct $.models in the recipe; if the repository is private, run: hf auth login, then: {download}",
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise CheckpointError(
+            f"{hub_id} is not on this machine and the Hub cannot be reached",
+            f"with a network, run: {download}",
+        ) from error
+
+
+def local_checkpoint(checkpoint: Checkpoint, recipe_folder: Path | None) -> Path | None:
+    """The folder of a checkpoint that is on this machine, in the Hub's cache or elsewhere.
+
+    None where it must be fetched, or imported, first (`next_step`).
+
+    Raises:
+        CheckpointError: a local path without a checkpoint.
+    """
+    found = locate(checkpoint.model, recipe_folder)
+    if checkpoint.gguf_file is not None:
+        file = _gguf_file(checkpoint, found)
+        folder = None if file is None else import_folder(file, checkpoint.dtype)
+        return folder if folder and folder.is_dir() else None
+    if found is not None:
+        return require_checkpoint(found)
+    require_hub_id(checkpoint.model)
+    try:
+        cached = snapshot_download(checkpoint.model, revision=checkpoint.revision, local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+    try:
+        weight_files(require_checkpoint(Path(cached)))
+    except CheckpointError:
+        return None  # a snapshot of which a part was fetched
+    return Path(cached)
+
+
+def next_step(checkpoint: Checkpoint, recipe_folder: Path | None) -> str:
+    """What brings here a checkpoint for which `local_checkpoint` gives None."""
+    found = locate(checkpoint.model, recipe_folder)
+    if checkpoint.gguf_file is not None and _gguf_file(checkpoint, found) is not None:
+        return f"{checkpoint.gguf_file} is here: the first build imports it"
+    if found is not None:
+        return f"put {checkpoint.gguf_file} there"
+    return f"run: {download_command(checkpoint.model, checkpoint.revision)}"
+
+
+def _gguf_file(checkpoint: Checkpoint, found: Path | None) -> Path | None:
+    """The GGUF file, in the folder that was found or in the Hub's cache; None where it is in neither."""
+    assert checkpoint.gguf_file is not None
+    if found is not None:
+        path = found / checkpoint.gguf_file
+        return path if path.is_file() else None
+    require_hub_id(checkpoint.model)
+    cached = try_to_load_from_cache(checkpoint.model, checkpoint.gguf_file, revision=checkpoint.revision)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def fetch_config(hub_id: str, revision: str | None) -> Path | None:
+    """A folder with the config alone of a Hub repository, None where the Hub does not give it."""
+    try:
+        return Path(hf_hub_download(hub_id, CONFIG_NAME, revision=revision)).parent
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError):
+        return None
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """sha256 over the names and contents of the files with its weights, all configs and vocabularies, in name order.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint, or lacks a file with weights.
+    """
+    weights = {path.name for path in weight_files(require_checkpoint(folder))}
+    others = {path.name for pattern in HASHED_PATTERNS for path in folder.glob(pattern)}
+    return _digest(folder, sorted(weights | others))
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """sha256 of `tokenizer.json`: equal digests give equal ids for every text.
+
+    Raises:
+        CheckpointError: the folder has no fast tokenizer.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise CheckpointError(f"{folder} has no tokenizer.json", "save its fast tokenizer there: save_pretrained")
+    return _digest(folder, ["tokenizer.json"])
+
+
+def checkpoint_origin(checkpoint: Checkpoint, folder: Path) -> str:
+    """Where a checkpoint came from: `<Hub id>@<commit>` for a snapshot of the Hub, else the recipe's reference."""
+    if folder.parent.name != SNAPSHOTS_FOLDER:
+        return checkpoint.model
+    return f"{checkpoint.model}@{folder.name}"
+
+
+def _digest(folder: Path, names: list[str]) -> str:
+    total = hashlib.sha256()
+    for name in names:
+        total.update(f"{name}:{_content_digest(folder / name)}\n".encode())
+    return total.hexdigest()
+
+
+def _content_digest(path: Path) -> str:
+    """sha256 of a file, hex. The Hub's cache has large files under that name already: 50 GB need no reading."""
+    stored = path.resolve()
+    if path.is_symlink() and stored.parent.name == BLOBS_FOLDER and SHA256.fullmatch(stored.name):
+        return stored.name
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(READ_BYTES):
+            content.update(block)
+    return content.hexdigest()

@@ -1,0 +1,192 @@
+"""Which fields of a model's config this package honours, by the role in which the model is converted.
+
+A field that changes what a model computes is read, or has one of the values that the static network computes; any other
+value is refused by name. So is a field that transformers' class does not know: its model, against which everything is
+compared, ignores it too. Knows configs; no weights.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from hyco_export.errors import CheckpointError
+
+ACTIVATION = "gelu_pytorch_tanh"
+FIXED_FREQUENCIES = ("default", "linear", "proportional", "llama3", "yarn")  # rotary kinds that know no text's length
+LAYER_FIELDS = frozenset({"head_dim", "num_key_value_heads"})  # what may differ from layer to layer
+LAYERS, ROPE = "per_layer_config", "rope_parameters"
+# beginnings of fields that say nothing of the computation, or are judged elsewhere
+NOTES = (
+    *("_", "unsloth_", "model_type", "auto_map", "quantization_config", "transformers_weights"),
+    *("cache_implementation", "output_attentions"),
+)
+REMOVE_HINT = "remove it from config.json if it says nothing of what the model computes, else use another model"
+MEANING = {  # of fields whose names do not say it
+    "use_bidirectional_attention": "its attention looks ahead",
+    "use_ordered_embeddings": "it orders its vocabulary by centroids",
+    "enable_moe_block": "it has mixture-of-experts blocks",
+}
+NEXT_STEPS = {
+    "use_ordered_embeddings": "such heads cannot be converted yet: use a verifier whose head has no centroids, or "
+    "leave out $.models.head to make the SLM's artifacts alone"
+}
+
+INERT = frozenset(  # of no effect on logits: training, generation, tokenizer, memory
+    {
+        *(each.name for each in fields(PreTrainedConfig)),
+        *("initializer_range", "use_cache", "attention_dropout", "max_position_embeddings"),
+        *("pad_token_id", "bos_token_id", "eos_token_id"),
+    }
+)
+TEXT = frozenset(  # read by the surgery, or by transformers' empty model for the shapes of the tensors
+    {
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_types", "sliding_window"),
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "final_logit_softcapping"),
+        *("tie_word_embeddings", ROPE),
+    }
+)
+GEMMA4 = frozenset(
+    {
+        *("hidden_size_per_layer_input", "vocab_size_per_layer_input", "attention_k_eq_v", "num_kv_shared_layers"),
+        *("use_double_wide_mlp", LAYERS),
+    }
+)
+HEAD = frozenset(
+    {"backbone_hidden_size", "text_config", "tie_word_embeddings", "num_centroids", "centroid_intermediate_top_k"}
+)
+EXPERTS = frozenset({"num_experts", "top_k_experts", "moe_intermediate_size"})  # nothing without enable_moe_block
+
+
+@dataclass(frozen=True)
+class Honoured:
+    """`read`: fields whose every value counts or does nothing; `only`: the values that are implemented, by field."""
+
+    read: frozenset[str]
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+GEMMA4_TEXT = Honoured(
+    INERT | TEXT | GEMMA4 | EXPERTS,
+    {
+        "enable_moe_block": (False,),
+        "attention_bias": (False,),
+        "hidden_activation": (ACTIVATION,),
+        "use_bidirectional_attention": (None,),
+    },
+)
+CONVERTED: Mapping[str, Honoured] = {  # by transformers' model type: SLMs, a head, a head's text part
+    "gemma3_text": Honoured(
+        INERT | TEXT | {"query_pre_attn_scalar"},
+        {
+            "attention_bias": (False,),
+            "hidden_activation": (ACTIVATION,),
+            "use_bidirectional_attention": (False, None),
+            "attn_logit_softcapping": (None,),
+        },
+    ),
+    "gemma4_text": GEMMA4_TEXT,
+    "gemma4_assistant": Honoured(INERT | HEAD, {"use_ordered_embeddings": (False,)}),
+}
+
+
+def require_honoured(config: PreTrainedConfig, role: str) -> None:
+    """A model that is converted asks for nothing that the static network does not compute.
+
+    Raises:
+        CheckpointError: a field has another value than those that are implemented, or is unknown; names both.
+    """
+    for problem, hint in not_honoured(config):
+        raise CheckpointError(f"the {role} cannot run as a static graph: {problem}", hint)
+
+
+def not_honoured(config: PreTrainedConfig) -> Iterator[tuple[str, str]]:
+    """What a config, and its text part, asks for in vain, each with its next step; model types are others' matter."""
+    text = config.get_text_config()
+    for part in (config,) if text is config else (config, text):
+        if part.model_type in CONVERTED:
+            yield from _values_in_vain(part, CONVERTED[part.model_type])
+            yield from _parts_in_vain(part)
+
+
+def _values_in_vain(config: PreTrainedConfig, honoured: Honoured) -> Iterator[tuple[str, str]]:
+    for name, value in config.to_dict().items():
+        if name in honoured.only:
+            if value not in honoured.only[name]:
+                wanted = " or ".join(map(repr, honoured.only[name]))
+                meaning = f" ({MEANING[name]})" if name in MEANING else ""
+                yield f"{name} is {value!r}{meaning}, only {wanted} is implemented", _next_step(config, name)
+        elif name not in honoured.read and not name.startswith(NOTES) and value not in (None, False, {}, []):
+            yield f"{name} is {value!r}, a field that transformers' {type(config).__name__} does not know", REMOVE_HINT
+
+
+def _parts_in_vain(config: PreTrainedConfig) -> Iterator[tuple[str, str]]:
+    """Kinds of rotary embedding, and fields that differ from layer to layer."""
+    for layer_type, rope in (getattr(config, ROPE, None) or {}).items():
+        if isinstance(rope, dict) and rope.get("rope_type", "default") not in FIXED_FREQUENCIES:
+            wanted = ", ".join(FIXED_FREQUENCIES)
+            yield (
+                f"{ROPE}.{layer_type}.rope_type is {rope['rope_type']!r}, not one of {wanted}",
+                _next_step(config, ROPE),
+            )
+    for layer, own in (config.to_dict().get(LAYERS) or {}).items():
+        for name in sorted(set(own) - LAYER_FIELDS):
+            rule = "only one value for all layers is implemented"
+            yield f"{LAYERS}.{layer}.{name} is {own[name]!r}, {rule}", _next_step(config, name)
+
+
+def _next_step(config: PreTrainedConfig, name: str) -> str:
+    return NEXT_STEPS.get(name, f"use a {config.model_type} model without it")
+
+
+# Which model types can stand where in a recipe, and what to do with one that cannot.
+
+
+# text parts of the models whose last layers store K/V for an assistant; a multimodal checkpoint holds one of them
+VERIFIER_TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")
+HEAD_SUFFIX = "_assistant"
+OTHER_TYPE_STEPS = (  # beginning of a model type, what to do with it
+    ("gemma4", "it is a head or another part: the verifier is the Gemma 4 model that the head was published for"),
+    ("gemma", "this generation has no MTP head: the verifier must be a Gemma 4 model; this one can be $.models.slm"),
+    ("", "the verifier must be a Gemma 4 model: its published head reads K/V that other models do not hand out"),
+)
+FULL_PRECISION_HINT = (
+    "name the BF16 checkpoint under $.models.verifier (a quantised one serves all the same), "
+    "or allow it: $.models.allow_quantised_capture: true"
+)
+
+
+def require_verifier_type(config: PreTrainedConfig) -> None:
+    """The model must be one that hands K/V to a head.
+
+    Raises:
+        CheckpointError: it is another one; the hint says what it is good for.
+    """
+    text = config.get_text_config()
+    if text.model_type in VERIFIER_TEXT_TYPES and not config.model_type.endswith(HEAD_SUFFIX):
+        return
+    hint = next(step for beginning, step in OTHER_TYPE_STEPS if config.model_type.startswith(beginning))
+    raise CheckpointError(f"a {config.model_type!r} model does not hand K/V to a head", hint)
+
+
+def quantisation_method(config: PreTrainedConfig) -> str | None:
+    """How the checkpoint's weights are quantised (awq, gptq, ...); None for plain weights."""
+    for part in (config, config.get_text_config()):
+        settings = getattr(part, "quantization_config", None)
+        if settings:
+            found = settings if isinstance(settings, dict) else settings.to_dict()
+            method = found.get("quant_method", "unnamed")
+            return str(getattr(method, "value", method))
+    return None
+
+
+def require_full_precision(config: PreTrainedConfig) -> None:
+    """The head is trained towards what the verifier in full precision says.
+
+    Raises:
+        CheckpointError: the weights are quantised.
+    """
+    if method := quantisation_method(config):
+        message = f"the verifier's weights are quantised ({method}), a capture demands BF16"
+        raise CheckpointError(message, FULL_PRECISION_HINT)

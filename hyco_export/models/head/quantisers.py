@@ -1,0 +1,254 @@
+"""Low-bit weights of a head's linear layers: how grids are attached for training, and read out as integers.
+
+Grids are those of `nn.weight_grids` (Table 4 of the paper) and `nn.block_grids`. Knows weights only; `nn.head.qat`
+trains them. The fake quantisers are aimet-torch's `QuantizeDequantize` and its form for blocks: forward rounds and
+clips, backward is a straight-through estimator that passes gradients inside the grid and stops them outside.
+
+Legend: N output channels, K inputs of a linear layer, J blocks of inputs.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from aimet_torch.common import py_libpymo
+from aimet_torch.quantization.affine import GroupedBlockQuantizeDequantize, QuantizeDequantize
+from torch import nn
+from torch.nn.utils import parametrize
+from transformers import Gemma4AssistantForCausalLM
+
+from hyco_export.core.encodings import symmetric_limits
+from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, STATE_HALF
+from hyco_export.core.network.weights import MULTIPLIER_BITS, IntegerMatrix
+from hyco_export.errors import RecipeError
+from hyco_export.models.head.stored import stored_name
+from hyco_export.models.verifier import empty_model, load_config
+from hyco_export.models.weight_rounding import (
+    LPBQ_BLOCK,
+    block_matrix,
+    integer_matrix,
+    nearest_blocks,
+    nearest_scales,
+    searched_blocks,
+    searched_scales,
+)
+
+# A head's linear layers: their names, their weights, and other weights put in their place. Knows no grids.
+
+
+def linear_layers(head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Every linear layer by its name in the module: projections, attention, MLPs, output layer."""
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear):
+            yield name, module
+
+
+def linear_weights(head: nn.Module) -> dict[str, torch.Tensor]:
+    """Weight [N, K] of every linear layer by its name in the module, without a gradient."""
+    return {name: layer.weight.detach() for name, layer in linear_layers(head)}
+
+
+def untie_output_layer(head: Gemma4AssistantForCausalLM) -> None:
+    """Give the output layer weights of its own; the tied table is never looked up by a head."""
+    head.lm_head.weight = nn.Parameter(head.lm_head.weight.detach().clone(), requires_grad=False)
+
+
+def load_matrices(head: nn.Module, matrices: Mapping[str, IntegerMatrix]) -> None:
+    """Put the real values of stored matrices into the linear layers of a float head (output layer untied)."""
+    for name, layer in linear_layers(head):
+        load_weight(layer, torch.from_numpy(matrices[name].real()))
+
+
+def load_weight(layer: nn.Linear, real: torch.Tensor) -> None:
+    """Put a weight [N, K] into a layer of a float head; the one it had stays as it is for those who hold it."""
+    layer.weight = nn.Parameter(real.to(layer.weight.dtype).to(layer.weight.device), requires_grad=False)
+
+
+# aimet-torch keeps the error by which it notices that a part of it is not installed, and that error's traceback keeps
+# every frame that led to this import with all they hold, models too, until the process ends
+py_libpymo.IMPORT_ERROR.__traceback__ = None
+
+
+def attach(head: nn.Module, matrices: Mapping[str, IntegerMatrix]) -> None:
+    """Fake-quantise every linear layer on the grid of its matrix from now on; its weights become trainable.
+
+    The grids stay fixed: they are those of the clip search, and only the weights move between their points. Unless
+    `free_grids` is called.
+    """
+    for name, layer in linear_layers(head):
+        quantiser = _quantiser(matrices[name]).to(layer.weight.device)
+        quantiser.requires_grad_(False)
+        layer.weight.requires_grad_(True)
+        parametrize.register_parametrization(layer, "weight", quantiser)
+
+
+def _quantiser(matrix: IntegerMatrix) -> QuantizeDequantize:
+    """aimet-torch's quantiser on a matrix's grid: its range is [lowest, highest] of each scale [N, 1] or [N, J]."""
+    lowest, highest = symmetric_limits(matrix.bits)
+    scales = torch.from_numpy(matrix.scales)[:, None]
+    if matrix.multipliers is None:
+        quantiser = QuantizeDequantize(tuple(scales.shape), matrix.bits, symmetric=True)
+    else:
+        scales = scales * torch.from_numpy(matrix.multipliers)
+        quantiser = GroupedBlockQuantizeDequantize(
+            tuple(scales.shape),
+            matrix.bits,
+            symmetric=True,
+            decompressed_bw=matrix.bits + MULTIPLIER_BITS,
+            block_size=(1, matrix.block),
+            block_grouping=(1, -1),  # all blocks of a channel share its float scale
+        )
+    quantiser.set_range(scales * lowest, scales * highest)
+    return quantiser
+
+
+def free_grids(head: nn.Module) -> None:
+    """Let training move the grids too: each channel's scale gets the gradient of its rounding error (LSQ)."""
+    for _, layer in linear_layers(head):
+        parametrisations: Any = layer.parametrizations
+        parametrisations.weight[0].requires_grad_(True)
+
+
+def trained_matrices(head: nn.Module) -> dict[str, IntegerMatrix]:
+    """What `attach` and training left, by layer: exactly the values that the fake-quantised head computes with."""
+    matrices = {}
+    for name, layer in list(linear_layers(head)):
+        parametrisations: Any = layer.parametrizations  # by attribute: the quantiser, and `original`, the float master
+        parametrised = parametrisations.weight
+        weight, quantiser = parametrised.original.detach(), parametrised[0]
+        scales = quantiser.get_scale().detach()  # [N, 1], with blocks [N, J]
+        if isinstance(quantiser, GroupedBlockQuantizeDequantize):
+            matrices[name] = block_matrix(weight, scales, quantiser.bitwidth)
+        else:
+            matrices[name] = integer_matrix(weight, scales[:, 0], quantiser.bitwidth)
+    return matrices
+
+
+def detach(head: nn.Module) -> None:
+    """Remove the fake quantisers; the float masters stay as plain weights."""
+    for _, layer in list(linear_layers(head)):
+        parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+        layer.weight.requires_grad_(False)
+
+
+# The head's first matrix as the two it is: one for the embedding, one for the state, each a linear layer of its own.
+
+
+class SplitProjection(nn.Module):
+    """embedding(e) + state(h) of [e, h] [..., 2 H]: [..., M]; the layers are called as in the static network."""
+
+    def __init__(self, whole: nn.Linear) -> None:
+        super().__init__()
+        width = whole.in_features // 2
+        self.embedding = _linear(whole.weight[:, :width])
+        self.state = _linear(whole.weight[:, width:])
+
+    def forward(self, joined: torch.Tensor) -> torch.Tensor:
+        embedding, state = joined.chunk(2, dim=-1)
+        return self.embedding(embedding) + self.state(state)
+
+
+def split_projection(head: Gemma4AssistantForCausalLM) -> None:
+    """Put two layers in place of the first; the same function to the rounding of one sum."""
+    head.pre_projection = SplitProjection(head.pre_projection)  # type: ignore[assignment]  # declared as nn.Linear
+
+
+def split_matrices(matrices: Mapping[str, IntegerMatrix]) -> dict[str, IntegerMatrix]:
+    """Integers of a head with the whole matrix for one with the two: halves of the columns, the same scales."""
+    others = dict(matrices)
+    whole = others.pop(PRE_PROJECTION)
+    width = whole.integers.shape[1] // 2
+    return {**others, EMBEDDING_HALF: whole.columns(0, width), STATE_HALF: whole.columns(width, 2 * width)}
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+    return layer
+
+
+# Which integer grid each linear layer of a head gets: width and layout of the recipe, with overrides by name.
+
+
+@dataclass(frozen=True)
+class LayerGrid:
+    """Width of the integers; `block` inputs share a scale, None = one scale per output channel."""
+
+    bits: int
+    block: int | None = None
+
+
+def linear_widths(folder: Path, split: bool) -> dict[str, int]:
+    """Inputs K of every linear layer of a head's checkpoint, by module name; reads its configuration only.
+
+    `split`: the first matrix in two (`nn.head.split_projection`).
+    """
+    head = empty_model(Gemma4AssistantForCausalLM, load_config(folder))
+    with torch.device("meta"):
+        if split:
+            split_projection(head)
+    return {name: layer.in_features for name, layer in linear_layers(head)}
+
+
+def layer_grids(
+    widths: Mapping[str, int], bits: int, blocks: bool, overrides: Mapping[str, int]
+) -> dict[str, LayerGrid]:
+    """The grid of each layer. Blocks exist in `bits` only: a layer of another width has one scale per output channel.
+
+    Args:
+        widths: inputs K by module name.
+        bits: of all layers that no override names.
+        blocks: low-power blocks instead of one scale per output channel.
+        overrides: glob over stored names -> bits; a later one wins.
+
+    Raises:
+        RecipeError: a glob matches no layer, or a layer cannot be cut into blocks.
+    """
+    _require_matches(widths, overrides)
+    grids = {}
+    for name, width in widths.items():
+        matching = [wanted for pattern, wanted in overrides.items() if fnmatchcase(stored_name(name), pattern)]
+        layer_bits = matching[-1] if matching else bits
+        in_blocks = blocks and layer_bits == bits
+        if in_blocks and width % LPBQ_BLOCK:
+            raise RecipeError(
+                f"$.qat.grid: {stored_name(name)} has {width} inputs, not a multiple of lpbq's {LPBQ_BLOCK}",
+                "give it 8 bits with $.qat.overrides, or $.qat.grid: per-channel",
+            )
+        grids[name] = LayerGrid(layer_bits, LPBQ_BLOCK if in_blocks else None)
+    return grids
+
+
+def _require_matches(names: Iterable[str], patterns: Iterable[str]) -> None:
+    stored = sorted(map(stored_name, names))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in stored):
+            raise RecipeError(f"$.qat.overrides: no linear layer is called {pattern}", f"there are {', '.join(stored)}")
+
+
+def nearest_on(weights: Mapping[str, torch.Tensor], grids: Mapping[str, LayerGrid]) -> dict[str, IntegerMatrix]:
+    """Weights [N, K] rounded to nearest on their layers' grids."""
+
+    def rounded(weight: torch.Tensor, grid: LayerGrid) -> IntegerMatrix:
+        if grid.block is not None:
+            return nearest_blocks(weight, grid.bits, grid.block)
+        return integer_matrix(weight, nearest_scales(weight, grid.bits), grid.bits)
+
+    return {name: rounded(weight, grids[name]) for name, weight in weights.items()}
+
+
+def searched_on(
+    weights: Mapping[str, torch.Tensor], grids: Mapping[str, LayerGrid], ratios: np.ndarray
+) -> dict[str, IntegerMatrix]:
+    """Weights [N, K] on their layers' grids after a search for the clip ratio of each scale."""
+
+    def searched(weight: torch.Tensor, grid: LayerGrid) -> IntegerMatrix:
+        if grid.block is not None:
+            return searched_blocks(weight, grid.bits, ratios, grid.block)
+        return integer_matrix(weight, searched_scales(weight, grid.bits, ratios), grid.bits)
+
+    return {name: searched(weight, grids[name]) for name, weight in weights.items()}

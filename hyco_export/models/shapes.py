@@ -1,0 +1,128 @@
+"""Shapes of a family's models from their configs: transformers builds each on the meta device, without any weight.
+
+Knows configs, read from a folder or known by a Hub id (`nn.known_configs`); reads no tensor.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma4AssistantForCausalLM,
+    PreTrainedConfig,
+)
+
+from hyco_export.core.estimates.shapes import HeadShape, KvLayer, Matrix, SlmShape, VerifierShape
+from hyco_export.core.handoff import LayerType
+from hyco_export.models.slm.float import FloatModule, Rounding, float_modules, require_rounding
+from hyco_export.models.slm.packed import PackedModule, empty_quantised, packed_modules
+from hyco_export.models.verifier import (
+    ATTENTION_NAMES,
+    READS_KV,
+    STORES_KV,
+    empty_model,
+    handoff_layers,
+    layer_kv_shape,
+)
+
+OUTPUT_LAYER = "lm_head"
+LAYER_PREFIX = "model.layers."
+Module = PackedModule | FloatModule
+SHORT_NAMES: dict[str, LayerType] = {name: short for short, name in ATTENTION_NAMES.items()}
+UNPACKED_BITS = 16  # of weights in a checkpoint that is not quantised
+
+
+def verifier_shape(config: PreTrainedConfig) -> VerifierShape:
+    """The text model alone: towers for images and sound are not loaded."""
+    text = config.get_text_config()
+    handoff = tuple(_kv_layer(text, index) for index in handoff_layers(config).values())
+    return msgspec.structs.replace(language_model_shape(config), handoff=handoff)
+
+
+def language_model_shape(config: PreTrainedConfig) -> VerifierShape:
+    """A verifier without a head, of any family: it hands nothing off."""
+    text = config.get_text_config()
+    model = empty_model(AutoModelForCausalLM.from_config, text)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return VerifierShape(parameters, text.hidden_size, text.vocab_size, handoff=())
+
+
+def head_shape(config: PreTrainedConfig) -> HeadShape:
+    """The assistant's linear layers and norms."""
+    text = config.get_text_config()
+    model = empty_model(Gemma4AssistantForCausalLM, config)
+    return HeadShape(
+        width=text.hidden_size,
+        vocab_size=text.vocab_size,
+        layers=text.num_hidden_layers,
+        matrices=tuple(
+            Matrix(module.out_features, module.in_features, UNPACKED_BITS)
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and name != OUTPUT_LAYER
+        ),
+        norm_values=_vector_values(model),
+    )
+
+
+def slm_shape(config: PreTrainedConfig, rounding: Rounding | None = None) -> SlmShape:
+    """The SLM's linear layers and tables: packed as the config says, or rounded as the recipe says.
+
+    Raises:
+        CheckpointError: the config says it is packed and the recipe rounds it, or neither does.
+    """
+    require_rounding(config, config.name_or_path or config.model_type, rounding)
+    text: Any = config.get_text_config()
+    modules, vector_values = _rounded(text, rounding) if rounding else _packed(config)
+    modes = getattr(text, "kv_sharing_modes", [STORES_KV] * text.num_hidden_layers)  # Gemma 3 shares none
+    storing = [index for index, mode in enumerate(modes) if mode != READS_KV]
+    linears = {
+        module.name: Matrix(module.rows, module.columns, module.bits, _in_prefill(module.name, storing[-1]))
+        for module in modules
+        if module.factor is None
+    }
+    output = linears.pop(OUTPUT_LAYER)
+    tables = [module for module in modules if module.factor is not None]
+    return SlmShape(
+        hidden=text.hidden_size,
+        per_layer_width=(getattr(text, "hidden_size_per_layer_input", None) or 0) * text.num_hidden_layers,
+        vocab_size=text.vocab_size,
+        output_bits=output.bits,
+        layers=text.num_hidden_layers,
+        matrices=tuple(linears.values()),
+        tables=tuple(Matrix(table.rows, table.columns, table.bits) for table in tables),
+        table_scales=sum(table.rows * table.scales for table in tables),
+        norm_values=vector_values,
+        storing=tuple(_kv_layer(text, index) for index in storing),
+    )
+
+
+def _packed(config: PreTrainedConfig) -> tuple[Sequence[Module], int]:
+    """Modules, and values of all norms, of a checkpoint in the mobile QAT layout."""
+    model = empty_quantised(config)
+    return packed_modules(model), _vector_values(model)
+
+
+def _rounded(text: PreTrainedConfig, rounding: Rounding) -> tuple[Sequence[Module], int]:
+    """The same of an unquantised checkpoint."""
+    model = empty_model(AutoModelForCausalLM.from_config, text)
+    return float_modules(model, rounding), _vector_values(model)
+
+
+def _in_prefill(name: str, last_storing: int) -> bool:
+    """A prefill pass ends with the K and V projections of the last storing layer."""
+    if not name.startswith(LAYER_PREFIX):
+        return name != OUTPUT_LAYER
+    index = int(name.removeprefix(LAYER_PREFIX).partition(".")[0])
+    return index < last_storing or (index == last_storing and name.endswith((".k_proj", ".v_proj")))
+
+
+def _vector_values(model: nn.Module) -> int:
+    """Values of all norms."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 1)
+
+
+def _kv_layer(text: Any, index: int) -> KvLayer:
+    shape = layer_kv_shape(text, index)
+    return KvLayer(SHORT_NAMES[text.layer_types[index]], shape.heads, shape.dim)

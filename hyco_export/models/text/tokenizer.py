@@ -1,0 +1,232 @@
+"""A checkpoint's tokenizer as the `tokenizers` library reads it: a third of the memory of transformers' own loading.
+
+However a tokenizer is opened, by `open_tokenizer` or by transformers (`nn.verifier.read_tokenizer`), it is `cleaned`
+first: a file also keeps what its last user had set (truncation, padding, dropout), and that is no part of what a text's
+ids are. Knows files and which entries the checkpoint gives a role; not what else an entry means (`nn.vocabulary`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from hyco_export.errors import CheckpointError, RecipeError, first_line
+
+TOKENIZER_NAME = "tokenizer.json"
+NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+NUMBERING_FILES = ("generation_config.json", "config.json")
+TOKEN_KEY_END = "_token"  # bos_token, eos_token, image_token, ...
+ID_KEY_END = "_token_id"  # eos_token_id, pad_token_id, image_token_id, ...
+TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
+TEMPLATE_KEY = "chat_template"
+TEMPLATE_FILES = ("chat_template.jinja", "additional_chat_templates/*.jinja")
+TEMPLATES_IN_JSON = ("tokenizer_config.json", "chat_template.json")
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """The tokenizer, and what the checkpoint calls special besides the marks in the file.
+
+    Attributes:
+        special_names: entries that its tokenizer configuration names.
+        role_ids: ids that its model and generation configuration give a role (end of an answer, start, padding,
+            image, ...), and of the added tokens that its chat templates write.
+    """
+
+    backend: Tokenizer
+    special_names: frozenset[str] = frozenset()
+    role_ids: frozenset[int] = frozenset()
+
+
+def open_tokenizer(folder: Path) -> TokenizerFile:
+    """The tokenizer of a checkpoint folder, cleaned.
+
+    Raises:
+        CheckpointError: no tokenizer.json there, or not one; or another file beside it that cannot be read.
+    """
+    path = folder / TOKENIZER_NAME
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no {TOKENIZER_NAME}", "save its fast tokenizer there: save_pretrained")
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CheckpointError(f"tokenizer of {folder} cannot be read: {error}", "fetch or save it again") from error
+    return cleaned(backend, folder)
+
+
+def cleaned(backend: Tokenizer, folder: Path) -> TokenizerFile:
+    """The tokenizer of a checkpoint folder without what its last user had set, and with all control tokens marked.
+
+    Changes `backend` in place: nothing is cut or padded, a text has one spelling (dropout draws one of many), markers
+    are found in a text, and an added token with a role is left out of a decoded text whatever its mark in the file.
+
+    Raises:
+        CheckpointError: a configuration or template file that cannot be read.
+    """
+    names = frozenset(name for file in NAMING_FILES for name in _special_names(_json(folder / file)))
+    role_ids = {token for file in NUMBERING_FILES for token in _role_ids(_json(folder / file))}
+    added = backend.get_added_tokens_decoder()
+    templates = list(_templates(folder))
+    for token_id, token in added.items():
+        if token.content.strip() and any(token.content in template for template in templates):
+            role_ids.add(token_id)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = False
+    if getattr(backend.model, "dropout", None) is not None:  # of BPE
+        backend.model.dropout = None
+    unmarked = (token for token_id, token in added.items() if token_id in role_ids or token.content in names)
+    backend.add_special_tokens([token.content for token in unmarked if not token.special])
+    return TokenizerFile(backend, names, frozenset(role_ids))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; an empty one where there is no file.
+
+    Raises:
+        CheckpointError: not an object.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", "correct the file, or fetch it again") from error
+
+
+def _special_names(config: Mapping[str, Any]) -> Iterator[str]:
+    """Texts of the tokens that a tokenizer_config.json names; each is a string, or a mapping with `content`."""
+    tokens = [value for key, value in config.items() if key.endswith(TOKEN_KEY_END)]
+    for key in TOKEN_LISTS:
+        listed = config.get(key) or []
+        tokens += listed.values() if isinstance(listed, dict) else listed
+    for token in tokens:
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            yield content
+
+
+def _role_ids(config: Mapping[str, Any]) -> Iterator[int]:
+    """Ids under keys like `eos_token_id`, alone or in a list, also of the models in a multimodal configuration."""
+    for key, value in config.items():
+        if key.endswith(ID_KEY_END):
+            yield from token_ids(value)
+        elif isinstance(value, dict):
+            yield from _role_ids(value)
+
+
+def token_ids(value: int | Iterable[int] | None) -> tuple[int, ...]:
+    """What a configuration writes under `eos_token_id`: none, one or several ids."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _templates(folder: Path) -> Iterator[str]:
+    """Texts of all chat templates of a checkpoint.
+
+    Raises:
+        CheckpointError: one that is not text.
+    """
+    for pattern in TEMPLATE_FILES:
+        for path in sorted(folder.glob(pattern)):
+            try:
+                yield path.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{path} cannot be read: {error}", "correct the file") from error
+    for name in TEMPLATES_IN_JSON:
+        template = _json(folder / name).get(TEMPLATE_KEY)
+        if isinstance(template, str):
+            yield template
+        elif isinstance(template, list):  # several, as [{name, template}, ...]
+            yield from (str(entry.get("template", "")) for entry in template if isinstance(entry, dict))
+
+
+# Token ids of a conversation for any language model: by its chat template, or as plain text where it has none.
+
+
+BETWEEN_TURNS = "\n\n"
+PROBE = "a"  # a text, to tell the tokens that a tokenizer puts before every text from the text's own
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids of a conversation up to the opening of the model's turn, through the chat template.
+
+    Raises:
+        RecipeError: the template refuses the conversation.
+        CheckpointError: it is no template, or writes no token.
+    """
+    turns = [dict(message) for message in messages]
+    template = f"the chat template of {tokenizer.name_or_path}"
+    try:
+        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    except TemplateSyntaxError as error:
+        raise CheckpointError(f"{template}, line {error.lineno}: {error.message}", "correct the template") from error
+    except Exception as error:  # a template may call anything; raise_exception gives TemplateError
+        roles = ", ".join(message["role"] for message in messages)
+        own_words = isinstance(error, TemplateError) and not isinstance(error, UndefinedError)
+        detail = first_line(error) if own_words else f"{type(error).__name__}: {first_line(error)}"
+        raise RecipeError(
+            f"{template} refuses turns of {roles}: {detail}",
+            "correct or remove the conversation, or use a checkpoint whose template takes it",
+        ) from error
+    if not ids:
+        raise CheckpointError(f"{template} writes nothing for a conversation", "correct the template")
+    return cast(list[int], ids)
+
+
+def encode_turns(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids up to where the next word of the assistant begins; of no messages, what begins every text.
+
+    Raises: as `encode_prompt`.
+    """
+    if tokenizer.chat_template is not None and messages:
+        return encode_prompt(tokenizer, messages)
+    text = "".join(message["content"].strip() + BETWEEN_TURNS for message in messages)
+    return _opening(tokenizer) + encode_text(tokenizer, text)
+
+
+def encode_text(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Ids of a text alone."""
+    return cast(list[int], tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _opening(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """What a tokenizer puts before every text; what it puts behind (`add_eos_token`) would end what is to go on."""
+    whole, bare = cast(list[int], tokenizer(PROBE).input_ids), encode_text(tokenizer, PROBE)
+    starts = (first for first in range(len(whole)) if whole[first : first + len(bare)] == bare)
+    return whole[: next(starts, 0)]
+
+
+def require_rows(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], rows: int) -> None:
+    """Every id has a row of the model's embedding.
+
+    Raises:
+        CheckpointError: the tokenizer knows more tokens than the model, and the text has one of them.
+    """
+    beyond = max(ids, default=0)
+    if beyond >= rows:
+        raise CheckpointError(
+            f"{tokenizer.convert_ids_to_tokens(beyond)!r} is token {beyond:,}, but the model has {rows:,} rows",
+            "take it out of the conversation, or use the tokenizer that was saved with the model",
+        )
+
+
+def require_one_reading(tokenizer: PreTrainedTokenizerFast, folder: Path, texts: Sequence[str]) -> None:
+    """The checkpoint's tokenizer.json, which counts, and transformers' tokenizer, which asks, give equal ids.
+
+    Raises:
+        CheckpointError: they do not: another file of the checkpoint changes what transformers makes of it.
+    """
+    counting = open_tokenizer(folder).backend.encode_batch(list(texts), add_special_tokens=False)
+    for text, encoding in zip(texts, counting, strict=True):
+        asked = encode_text(tokenizer, text)
+        if asked != encoding.ids:
+            raise CheckpointError(
+                f"{folder / 'tokenizer.json'} gives {len(encoding.ids)} tokens for {text[:40]!r}, transformers "
+                f"({type(tokenizer).__name__}) gives {len(asked)} others",
+                "save it anew from the one that is right: AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+            )

@@ -1,1 +1,0 @@
-"""Networks in torch: checkpoints, captures, quantisation-aware training and the static passes."""

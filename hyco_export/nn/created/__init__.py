@@ -1,1 +1,0 @@
-"""Checkpoints made here at real sizes: the classes, shapes and layouts of released ones, random weights."""

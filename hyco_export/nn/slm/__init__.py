@@ -1,1 +1,0 @@
-"""The SLM: packed checkpoints, surgery to the static network, its passes, calibration and proofs."""

@@ -1,0 +1,300 @@
+"""Acceptance rules: which drafted tokens the verifier takes. Pure functions over p~ of the nodes and one draw per row.
+
+Row 0 is the root, row i + 1 node i; draws[r] ~ p~[r]. A rule only says which edges are acceptable; the choice among the
+paths it opens is common to all. Knows no logits and no sessions; `rules` is the table of names and options.
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+import numpy as np
+
+from hyco_export.errors import ProtocolError
+from hyco_export.protocol import acceptance, wire
+from hyco_export.protocol.tree import ROOT, path_to
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The accepted path and the token after it.
+
+    `accepted` are tree rows from depth 1 down; `drawn[i]` is True where accepted row i equals the verifier's own draw;
+    `bonus` is the draw at the path's end.
+    """
+
+    accepted: tuple[int, ...]
+    drawn: tuple[bool, ...]
+    bonus: int
+
+
+def exact(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> Verdict:
+    """From the root, while a child equals the draw at the current row, go there.
+
+    Lossless for any tree without duplicate siblings: every committed token is the verifier's own draw at its true
+    context. tokens [N], parents [N], draws [N + 1].
+    """
+    child = {edge: row for row, edge in enumerate(zip(parents, tokens, strict=True))}
+    path: list[int] = []
+    row = ROOT
+    while (following := child.get((row, draws[row + 1]))) is not None:
+        path.append(following)
+        row = following
+    return Verdict(tuple(path), (True,) * len(path), int(draws[row + 1]))
+
+
+def epsilon(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    draws: Sequence[int],
+    probs: np.ndarray,
+    threshold: float,
+    draw_only: Collection[int] = (),
+) -> Verdict:
+    """A child is acceptable at every node if it equals the draw there or p~(child | parent) >= threshold.
+
+    tokens [N], parents [N], draws [N + 1], probs [N] float32 = p~(token | parent). A threshold of 1 gives `exact`.
+    Tokens in `draw_only` are acceptable as draws alone.
+    """
+    matches = _matches(tokens, parents, draws)
+    return _commit_best(tokens, parents, draws, matches, _likely(probs, threshold), probs, draw_only)
+
+
+def epsilon_at_rejections(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    draws: Sequence[int],
+    probs: np.ndarray,
+    threshold: float,
+    draw_only: Collection[int] = (),
+) -> Verdict:
+    """`epsilon`, but only below nodes whose draw no child equals; elsewhere that child alone is acceptable.
+
+    A reading of HyCo, §3.5 ("at every node rather than only at rejections"). Arguments as in `epsilon`.
+    """
+    matches = _matches(tokens, parents, draws)
+    settled = {parent for parent, match in zip(parents, matches, strict=True) if match}
+    likely = [
+        enough and parent not in settled for enough, parent in zip(_likely(probs, threshold), parents, strict=True)
+    ]
+    return _commit_best(tokens, parents, draws, matches, likely, probs, draw_only)
+
+
+def typical(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    draws: Sequence[int],
+    probs: np.ndarray,
+    raw_probs: np.ndarray,
+    entropies: np.ndarray,
+    cap: float,
+    slope: float,
+    draw_only: Collection[int] = (),
+) -> Verdict:
+    """Medusa's typical acceptance: the draw, or p(child | parent) > min(cap, slope * exp(-H(p))).
+
+    p is the softmax of the logits at the temperature, without top-k and top-p (Cai et al. 2024): raw_probs [N] float64
+    = p(token | parent), entropies [N + 1] float64 = H(p) of every row in nats. The path is chosen by p~, as everywhere;
+    a token that p~ has cut counts as log p~ = -inf there. Other arguments as in `epsilon`.
+    """
+    limits = np.minimum(cap, slope * np.exp(-entropies))  # [N + 1]
+    likely = (raw_probs > limits[np.asarray(parents, np.int64) + 1]).tolist()
+    return _commit_best(tokens, parents, draws, _matches(tokens, parents, draws), likely, probs, draw_only)
+
+
+def _likely(probs: np.ndarray, threshold: float) -> list[bool]:
+    if not 0.0 < threshold <= 1.0:
+        raise ValueError(f"epsilon is {threshold}, it must lie in (0, 1]")
+    return (probs >= np.float32(threshold)).tolist()  # in float32, the precision of p~
+
+
+def _matches(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> list[bool]:
+    """Does node i equal the draw at its parent? [N]"""
+    return [token == draws[parent + 1] for token, parent in zip(tokens, parents, strict=True)]
+
+
+def _commit_best(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    draws: Sequence[int],
+    matches: Sequence[bool],
+    likely: Sequence[bool],
+    probs: np.ndarray,
+    draw_only: Collection[int],
+) -> Verdict:
+    """The best node reachable through acceptable edges, and the draw there.
+
+    An edge is acceptable if it equals the draw, or is likely and not in `draw_only`. Best: largest depth, then most
+    edges that equal the draw, then largest sum of log p~, then smallest row.
+    """
+    ranks: dict[int, tuple[int, int, float, int]] = {ROOT: (0, 0, 0.0, -ROOT)}
+    for row, parent in enumerate(parents):
+        acceptable = matches[row] or (likely[row] and tokens[row] not in draw_only)
+        if acceptable and parent in ranks:
+            depth, drawn, log_prob, _ = ranks[parent]
+            ranks[row] = (depth + 1, drawn + matches[row], log_prob + _log(probs[row]), -row)
+    end = max(ranks, key=ranks.__getitem__)
+    path = path_to(parents, end)
+    # a child that equals the draw is acceptable and deeper: it would have been the end
+    assert not any(matches[row] for row, parent in enumerate(parents) if parent == end)
+    return Verdict(path, tuple(bool(matches[row]) for row in path), int(draws[end + 1]))
+
+
+def _log(prob: float) -> float:
+    return math.log(prob) if prob > 0 else -math.inf
+
+
+# The acceptance rules by name: what each reads of a round, and which options it takes. A new rule is one row.
+
+
+PROBS, RAW = "probs", "raw"  # what a rule may read beside tokens and draws
+EVERYTHING = frozenset({PROBS, RAW})
+EPSILON, STOP_NEEDS_DRAW = "epsilon", "stop_needs_draw"  # options, by the names of wire.Acceptance's fields
+POSTERIOR_THRESHOLD, POSTERIOR_ALPHA = "posterior_threshold", "posterior_alpha"
+NO_VALUES = np.zeros(0)
+SHOWN_CHARACTERS = 40
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A round as the verifier saw it: N nodes; row 0 of the rows is the root, row i + 1 node i.
+
+    tokens [N], parents [N], draws [N + 1]; probs [N] float32 = p~(token | parent); raw_probs [N] and entropies [N + 1]
+    float64: p(token | parent) and H(p) in nats of p = softmax(logits / T). Values that nobody reads may be left out.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    draws: tuple[int, ...]
+    probs: np.ndarray = NO_VALUES
+    raw_probs: np.ndarray = NO_VALUES
+    entropies: np.ndarray = NO_VALUES
+
+    @classmethod
+    def of(cls, evidence: wire.Evidence) -> "Judged":
+        """A round as it was logged; every value comes back as it was."""
+        return cls(
+            tuple(evidence.tokens),
+            tuple(evidence.parents),
+            tuple(evidence.draws),
+            np.asarray(evidence.probs, np.float32),
+            np.asarray(evidence.raw_probs, np.float64),
+            np.asarray(evidence.entropies, np.float64),
+        )
+
+    def evidence(self) -> wire.Evidence:
+        """The same as it travels."""
+        return wire.Evidence(
+            list(self.tokens),
+            list(self.parents),
+            list(self.draws),
+            self.probs.tolist(),
+            self.raw_probs.tolist(),
+            self.entropies.tolist(),
+        )
+
+
+Decide = Callable[[Judged, wire.Acceptance, frozenset[int]], Verdict]
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """`decide` gets the round, the settings, and the tokens that only a draw may accept."""
+
+    name: str
+    summary: str
+    decide: Decide
+    reads: frozenset[str] = frozenset()
+    options: frozenset[str] = frozenset()
+
+
+def _exact(judged: Judged, _: wire.Acceptance, __: frozenset[int]) -> Verdict:
+    return acceptance.exact(judged.tokens, judged.parents, judged.draws)
+
+
+def _epsilon(judged: Judged, settings: wire.Acceptance, draw_only: frozenset[int]) -> Verdict:
+    return acceptance.epsilon(judged.tokens, judged.parents, judged.draws, judged.probs, settings.epsilon, draw_only)
+
+
+def _epsilon_at_rejections(judged: Judged, settings: wire.Acceptance, draw_only: frozenset[int]) -> Verdict:
+    return acceptance.epsilon_at_rejections(
+        judged.tokens, judged.parents, judged.draws, judged.probs, settings.epsilon, draw_only
+    )
+
+
+def _typical(judged: Judged, settings: wire.Acceptance, draw_only: frozenset[int]) -> Verdict:
+    return acceptance.typical(
+        judged.tokens,
+        judged.parents,
+        judged.draws,
+        judged.probs,
+        judged.raw_probs,
+        judged.entropies,
+        settings.posterior_threshold,
+        settings.posterior_alpha,
+        draw_only,
+    )
+
+
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule("exact", "a child equals the draw", _exact),
+        Rule(
+            "epsilon",
+            "or its probability reaches epsilon",
+            _epsilon,
+            frozenset({PROBS}),
+            frozenset({EPSILON, STOP_NEEDS_DRAW}),
+        ),
+        Rule(
+            "epsilon-at-rejections",
+            "or it reaches epsilon where no child equals the draw",
+            _epsilon_at_rejections,
+            frozenset({PROBS}),
+            frozenset({EPSILON, STOP_NEEDS_DRAW}),
+        ),
+        Rule(
+            "typical",
+            "or its probability before the cuts passes Medusa's entropy-dependent threshold",
+            _typical,
+            frozenset({PROBS, RAW}),
+            frozenset({POSTERIOR_THRESHOLD, POSTERIOR_ALPHA, STOP_NEEDS_DRAW}),
+        ),
+    )
+}
+
+
+def shown(word: str) -> str:
+    """A word that a caller made up, as a refusal repeats it: not at any length."""
+    return repr(word[:SHOWN_CHARACTERS])
+
+
+def check_acceptance(settings: wire.Acceptance) -> None:
+    """Refuse an unknown rule, then any value of an option that the rule ignores, then values out of range.
+
+    Raises:
+        ProtocolError: codes value_range, unsupported.
+    """
+    if settings.rule not in RULES:
+        raise ProtocolError(
+            "unsupported", f"acceptance.rule is {shown(settings.rule)}", f"known ones: {', '.join(RULES)}"
+        )
+    reads = RULES[settings.rule].options
+    for option in wire.Acceptance.__struct_fields__:
+        value = getattr(settings, option)
+        if option not in reads | {"rule"} and value != getattr(wire.EXACT, option):
+            raise ProtocolError(
+                "unsupported",
+                f"acceptance.{option} is {value}, but the rule {settings.rule} does not read it",
+                f"leave it at {getattr(wire.EXACT, option)}, or choose another rule",
+            )
+    for option in (EPSILON, POSTERIOR_THRESHOLD):
+        value = getattr(settings, option)
+        if not 0.0 < value <= 1.0:
+            raise ProtocolError("value_range", f"acceptance.{option} is {value}, it must lie in (0, 1]")
+    if not (math.isfinite(settings.posterior_alpha) and settings.posterior_alpha > 0):
+        value = settings.posterior_alpha
+        raise ProtocolError("value_range", f"acceptance.posterior_alpha is {value}, it must be finite and above 0")
+
+
+def decide(judged: Judged, settings: wire.Acceptance, stop_ids: frozenset[int]) -> Verdict:
+    """The verdict of the settings' rule on a round."""
+    return RULES[settings.rule].decide(judged, settings, stop_ids if settings.stop_needs_draw else frozenset())

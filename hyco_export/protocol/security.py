@@ -1,0 +1,165 @@
+"""TLS contexts of both sides, and when a server may listen where others can reach it. Knows files, not HTTP."""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import shlex
+import ssl
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hyco_export.errors import ProtocolError, ServerError
+
+OLDEST = ssl.TLSVersion.TLSv1_2
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """A server's context from its certificate chain and key (PEM).
+
+    Raises:
+        ServerError: a file is missing, unreadable, or the two do not belong together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = OLDEST
+    try:
+        context.load_cert_chain(certificate, key, password="")  # an encrypted key is an error, not a prompt
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ServerError(
+            f"TLS certificate {certificate} with key {key} cannot be used: {_reason(error)}",
+            "give PEM files of a certificate chain and its unencrypted key",
+        ) from error
+    return context
+
+
+def client_context(authority: Path | None = None) -> ssl.SSLContext:
+    """A client's context: host names and certificates are checked, against `authority` (PEM) where it is given.
+
+    Raises:
+        ServerError: the file is missing or holds no certificate.
+    """
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise ServerError(
+            f"certificate authority {authority} cannot be used: {_reason(error)}",
+            "give the PEM file of the authority that signed the server's certificate",
+        ) from error
+    context.minimum_version = OLDEST
+    return context
+
+
+def signed_itself(certificate: Path) -> bool:
+    """Is a certificate (PEM) its own authority, so that clients can be given the same file."""
+    known = client_context(certificate).get_ca_certs()
+    return any(one["issuer"] == one["subject"] for one in known)
+
+
+def is_loopback(host: str) -> bool:
+    """Does an address stay on this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def check_exposure(host: str, has_tls: bool, has_token: bool, insecure: bool) -> None:
+    """A server that other machines can reach needs TLS and a token.
+
+    Raises:
+        ServerError: one is missing and nobody said `--insecure`.
+    """
+    if insecure or is_loopback(host) or (has_tls and has_token):
+        return
+    missing = " and no ".join(name for name, there in (("TLS", has_tls), ("token", has_token)) if not there)
+    raise ServerError(
+        f"{host} can be reached from other machines, and there is no {missing}",
+        "give --tls-cert, --tls-key and --token-file (or HYCO_TOKEN), or say --insecure behind a proxy that has both",
+    )
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error) or type(error).__name__
+
+
+# Bearer tokens (RFC 6750): read from a file or the environment, compared in constant time, never kept or shown.
+
+
+VARIABLE = "HYCO_TOKEN"
+SHORTEST = 16  # characters: 96 bits in base64, out of reach of guessing over a network
+ANYBODY = ""  # the owner where no token is asked for
+OWNER_CHARACTERS = 16  # of the digest: tells tokens apart, does not help to find one
+SHAPE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, b64token
+MAKE_ONE = "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+
+class Tokens:
+    """The tokens that a server takes; without any it takes every caller as ANYBODY.
+
+    Args:
+        tokens: as `read_tokens` gives them.
+    """
+
+    def __init__(self, tokens: Sequence[str] = ()) -> None:
+        self._digests = [_digest(token) for token in tokens]  # of equal length: comparing tells no length
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def owner_of(self, authorization: str | None) -> str:
+        """The owner behind an Authorization header.
+
+        Raises:
+            ProtocolError: code unauthorized. It does not say what was wrong: that would help to guess.
+        """
+        if not self._digests:
+            return ANYBODY
+        scheme, _, token = (authorization or "").partition(" ")
+        seen = _digest(token.strip() if scheme.lower() == "bearer" else "")
+        matches = [hmac.compare_digest(seen, known) for known in self._digests]  # all of them: no early end
+        if not any(matches):
+            raise ProtocolError(
+                "unauthorized",
+                "this server takes no calls without one of its tokens",
+                "send Authorization: Bearer TOKEN",
+            )
+        return seen.hex()[:OWNER_CHARACTERS]
+
+
+def read_tokens(path: Path | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Tokens of a file (one a line, `#` starts a comment), else the one in HYCO_TOKEN, else none.
+
+    Raises:
+        ServerError: the file cannot be read, is open to other users or holds none; a token is too short or misspelt.
+            No message repeats a token.
+    """
+    if path is None:
+        token = environment.get(VARIABLE, "")
+        return (_checked(token, VARIABLE),) if token else ()
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not ASCII text"
+        raise ServerError(f"token file {path} cannot be read: {reason}", f"correct the path, or {MAKE_ONE}") from error
+    if mode & stat.S_IROTH:
+        raise ServerError(f"token file {path} can be read by every user", f"chmod 600 {shlex.quote(str(path))}")
+    stripped = [line.partition("#")[0].strip() for line in lines]
+    tokens = tuple(_checked(line, f"{path}, line {number}") for number, line in enumerate(stripped, 1) if line)
+    if not tokens:
+        raise ServerError(f"token file {path} holds no token", MAKE_ONE)
+    return tokens
+
+
+def _checked(token: str, place: str) -> str:
+    if len(token) < SHORTEST:
+        raise ServerError(f"the token in {place} has {len(token)} characters, at least {SHORTEST} are needed", MAKE_ONE)
+    if not SHAPE.fullmatch(token):
+        raise ServerError(f"the token in {place} holds a character that cannot travel in a header", MAKE_ONE)
+    return token
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

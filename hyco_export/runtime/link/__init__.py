@@ -1,1 +1,0 @@
-"""Links for measurements: what a mobile network does to the calls between device and server."""

@@ -1,0 +1,247 @@
+"""uvicorn's HTTP/1.1 connection with an end to patience: slow handshakes, heads and readers, bodies in crumbs, crowds.
+
+Knows asyncio, uvicorn and h11; no routes. Bodies that come slowly are the application's to refuse while it reads them.
+"""
+
+import asyncio
+import http
+import re
+import ssl
+from functools import partial
+from typing import Any, cast
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from hyco_export.errors import ProtocolError
+from hyco_export.protocol import wire
+from hyco_export.protocol.refusals import body_of, headers_of, status_of
+
+SLOWEST_READER_BYTES_PER_S = 1_000  # a phone at the edge of a cell; below it a reply of 6 MB takes hours
+PROBE_S = 1.0  # between two looks whether a caller that sends no more still listens
+BUSY_S = 1.0  # after which a caller is asked to try again where all connections are in use
+READING = (h11.IDLE, h11.SEND_BODY)  # what a peer may be at when its bytes are wanted
+ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+
+
+class PeerLimits(msgspec.Struct, frozen=True):
+    """What a connection may take."""
+
+    connections: int = 256
+    head_bytes: int = 8_192  # request line and headers
+    head_s: float = 10.0  # from a head's first byte to its last; for a TLS handshake; for the rest of a refused body
+    stall_s: float = 30.0  # over which a reader must take what SLOWEST_READER_BYTES_PER_S gives
+    body_pieces: int = 512  # of a body: chunks, and what comes at once; the work it makes, whatever its size
+
+
+class PatientProtocol(H11Protocol):
+    """One connection, counted from the moment it is accepted.
+
+    Args:
+        limits: what it may take.
+        tls: its context; None for plain HTTP. The handshake is made here: uvicorn would count connections after it.
+    """
+
+    def __init__(self, limits: PeerLimits, tls: ssl.SSLContext | None, **uvicorn_arguments: Any) -> None:
+        super().__init__(**uvicorn_arguments)
+        self.conn = _BoundedConnection(limits)
+        self._limits = limits
+        self._tls = tls
+        self._accepted_s = 0.0
+        self._held = bytearray()  # received, not parsed yet
+        self._half_closed = False  # the peer sends no more
+        self._head_timer: asyncio.TimerHandle | None = None  # for what is to come of the peer
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        self._accepted_s = self.loop.time()
+        if len(self.connections) >= self._limits.connections and not self._displace():
+            if self._tls is None:
+                seen = f"all {self._limits.connections} connections are in use"
+                transport.write(_farewell(ProtocolError("connections_full", seen, "try again later", BUSY_S)))
+            transport.close()
+            return
+        self.connections.add(self)
+        if self._tls is None:
+            self._start()
+            return
+        transport.pause_reading()  # until the handshake reads
+        task = self.loop.create_task(self._shake_hands(transport, self._tls))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _shake_hands(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        try:
+            secured = await self.loop.start_tls(
+                plain, self, tls, server_side=True, ssl_handshake_timeout=self._limits.head_s
+            )
+        except OSError:  # too slow, no TLS, or gone; ssl.SSLError is one
+            secured = None
+        if secured is None:
+            self.connections.discard(self)
+            plain.abort()
+            return
+        self.transport = secured
+        self._start()
+        self._parse()
+
+    def _start(self) -> None:
+        """The connection can carry requests."""
+        super().connection_made(self.transport)
+        self._head_timer = self.loop.call_later(self._limits.head_s, self.transport.close)
+
+    def _displace(self) -> bool:
+        """Make room: end the connection that has waited longest for its first request. False where all had one."""
+        peers = cast("set[PatientProtocol]", self.connections)
+        waiting = (peer for peer in peers if peer.cycle is None)
+        oldest = min(waiting, key=lambda peer: peer._accepted_s, default=None)
+        if oldest is None:
+            return False
+        self.connections.discard(oldest)
+        oldest.transport.abort()
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        if self.flow is not None:  # None: the last packet of the handshake brought it
+            self._parse()
+
+    def _parse(self) -> None:
+        """Give h11 what it is to parse now, in pieces: it minds only what is not whole yet, and of a head, a chunk or a
+        trailer that is there at once it minds nothing. The next request waits until this one is answered."""
+        while self._held and self.conn.their_state in READING and not self.transport.is_closing():
+            size = self._limits.head_bytes
+            if self.conn.their_state is h11.IDLE:
+                size = max(1, size + 1 - len(self.conn.trailing_data[0]))
+            piece = bytes(self._held[:size])
+            del self._held[:size]
+            super().data_received(piece)
+        if self._held:
+            self.flow.pause_reading()
+        self._watch_sender()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # as asyncio's
+        """A peer that has sent its request and sends no more still hears the answer; inside TLS it cannot."""
+        if self._tls is not None or not self._is_answering or self.conn.their_state is h11.SEND_BODY:
+            return None
+        self._half_closed = True
+        self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._stall_timer, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # begins the next request, where h11 has one
+        self._parse()
+        if self._half_closed and not self._is_answering:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self._limits.stall_s, self.transport.abort)  # close alone waits for the reader
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP request: bytes of TLS, a head that is too long or contradicts itself, a body in crumbs."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # no second answer behind one that has begun
+            limits = f"a head may have {self._limits.head_bytes} B, a body {self._limits.body_pieces} chunks"
+            hint = f"see PROTOCOL.md; {limits}, and this port may want TLS or none"
+            self.transport.write(_farewell(ProtocolError("malformed", msg, hint)))
+        self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _watch_sender(self) -> None:
+        """A head that has begun must end in time, and so must a body that nobody reads any more."""
+        state = self.conn.their_state
+        begun = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
+        wanted = begun and not self._is_answering
+        if wanted and self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.head_s, self.transport.close)
+        elif not wanted and self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _probe(self) -> None:
+        """Say 100 Continue to a peer that sends no more: the system of one that is gone resets the connection."""
+        if self.transport.is_closing() or not self._is_answering or self.cycle.response_started:
+            return
+        if self.conn.their_http_version != b"1.0":
+            self.transport.write(
+                self.conn.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+            )
+        self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
+
+    def _watch_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self._limits.stall_s, self._check_reader, left)
+
+    def _check_reader(self, before: int) -> None:
+        taken = before - self.transport.get_write_buffer_size()
+        if taken < SLOWEST_READER_BYTES_PER_S * self._limits.stall_s:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+
+class _BoundedConnection(h11.Connection):
+    """h11's parser, with an end to the pieces of a body. It takes absolute targets, as RFC 9112 (3.2.2) wants."""
+
+    def __init__(self, limits: PeerLimits) -> None:
+        super().__init__(h11.SERVER, limits.head_bytes)
+        self._most_pieces = limits.body_pieces
+        self._pieces = 0
+
+    def next_event(self) -> Any:
+        """As h11's.
+
+        Raises:
+            h11.RemoteProtocolError: also for a body in too many pieces.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._pieces = 0
+            if origin := ORIGIN.match(event.target):
+                path = event.target[origin.end() :]
+                target = path if path.startswith(b"/") else b"/" + path
+                return h11.Request(
+                    method=event.method, headers=event.headers, target=target, http_version=event.http_version
+                )
+        elif isinstance(event, h11.Data):
+            self._pieces += 1
+            if self._pieces > self._most_pieces:
+                raise h11.RemoteProtocolError(f"a body of more than {self._most_pieces} pieces")
+        return event
+
+
+def protocol_with(limits: PeerLimits, tls: ssl.SSLContext | None) -> "partial[PatientProtocol]":
+    """What uvicorn makes its connections with."""
+    return partial(PatientProtocol, limits, tls)
+
+
+def _farewell(refusal: ProtocolError) -> bytes:
+    """The last answer of a connection."""
+    body = wire.encode(body_of(refusal))
+    status = http.HTTPStatus(status_of(refusal))
+    headers = {
+        "Content-Type": wire.MEDIA_TYPE, "Content-Length": len(body), "Connection": "close", **headers_of(refusal)
+    }  # fmt: skip
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,0 +1,341 @@
+"""The engine over HTTP: routes, limits before allocation, typed refusals, callers that go away.
+
+Knows HTTP and the wire format, no models; `serving` makes a process of it. PROTOCOL.md tells what travels.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hyco_export.errors import HycoError, ProtocolError
+from hyco_export.protocol import wire
+from hyco_export.protocol.acceptance import shown
+from hyco_export.protocol.refusals import as_refusal, body_of, headers_of, status_of
+from hyco_export.protocol.security import ANYBODY, Tokens
+from hyco_export.protocol.wire import HEADER, HEADER_DIGITS, pad
+from hyco_export.server import metrics
+from hyco_export.server.access import Desk, RateLimiter
+from hyco_export.server.engine import Engine
+from hyco_export.server.metrics import place_of
+
+ID_BYTES = 5  # of a token id or a row in MessagePack, at most
+ENVELOPE_BYTES = 1024  # of a body beside its ids
+CALLS_PER_SESSION = 2  # waiting at once: a call, and a retry of it
+SWEEP_S = 5.0  # between two looks for idle sessions
+FRESH_S = 5.0  # after a pass, in which the model is not asked whether it makes any
+READY = "ready\n"
+RESTART_S = 1.0  # after which a server that is stopping may be there again
+LINGER_BYTES = 1 << 20  # of a body that is too large: read and dropped, so that its sender hears why
+ROUND = re.compile(r"0|[1-9][0-9]{0,8}")
+MAX_LENGTH_DIGITS = 18
+CLOSE = {"Connection": "close"}
+
+Answer = TypeVar("Answer")
+Handler = Callable[[Request, str], Awaitable[Response]]  # a call and its caller
+_log = logging.getLogger(__name__)
+
+
+class CallLimits(msgspec.Struct, frozen=True):
+    """What a caller may ask for. A caller is a token, or an address where no token is asked for."""
+
+    calls_per_s: float = 500.0  # in the long run; a session of fast rounds makes a hundred
+    burst: int = 1_000  # at once
+    sessions: int = 8  # of one token at once
+    body_s: float = 30.0  # to send a body
+    model_s: float = 10.0  # until a model that does not answer makes the server not ready
+
+
+class Service:
+    """The handlers of one engine.
+
+    Calls that may take memory wait for the engine on threads of their own, so that the loop stays free for health
+    checks, metrics and refusals; rounds wait on the loop itself.
+    """
+
+    def __init__(
+        self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits, pad_bytes: int
+    ) -> None:
+        self._engine = engine
+        self._desk = Desk(engine, calls.sessions)
+        self._tokens = tokens
+        self._rates = RateLimiter(calls.calls_per_s, calls.burst)
+        self._body_s = calls.body_s
+        self._model_s = calls.model_s
+        self._pad_bytes = pad_bytes
+        self._info = wire.encode(info)
+        self._metrics = metrics.Metrics(lambda: engine.session_count)
+        waiting = CALLS_PER_SESSION * engine.limits.sessions
+        self._waiters = ThreadPoolExecutor(max_workers=waiting, thread_name_prefix="call")
+        self._ready = False
+        limits = engine.limits
+        self._prime_bytes = ENVELOPE_BYTES + ID_BYTES * limits.prompt_limit
+        self._verify_bytes = ENVELOPE_BYTES + 2 * ID_BYTES * limits.node_limit
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Ready while the application runs; frees every session after it."""
+        sweeper = asyncio.create_task(self._sweep())
+        self._ready = True
+        try:
+            yield
+        finally:
+            self._ready = False
+            sweeper.cancel()
+            await asyncio.to_thread(self._engine.shut_down)
+            self._waiters.shutdown(wait=True, cancel_futures=True)
+
+    def guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """A handler that hears only callers who may call, and whose errors travel as refusals."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                return await handler(request, self._admit(request))
+            except HycoError as error:
+                return self._refusal(as_refusal(error))
+            except Exception as error:
+                _log.error("a call failed: %s", place_of(error))
+                return self._refusal(
+                    ProtocolError("internal", f"the server failed: {type(error).__name__}", "try again")
+                )
+
+        return endpoint
+
+    def _admit(self, request: Request) -> str:
+        """The caller.
+
+        Raises:
+            ProtocolError: code unauthorized.
+            ProtocolError: code origin.
+            ProtocolError: code rate: of this caller, or of an address that shows no token.
+        """
+        if "content-length" in request.headers and "transfer-encoding" in request.headers:
+            seen = "the head has a Content-Length and a Transfer-Encoding: proxies read two lengths out of it"
+            raise _UnreadBody("malformed", seen, "send one of them")
+        if "origin" in request.headers:  # browsers send it with every POST, also after a DNS name was bound anew
+            raise ProtocolError("origin", "this server takes no calls of web pages", "send no Origin header")
+        address = request.client.host if request.client else ""
+        try:
+            owner = self._tokens.owner_of(request.headers.get("authorization"))
+        except ProtocolError:
+            self._rates.take(f"address {address}")
+            raise
+        self._rates.take(f"address {address}" if owner == ANYBODY else owner)
+        return owner
+
+    async def prime(self, request: Request, owner: str) -> Response:
+        body = await _read(request, self._prime_bytes, self._body_s)
+        message = wire.decode(body, wire.PrimeRequest)
+        async with _watched(request) as gone:
+            reply = await self._work(self._desk.prime, owner, message, gone)
+        self._metrics.primed(reply.server_ms)
+        return self._message("prime", len(body), reply)
+
+    async def verify(self, request: Request, owner: str) -> Response:
+        body = await _read(request, self._verify_bytes, self._body_s)
+        number = round_number(request.path_params["round"])
+        message = wire.decode(body, wire.VerifyRequest)
+        session = request.path_params["session"]
+        self._require_ready()
+        async with _watched(request) as gone:
+            reply = await self._desk.verify_on_loop(owner, session, number, message, gone)
+        self._metrics.verified(len(reply.tokens), reply.server_ms)
+        return self._message("verify", len(body), reply)
+
+    async def close(self, request: Request, owner: str) -> Response:
+        await self._work(self._desk.close, owner, request.path_params["session"])
+        self._metrics.answered("close", 0, 0)
+        return Response(status_code=204)
+
+    async def info(self, _: Request, __: str) -> Response:
+        return self._reply("info", 0, self._info)
+
+    async def expose(self, _: Request, __: str) -> Response:
+        return Response(self._metrics.text(), media_type=metrics.CONTENT_TYPE)
+
+    async def health(self, _: Request) -> Response:
+        return Response("alive\n", media_type="text/plain")
+
+    async def ready(self, _: Request) -> Response:
+        """The model is asked, at most once at a time and not while it answers others."""
+        text = "not ready\n"
+        if self._ready:
+            text = READY if await self._model_answers() else f"the model has not answered for {self._model_s:g} s\n"
+        return Response(text, status_code=200 if text == READY else 503, media_type="text/plain")
+
+    async def _model_answers(self) -> bool:
+        if self._engine.passed_within(FRESH_S):
+            return True
+        try:
+            async with asyncio.timeout(self._model_s):
+                await asyncio.shield(asyncio.wrap_future(self._engine.probe()))
+        except Exception as error:
+            if not isinstance(error, TimeoutError):
+                _log.error("the model cannot be asked: %s", place_of(error))
+            return False
+        return True
+
+    async def refuse_route(self, _: Request, error: Exception) -> Response:
+        """What the router itself refuses."""
+        assert isinstance(error, HTTPException)
+        known = {404: ("unknown_route", "no such call"), 405: ("method", "this path takes another method")}
+        code, message = known.get(error.status_code, ("malformed", "the request cannot be understood"))
+        response = self._refusal(ProtocolError(code, message, "see PROTOCOL.md for the calls"))
+        response.headers.update(error.headers or {})  # Allow
+        return response
+
+    def _refusal(self, refusal: ProtocolError) -> Response:
+        self._metrics.refused(refusal.code)
+        headers = headers_of(refusal) | (CLOSE if isinstance(refusal, _UnreadBody) else {})
+        return Response(
+            wire.encode(body_of(refusal)), status_code=status_of(refusal), headers=headers, media_type=wire.MEDIA_TYPE
+        )
+
+    def _message(self, call: str, bytes_up: int, reply: msgspec.Struct) -> Response:
+        """A reply whose size would tell how much was committed: padded where the server was told so."""
+        body = wire.encode(reply)
+        if not self._pad_bytes:
+            return self._reply(call, bytes_up, body)
+        response = self._reply(call, bytes_up, pad(body, self._pad_bytes))
+        padding_bytes = len(response.body) - len(body)
+        self._metrics.padded(padding_bytes)
+        response.headers[HEADER] = f"{padding_bytes:0{HEADER_DIGITS}}"
+        return response
+
+    def _reply(self, call: str, bytes_up: int, body: bytes) -> Response:
+        self._metrics.answered(call, bytes_up, len(body))
+        return Response(body, media_type=wire.MEDIA_TYPE)
+
+    async def _work(self, task: Callable[..., Answer], *arguments: object) -> Answer:
+        """Wait on a thread of its own until the engine has answered."""
+        self._require_ready()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._waiters, task, *arguments)
+
+    def _require_ready(self) -> None:
+        if not self._ready:
+            raise ProtocolError("shutting_down", "the server is stopping", "try another server", RESTART_S)
+
+    async def _sweep(self) -> None:
+        """Free idle sessions even when nobody calls."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            expired = await loop.run_in_executor(self._waiters, self._engine.expire)
+            if expired:
+                _log.info("%d idle sessions expired", expired)
+
+
+def create_app(
+    engine: Engine,
+    info: wire.ServerInfo,
+    tokens: Tokens | None = None,
+    calls: CallLimits | None = None,
+    pad_bytes: int = 0,
+) -> Starlette:
+    """The ASGI application of an engine; without tokens everybody may call.
+
+    `pad_bytes` > 0 pads the replies of PRIME and VERIFY to multiples of it (`padding`).
+    """
+    service = Service(engine, info, tokens or Tokens(), calls or CallLimits(), pad_bytes)
+    routes = [
+        Route("/v1/sessions", service.guarded(service.prime), methods=["POST"]),
+        Route("/v1/sessions/{session}/rounds/{round}", service.guarded(service.verify), methods=["POST"]),
+        Route("/v1/sessions/{session}", service.guarded(service.close), methods=["DELETE"]),
+        Route("/v1/info", service.guarded(service.info), methods=["GET"]),
+        Route("/metrics", service.guarded(service.expose), methods=["GET"]),
+        Route("/healthz", service.health, methods=["GET"]),
+        Route("/readyz", service.ready, methods=["GET"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: service.refuse_route}, lifespan=service.lifespan)
+    app.router.redirect_slashes = False  # a path is right or unknown
+    return app
+
+
+class _UnreadBody(ProtocolError):
+    """A refusal whose request has not been read to its end: the connection cannot go on."""
+
+
+@contextlib.asynccontextmanager
+async def _watched(request: Request) -> AsyncIterator[Callable[[], bool]]:
+    """Tells whether the caller of a request whose body has been read has gone away meanwhile."""
+    gone = threading.Event()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield gone.is_set
+    finally:
+        watcher.cancel()
+
+
+async def _read(request: Request, limit_bytes: int, limit_s: float) -> bytes:
+    """The request's body, never more than the limit.
+
+    Raises:
+        ProtocolError: codes media_type, body_size, slow, malformed.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            body = await _read_body(request, limit_bytes)
+    except TimeoutError as error:
+        raise _UnreadBody("slow", f"the body took longer than {limit_s:g} s", "send it on a better link") from error
+    except ClientDisconnect as error:
+        raise ProtocolError("malformed", "the connection ended before the body did") from error
+    _check_media_type(request)
+    return body
+
+
+def _check_media_type(request: Request) -> None:
+    """A page of another site can send plain text here without asking first, but not this type."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    hint = f"send Content-Type: {wire.MEDIA_TYPE} and no Content-Encoding"
+    if media_type != wire.MEDIA_TYPE:
+        raise ProtocolError("media_type", f"the body is said to be {shown(media_type)}", hint)
+    if "content-encoding" in request.headers:
+        raise ProtocolError("media_type", "the body has a Content-Encoding, which no body here has", hint)
+
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes:
+    message = f"the body is larger than the {limit_bytes} B this call takes"
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and (len(declared) > MAX_LENGTH_DIGITS or int(declared) > limit_bytes + LINGER_BYTES):
+        raise _UnreadBody("body_size", message)
+    body = bytearray()
+    dropped_bytes = 0
+    async for chunk in request.stream():
+        if len(body) + len(chunk) <= limit_bytes and not dropped_bytes:
+            body += chunk
+            continue
+        dropped_bytes += len(chunk)
+        if dropped_bytes > LINGER_BYTES:
+            raise _UnreadBody("body_size", message)
+    if dropped_bytes:
+        raise ProtocolError("body_size", message)
+    return bytes(body)
+
+
+def round_number(text: str) -> int:
+    """The round in a path.
+
+    Raises:
+        ProtocolError: code malformed.
+    """
+    if not ROUND.fullmatch(text):  # 01 is another path than 1
+        raise ProtocolError("malformed", "the round in the path is not a number of at most 9 digits, the first no zero")
+    return int(text)

@@ -1,0 +1,121 @@
+"""What a running server counts, in Prometheus' text format. Counts only: no ids, no prompts, no session names."""
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+MS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+COMMITTED_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33)
+
+
+class Metrics:
+    """Counters of one server."""
+
+    def __init__(self, session_count: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter("hyco_requests", "Calls answered, by call", ["call"], registry=self.registry)
+        self._refusals = Counter("hyco_refusals", "Calls refused, by code", ["code"], registry=self.registry)
+        self._tokens = Counter(
+            "hyco_committed_tokens", "Tokens in replies, repeated rounds included", registry=self.registry
+        )
+        self._bytes_up = Counter("hyco_body_bytes_up", "Bytes of request bodies", registry=self.registry)
+        self._bytes_down = Counter("hyco_body_bytes_down", "Bytes of reply bodies", registry=self.registry)
+        self._padding = Counter("hyco_padding_bytes", "Bytes of reply bodies that are padding", registry=self.registry)
+        self._committed = Histogram(
+            "hyco_round_tokens", "Tokens in the reply to a round", buckets=COMMITTED_BUCKETS, registry=self.registry
+        )
+        self._server_ms = Histogram(
+            "hyco_server_ms", "Server time of a call", ["call"], buckets=MS_BUCKETS, registry=self.registry
+        )
+        sessions = Gauge("hyco_sessions", "Sessions held", registry=self.registry)
+        sessions.set_function(session_count)
+
+    def answered(self, call: str, bytes_up: int, bytes_down: int) -> None:
+        self._requests.labels(call).inc()
+        self._bytes_up.inc(bytes_up)
+        self._bytes_down.inc(bytes_down)
+
+    def primed(self, server_ms: float) -> None:
+        self._tokens.inc()
+        self._server_ms.labels("prime").observe(server_ms)
+
+    def verified(self, tokens: int, server_ms: float) -> None:
+        self._tokens.inc(tokens)
+        self._committed.observe(tokens)
+        self._server_ms.labels("verify").observe(server_ms)
+
+    def padded(self, padding_bytes: int) -> None:
+        self._padding.inc(padding_bytes)
+
+    def refused(self, code: str) -> None:
+        self._refusals.labels(code).inc()
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self.registry)
+
+
+# What `server_ms` is measured with on a CPU. `cuda_clock` has the one for GPUs.
+
+
+NS_PER_MS = 1e6
+
+
+class Clock(Protocol):
+    """A stopwatch for work on the current thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self) -> Any:
+        """A mark to measure from."""
+        ...
+
+    def elapsed_ms(self, mark: Any) -> float:
+        """Milliseconds since `mark`, queued device work included."""
+        ...
+
+
+class ThreadCpuClock:
+    """CPU time of the thread: waits and other sessions do not count. Right where torch uses one thread."""
+
+    name = "thread-cpu"
+
+    def start(self) -> int:
+        return time.thread_time_ns()
+
+    def elapsed_ms(self, mark: int) -> float:
+        return (time.thread_time_ns() - mark) / NS_PER_MS
+
+
+class ProcessCpuClock:
+    """CPU time of all threads of the process: right where torch works with several threads, which the thread's own
+    clock does not see. The loop that reads requests is in it too, some tenths of a millisecond at most."""
+
+    name = "process-cpu"
+
+    def start(self) -> int:
+        return time.process_time_ns()
+
+    def elapsed_ms(self, mark: int) -> float:
+        return (time.process_time_ns() - mark) / NS_PER_MS
+
+
+# What a log may say of a fault: where it happened and of what kind, not its message, which could hold a prompt.
+
+
+def place_of(error: BaseException) -> str:
+    """Kind and frames of an error and of those behind it, without their messages and without values."""
+    lines = []
+    seen: BaseException | None = error
+    while seen is not None:
+        frames = traceback.StackSummary.extract(traceback.walk_tb(seen.__traceback__))
+        where = "".join(f"\n    {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+        lines.append(f"{type(seen).__name__}{where}")
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return "\n  caused by ".join(lines)

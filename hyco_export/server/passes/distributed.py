@@ -1,0 +1,182 @@
+"""One verifier in several processes: the leader serves and judges, the followers run its passes with their shards.
+
+Each pass is told once, before it is made, with what has happened to its sessions since the last one: which ended, what
+was reserved, which rows were committed. Nothing else needs the followers, so there is nothing else to keep in step, and
+calls of other threads never wait for them. Knows no weights; `nn.sharding` does.
+"""
+
+import logging
+import os
+import signal
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from hyco_export.errors import CrewError
+from hyco_export.models.process_group import Crew, Line
+from hyco_export.server.interfaces import Check, Prefill
+from hyco_export.server.metrics import place_of
+from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier
+
+END = b""  # the message after the last pass
+START_AGAIN = "read the first message; start the server again"
+_log = logging.getLogger(__name__)
+
+
+class ToldPart(msgspec.Struct, array_like=True):
+    """A session's part of a pass, and what happened to it since its last one.
+
+    session: number of the session. reserved: positions; 0: no change. accepted: nodes that were committed. ids: the
+    part's rows. parents: of a tree behind the root; None for a piece of a prompt.
+    """
+
+    session: int
+    reserved: int
+    accepted: tuple[int, ...] | None
+    ids: list[int]
+    parents: list[int] | None
+
+
+class ToldPass(msgspec.Struct, array_like=True):
+    """One pass; `ended`: sessions that are over."""
+
+    ended: list[int]
+    parts: list[ToldPart]
+
+
+class Followers:
+    """The other processes as the leader sees them; a context in which they follow, and are told of its end. Where it
+    ends by an error they find the leader gone.
+
+    Raises:
+        CrewError: leaving the context after a pass that failed: the shards are out of step.
+    """
+
+    def __init__(self, crew: Crew, line: Line) -> None:
+        self.crew = crew
+        self._line = line
+        self._lost: BaseException | None = None
+
+    def __enter__(self) -> "Followers":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if exc[1] is not None:
+            return
+        if self._lost is not None:
+            raise self._failure()
+        self._line.send(END)
+
+    def tell(self, told: ToldPass) -> None:
+        """Have the followers make a pass.
+
+        Raises:
+            CrewError: one is gone, or an earlier pass failed.
+        """
+        if self._lost is not None:
+            raise self._failure()
+        self._line.send(msgspec.msgpack.encode(told))
+
+    def lose(self, error: BaseException) -> None:
+        """A pass failed here and perhaps not elsewhere: no further one can be right, the server is to stop."""
+        if self._lost is None:
+            self._lost = error
+            _log.error("a pass of the sharded verifier failed, the server stops: %s", place_of(error))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _failure(self) -> CrewError:
+        error = CrewError(f"a pass of the sharded verifier failed: {type(self._lost).__name__}", START_AGAIN)
+        error.__cause__ = self._lost
+        return error
+
+
+class LeadingVerifier(Verifier):
+    """The verifier of the process that serves."""
+
+    def __init__(self, followers: Followers, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._followers = followers
+        self._numbers = count()
+        self.ended: deque[int] = deque()  # appended to by any thread
+
+    def open(self) -> "LedSession":
+        return LedSession(self, next(self._numbers))
+
+    def advance(self, parts: Sequence[Prefill | Check]) -> list[Any]:
+        """As the base class's, in all processes.
+
+        Raises:
+            CrewError: a process is gone, or an earlier pass failed.
+        """
+        ended = [self.ended.popleft() for _ in range(len(self.ended))]
+        told = ToldPass(ended, [cast(LedSession, part.session).tell(part) for part in parts])
+        try:
+            self._followers.tell(told)
+            return super().advance(parts)
+        except Exception as error:
+            self._followers.lose(error)
+            raise
+
+
+class LedSession(TorchVerifierSession):
+    """A session that remembers what followers have not been told."""
+
+    def __init__(self, verifier: LeadingVerifier, number: int) -> None:
+        super().__init__(verifier)
+        self._leader = verifier
+        self._number = number
+        self._reserved = 0
+        self._accepted: tuple[int, ...] | None = None
+
+    def reserve(self, positions: int) -> None:
+        super().reserve(positions)
+        self._reserved = positions
+
+    def commit(self, accepted: tuple[int, ...]) -> None:
+        super().commit(accepted)
+        self._accepted = accepted
+
+    def close(self) -> None:
+        super().close()
+        self._leader.ended.append(self._number)
+
+    def tell(self, part: Prefill | Check) -> ToldPart:
+        """This session's part of the next pass, for the followers."""
+        if isinstance(part, Prefill):
+            told = ToldPart(self._number, self._reserved, self._accepted, part.ids.tolist(), None)
+        else:
+            ids = [int(part.root), *part.tokens.tolist()]
+            told = ToldPart(self._number, self._reserved, self._accepted, ids, part.parents.tolist())
+        self._reserved, self._accepted = 0, None
+        return told
+
+
+def follow(verifier: Verifier, line: Line) -> None:
+    """Make the leader's passes until it ends.
+
+    Raises:
+        CrewError: the leader is gone.
+    """
+    sessions: dict[int, TorchVerifierSession] = {}
+    while (message := line.receive()) != END:
+        told = msgspec.msgpack.decode(message, type=ToldPass)
+        for number in told.ended:
+            sessions.pop(number, None)
+        verifier.advance([_part(sessions, verifier, part) for part in told.parts])
+
+
+def _part(sessions: dict[int, TorchVerifierSession], verifier: Verifier, told: ToldPart) -> Prefill | Check:
+    """The follower's own part of a pass, with its session brought to where the leader's was."""
+    session = sessions.setdefault(told.session, verifier.open())
+    if told.reserved:
+        session.reserve(told.reserved)
+    if told.accepted is not None:
+        session.commit(told.accepted)
+    ids = np.asarray(told.ids, np.int64)
+    if told.parents is None:
+        return Prefill(session, ids)
+    return Check(session, told.ids[0], ids[1:], np.asarray(told.parents, np.int64))

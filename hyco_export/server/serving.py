@@ -1,0 +1,147 @@
+"""The application as a process: its socket, TLS, the limits of connections, and how it stops. Knows no routes."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import psutil
+import uvicorn
+from starlette.applications import Starlette
+
+from hyco_export.errors import ServerError
+from hyco_export.server.connections import PeerLimits, protocol_with
+
+LOOPBACK = "127.0.0.1"
+DRAIN_S = 10  # for calls in flight when the server is told to stop
+KEEP_ALIVE_S = 75  # a device may draft for a while between two rounds; an emulated one for seconds
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BACKLOG = 128  # connections that wait to be accepted, and that one turn of the loop accepts
+SPARE_DESCRIPTORS = 64  # files that a running server may open beside its connections
+QUIET_S = 60.0  # between two lines of the log that say the same
+_log = logging.getLogger(__name__)
+
+
+def serve(
+    app: Starlette,
+    host: str = LOOPBACK,
+    port: int = 0,
+    on_ready: Callable[[str, int], None] = lambda _host, _port: None,
+    tls: ssl.SSLContext | None = None,
+    peers: PeerLimits | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; calls in flight are finished first. Port 0 picks a free one.
+
+    Args:
+        on_ready: called with host and port once connections are accepted.
+        tls: of `guard.tls.server_context`; None for plain HTTP.
+        peers: what a connection may take.
+
+    Raises:
+        ServerError: the address cannot be bound.
+    """
+    listener = bind(host, port)
+    bound_port = listener.getsockname()[1]
+    limits = within_descriptors(peers or PeerLimits())
+    server = AnnouncingServer(configure(app, tls, limits), lambda: on_ready(host, bound_port))
+    with _stopping_is_normal():
+        server.run(sockets=[listener])
+
+
+def configure(app: Starlette, tls: ssl.SSLContext | None = None, peers: PeerLimits | None = None) -> uvicorn.Config:
+    """uvicorn's settings for this application."""
+    limits = peers or PeerLimits()
+    return uvicorn.Config(
+        app,
+        http=protocol_with(limits, tls),  # type: ignore[arg-type]  # called like the class it stands for
+        loop="asyncio",  # whether uvloop is installed or not
+        log_level="error",  # a warning for each bad request would let anybody fill the log
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=DRAIN_S,
+        lifespan="on",
+        ws="none",
+        backlog=BACKLOG,
+    )
+
+
+def within_descriptors(peers: PeerLimits) -> PeerLimits:
+    """The limits with as many connections as the process may have descriptors for; its soft limit is raised to what
+    they need, which is no more than the hard one."""
+    beside = psutil.Process().num_fds() + BACKLOG + SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < beside + peers.connections:
+        most = beside + peers.connections
+        soft = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= beside + peers.connections:
+        return peers
+    fewer = max(1, soft - beside)
+    _log.warning("%d connections at most, for this process may open %d files: raise ulimit -n", fewer, soft)
+    return msgspec.structs.replace(peers, connections=fewer)
+
+
+class AnnouncingServer(uvicorn.Server):
+    """uvicorn's server that says when it accepts connections, and in one line why it cannot."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+        self._quiet_until_s = 0.0
+
+    def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio says every refused accept, thousands a second, each with its traceback."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() > self._quiet_until_s:
+            self._quiet_until_s = loop.time() + QUIET_S
+            _log.error("a connection cannot be accepted: %s; raise ulimit -n", error.strerror)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._loop_error)
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ServerError: the address cannot be bound.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        found = socket.getaddrinfo(host or None, 0, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4]
+        # the resolver knows the zone of a link's address, and takes any number for a port
+        listener = socket.create_server((found[0], port, *found[2:]), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ServerError(f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port") from error
+    # accepted connections inherit it; without it a reply's second packet waits 40 ms for a delayed acknowledgement
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+@contextlib.contextmanager
+def _stopping_is_normal() -> Iterator[None]:
+    """uvicorn raises the signal that stopped it once more when it is done; here a stop is how `serve` ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda _number, _frame: None) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

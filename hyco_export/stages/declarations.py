@@ -1,0 +1,130 @@
+"""What a stage is: a name, what it reads, and a function that turns inputs into one artifact folder.
+
+Knows no single stage and does not run anything; the runner does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from hyco_export.core.recipe import Checkpoint, Recipe
+from hyco_export.core.recipe_sections import Reference
+
+
+class Progress(Protocol):
+    """How a stage tells what it is doing; the CLI shows it, tests ignore it."""
+
+    def step(self, label: str, done: int, total: int) -> None:
+        """`done` of `total` units of `label` are finished."""
+        ...
+
+    def note(self, text: str) -> None:
+        """One line worth reading."""
+        ...
+
+
+class Silent:
+    """A Progress that shows nothing."""
+
+    def step(self, label: str, done: int, total: int) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+Metrics = dict[str, Any]
+Build = Callable[[Any, Mapping[str, Path], Path, Progress], Metrics]
+Source = Checkpoint | Reference  # a model, or conversations
+Check = Callable[[Any, Mapping[str, Path]], None]
+
+
+def no_check(config: Any, sources: Mapping[str, Path]) -> None:
+    """Nothing can be said about this stage before it is built."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One row of the stage table.
+
+    `config(recipe)` is a frozen struct with just the fields that change the artifact's bytes; `sources(recipe)` names
+    the checkpoints and data files it reads (key -> the recipe's Checkpoint, or its reference to a data file); `needs`
+    are earlier stages. `build(config, inputs, out_dir, progress)` gets one path per need and per source in `inputs`,
+    writes its files into `out_dir` (existing and empty) and returns JSON-able metrics. Raise `revision` when the code
+    changes the bytes.
+
+    A `resumable` stage may find in `out_dir` what a killed build of the same key left there: it verifies that
+    (`core.partial`) and goes on, to the same bytes. A `shared` stage is built by every process of a launch together
+    (`nn.crew`), the others by the main one. `check(config, inputs)` gets the paths of its sources and raises for
+    what only they can tell; it reads a checkpoint once at most, and is asked before any stage of a chain is built. A
+    plan asks it too; then conversations that are not written yet are missing from `inputs`.
+    """
+
+    name: str
+    revision: int
+    needs: tuple[str, ...]
+    config: Callable[[Recipe], msgspec.Struct]
+    sources: Callable[[Recipe], Mapping[str, Source]]
+    build: Build
+    per_target: bool = False  # one artifact folder per target
+    check: Check = no_check
+    resumable: bool = False
+    shared: bool = False
+
+
+# The libraries that can change an artifact's bytes, and which versions of them are installed.
+
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "jinja2",  # chat templates
+    "datasets",
+    "pyarrow",
+    "aimet-torch",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-qnn",
+    "numpy",
+    "gguf",
+)
+
+
+def library_versions(names: Sequence[str]) -> dict[str, str]:
+    """Installed versions of the libraries that can change an artifact's bytes."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def version_changes(built_with: Mapping[str, str]) -> str:
+    """What an artifact's manifest says it was built with, beside what is installed now; "" where nothing changed.
+
+    Libraries that either does not name are passed over: nothing is known of them.
+    """
+    now = library_versions(list(built_with))
+    changed = [name for name, version in built_with.items() if now.get(name, version) != version]
+    if not changed:
+        return ""
+    before = ", ".join(f"{name} {built_with[name]}" for name in changed)
+    return f"built with {before}, now {', '.join(now[name] for name in changed)}"
+
+
+# How many threads torch computes with: the recipe's number, for another one sums in another order.
+
+
+def use_threads(count: int | None) -> None:
+    """Let torch compute with `count` threads from now on; None leaves the choice to torch."""
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)

@@ -1,0 +1,195 @@
+"""The part of `qat-head` that says which layers deserve 8 bits, and what they would win; measured before training.
+
+Files:
+    sensitivity.csv, sensitivity.svg   by linear layer: width, bytes, SQNR of the weight, both KL figures
+                                       (`nn.head.sensitivity`), on the first calibration sequences
+    suggestion.json                    combinations of the best layers at 8 bits, each measured as a whole on the
+                                       validation sequences, and which of them is suggested as `$.qat.overrides`
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hyco_export.core.constants import BYTES_PER_MB
+from hyco_export.core.encodings import Encoding
+from hyco_export.core.files import write_json
+from hyco_export.core.recipe import SlmGraph
+from hyco_export.stages.declarations import Metrics, Progress
+from hyco_export.stages.slm_surgery import Surgery
+
+if TYPE_CHECKING:
+    from transformers import Gemma4AssistantForCausalLM
+
+    from hyco_export.core.network.weights import IntegerMatrix
+    from hyco_export.evaluate.slm_quality import SlmQuality
+    from hyco_export.models.head.sensitivity import LayerCost
+    from hyco_export.models.head.unroll import RootRows
+
+SENSITIVITY_CSV, SENSITIVITY_SVG, SUGGESTION_FILE = "sensitivity.csv", "sensitivity.svg", "suggestion.json"
+WIDE_BITS = 8
+WORTHWHILE_SHARE = 0.5  # of what 8 bits everywhere would win: the smallest combination that wins it is suggested
+
+
+class Combination(msgspec.Struct, frozen=True):
+    """Layers at 8 bits together. Gains are over none of them, means over the depths; `kl_gain` in nats per token."""
+
+    layers: tuple[str, ...]
+    extra_mb: float
+    top1_gain: float
+    kl_gain: float
+
+    @property
+    def sentence(self) -> str:
+        subject, verb = ("1 tensor", "wins") if len(self.layers) == 1 else (f"{len(self.layers)} tensors", "win")
+        gain = f"{self.top1_gain:.2%} agreement for {self.extra_mb:.3g} MB (before training)"
+        return f"{subject} at {WIDE_BITS} bits {verb} {gain}"
+
+
+class Suggestion(msgspec.Struct, frozen=True):
+    """`overrides` is what `$.qat.overrides` takes."""
+
+    sentence: str
+    overrides: dict[str, int]
+    combinations: tuple[Combination, ...]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What is compared: the original head, a float one to put weights into, its weights as they are and in 8 bits."""
+
+    teacher: "Gemma4AssistantForCausalLM"
+    student: "Gemma4AssistantForCausalLM"
+    narrow: Mapping[str, "IntegerMatrix"]
+    wide: Mapping[str, "IntegerMatrix"]
+
+
+def write_evidence(
+    heads: Heads,
+    learned: Sequence["RootRows"],
+    held_out: Sequence["RootRows"],
+    steps: int,
+    out_dir: Path,
+    progress: Progress,
+) -> Metrics:
+    """Rank layers on `learned`, try combinations on `held_out`, write the files; the suggestion for the manifest."""
+    from hyco_export.models.head.sensitivity import by_gain_per_byte, layer_costs
+
+    def tell(done: int, total: int) -> None:
+        progress.step("passes that measure single layers", done, total)
+
+    costs = layer_costs(heads.teacher, heads.student, heads.narrow, heads.wide, learned, steps, tell)
+    _write_costs(costs, out_dir)
+    combinations = _combinations(heads, by_gain_per_byte(costs), held_out, steps, progress)
+    suggestion = _suggest(combinations)
+    write_json(out_dir / SUGGESTION_FILE, suggestion)
+    return {"suggestion": suggestion.sentence, "suggested_overrides": suggestion.overrides}
+
+
+def _write_costs(costs: Sequence["LayerCost"], out_dir: Path) -> None:
+    from hyco_export.evaluate.cost_table import Panel, write_csv, write_picture
+    from hyco_export.models.head.stored import stored_name
+
+    names = [stored_name(cost.name) for cost in costs]
+    rows = [
+        {
+            "tensor": name,
+            "bits": cost.bits,
+            "bytes": cost.stored_bytes,
+            "extra_bytes_at_8": cost.extra_bytes,
+            "sqnr_db": cost.sqnr_db,
+            "kl_alone_nats": cost.kl_alone,
+            "kl_gain_at_8_nats": cost.kl_gain,
+        }
+        for name, cost in zip(names, costs, strict=True)
+    ]
+    write_csv(out_dir / SENSITIVITY_CSV, rows)
+    panels = (
+        Panel("SQNR of the weight, dB", [cost.sqnr_db for cost in costs]),
+        Panel("KL when only this is quantised, millinats", [1000 * cost.kl_alone for cost in costs]),
+        Panel("KL won when only this has 8 bits, millinats", [1000 * cost.kl_gain for cost in costs]),
+    )
+    write_picture(out_dir / SENSITIVITY_SVG, "The head's linear layers after the clip search", names, panels)
+
+
+def _combinations(
+    heads: Heads, ranked: Sequence["LayerCost"], sequences: Sequence["RootRows"], steps: int, progress: Progress
+) -> list[Combination]:
+    """The first 1, 2, 4, ... layers at 8 bits, measured together."""
+    from hyco_export.models.head.agreement import compare_heads
+    from hyco_export.models.head.quantisers import load_matrices
+    from hyco_export.models.head.sensitivity import prefix_sizes
+    from hyco_export.models.head.stored import stored_name
+
+    found = []
+    sizes = [0, *prefix_sizes(len(ranked))]
+    for done, size in enumerate(sizes, 1):
+        chosen = [cost.name for cost in ranked[:size]]
+        load_matrices(heads.student, {**heads.narrow, **{name: heads.wide[name] for name in chosen}})
+        depths = compare_heads(heads.teacher, heads.student, sequences, steps)
+        top1, kl = (sum(values) / len(depths) for values in zip(*((d.top1, d.kl) for d in depths), strict=True))
+        extra_mb = sum(cost.extra_bytes for cost in ranked[:size]) / BYTES_PER_MB
+        found.append((tuple(map(stored_name, chosen)), extra_mb, top1, kl))
+        progress.step("combinations at 8 bits measured", done, len(sizes))
+    (_, _, base_top1, base_kl), *tried = found
+    return [
+        Combination(layers, round(extra_mb, 6), round(top1 - base_top1, 5), round(base_kl - kl, 6))
+        for layers, extra_mb, top1, kl in tried
+    ]
+
+
+def _suggest(combinations: Sequence[Combination]) -> Suggestion:
+    """The smallest combination that wins WORTHWHILE_SHARE of the best one's KL, if there is any."""
+    if not combinations:
+        return Suggestion("no tensor gains from 8 bits", {}, ())
+    enough = WORTHWHILE_SHARE * max(combination.kl_gain for combination in combinations)
+    chosen = next(combination for combination in combinations if combination.kl_gain >= enough)
+    return Suggestion(chosen.sentence, dict.fromkeys(chosen.layers, WIDE_BITS), tuple(combinations))
+
+
+# The part of `convert-slm` that says which layers its activations' grids cost most.
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The float SLM with its tables, and the grids of its integer graph."""
+
+    surgery: Surgery
+    encodings: Mapping[str, Encoding]
+    mask_value: float
+
+
+def write_slm_evidence(
+    subject: Subject,
+    quality: "SlmQuality",
+    graph: SlmGraph,
+    sequences: Sequence[Sequence[int]],
+    out_dir: Path,
+    progress: Progress,
+) -> None:
+    """One row for each tensor that `quality` judges."""
+    from hyco_export.evaluate.cost_table import Panel, write_csv, write_picture
+    from hyco_export.evaluate.slm_quality import grids_by_row, row_divergences
+
+    names = list(quality.layers)
+    divergences = row_divergences(
+        subject.surgery.float_slm,
+        grids_by_row(names, subject.encodings),
+        subject.surgery.tables,
+        graph.rows,
+        subject.mask_value,
+        sequences,
+        graph.evidence_passes,
+        lambda done, total: progress.step("passes that measure single layers", done, total),
+        subject.surgery.opening,
+    )
+    rows = [{"tensor": name, "sqnr_db": quality.layers[name], "kl_alone_nats": divergences[name]} for name in names]
+    write_csv(out_dir / SENSITIVITY_CSV, rows)
+    panels = (
+        Panel("SQNR of the integer graph up to here, dB", list(quality.layers.values())),
+        Panel("KL when only this layer is rounded, micronats", [1e6 * divergences[name] for name in names]),
+    )
+    write_picture(out_dir / SENSITIVITY_SVG, "The SLM's activations", names, panels)

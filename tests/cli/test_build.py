@@ -1,0 +1,111 @@
+"""What the commands ask before they do anything heavy, and who may work in a run folder at once."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hyco_export.cli import build as commands
+from hyco_export.cli import options, validation
+from hyco_export.cli.serve import start_lines
+from hyco_export.core.artifact import KEEPSET, Manifest, publish
+from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
+from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.protocol import wire
+from hyco_export.server.admission import Facts, Limits
+from hyco_export.stages.run_folder import RunFolder
+
+URL = "http://here:1"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run folder with a damaged keep set; whatever is heavy fails the test."""
+    build = tmp_path / "build"
+    build.mkdir()
+    (build / "keepset.safetensors").write_text("ids")
+    (tmp_path / "run").mkdir()
+    publish(build, tmp_path / "run" / KEEPSET, Manifest(KEEPSET, 1, "k", {}, {}, {}, {}, {}, {}, 0.1))
+    (tmp_path / "run" / KEEPSET / "keepset.safetensors").write_text("idz")
+    monkeypatch.setattr(validation, "require_current", lambda *_: None)
+    monkeypatch.setattr(validation, "use_threads", lambda *_: pytest.fail("torch was imported"))
+    return RunFolder(tmp_path / "run", load_recipe(embedded_recipe()), None)
+
+
+def test_a_damaged_artifact_is_named_before_anything_heavy(run: RunFolder) -> None:
+    with pytest.raises(ArtifactError, match=r"keepset.safetensors is not the file that was built"):
+        validation.subject_of(run)
+
+
+def test_two_validations_cannot_share_a_folder(run: RunFolder) -> None:
+    other = RunFolder(run.root, run.recipe, None)
+    with other.lock(), pytest.raises(ArtifactError, match="another process is building or validating in"):
+        validation.validate_in(run, URL, options.Reach())
+
+
+def test_a_run_keeps_its_folder_from_the_first_stage_to_the_report(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def intrude(*_: object) -> None:
+        other = RunFolder(run.root, run.recipe, None)
+        with pytest.raises(ArtifactError, match="is building or validating in"), other.lock():
+            pass
+        seen.append("kept")
+
+    seen: list[str] = []
+    monkeypatch.setattr(commands, "open_run", lambda *_: run)
+    monkeypatch.setattr(commands, "_build", intrude)
+    monkeypatch.setattr(commands, "server_process", _Served)
+    monkeypatch.setattr(commands, "validate_in", intrude)
+    commands.run_everything(None, None, None, dry_run=False)
+    assert seen == ["kept", "kept"]
+    with RunFolder(run.root, run.recipe, None).lock():
+        pass  # it is free again
+
+
+class _Served:
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> "_Served":
+        return self
+
+    url = URL
+
+    def require_running(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_server_says_what_it_serves_and_why_it_hands_nothing_off(run: RunFolder, there: bool) -> None:
+    if not there:
+        run = RunFolder(run.root / "typo", run.recipe, None)
+    facts = Facts(1536, frozenset({1}), 4096, "", 0, 4, restricts=False)
+    engine = SimpleNamespace(limits=Limits(sessions=3, cache_bytes=5_000_000), facts=facts)
+    info = wire.ServerInfo(1, "test", "v", "t", 16, [1], "", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
+    lines = start_lines(run, engine, info, "cpu")  # type: ignore[arg-type]  # what it reads of an engine
+    assert lines[:3] == [
+        "verifier: embedded:verifier, float32, on cpu",
+        "sessions: 3 at once, forgotten after 600 s without a call; 5.00 MB of K/V in all",
+        "limits: 4,096 positions a session; prompts of 64 tokens, trees of 32 nodes",
+    ]
+    why = f"{run.root} holds no convert-head" if there else f"run folder {run.root} does not exist"
+    assert lines[3] == f"hand-offs: off: {why}; build it: hyco-export convert-head"
+    named = wire.ServerInfo(1, "test", "v", "t", 16, [1], "key", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
+    on = start_lines(run, engine, named, "cpu")[3]  # type: ignore[arg-type]
+    assert on == f"hand-offs: on, in the encodings of {run.root / 'convert-head'}"
+
+
+def test_a_validation_that_cannot_run_leaves_no_old_verdict(run: RunFolder) -> None:
+    folder = run.root / "validate"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text('{"verdict": "pass", "gates": []}')
+    (folder / "report.html").write_text("Passed")
+    with pytest.raises(HycoError):
+        validation.validate_in(run, "http://127.0.0.1:9", options.Reach())
+    assert '"could not run"' in (folder / "report.json").read_text()
+    assert "Passed" not in (folder / "report.html").read_text()
+    assert (folder / "earlier.html").read_text() == "Passed"

@@ -1,0 +1,104 @@
+"""Sources as the stages see them: selections, mixes, digests, and files that appear whole or not at all."""
+
+import json
+
+import msgspec
+import pytest
+
+from hyco_export.core.data.readers import read_conversations
+from hyco_export.core.data.sources import conversations, prepared, source_digest
+from hyco_export.core.recipe_sections import DataSource
+from hyco_export.errors import RecipeError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def ignore(done):
+    pass
+
+
+def write(path, name, count):
+    answer = {"role": "assistant", "content": "Yes."}
+    lines = [
+        {"id": f"{name}{i}", "messages": [{"role": "user", "content": f"{name} {i}?"}, answer]} for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "a.jsonl", "a", 300)
+    write(tmp_path / "b.jsonl", "b", 300)
+    return tmp_path
+
+
+def source(**fields):
+    return msgspec.convert(fields, DataSource)
+
+
+def test_a_plain_path_is_read_where_it_lies(folder):
+    for reference in ("a.jsonl", source(path="a.jsonl")):
+        assert prepared("x", reference, folder, folder / "prepared", ignore) == folder / "a.jsonl"
+    assert not (folder / "prepared").exists()
+
+
+def test_a_selection_is_written_once_with_ids(folder):
+    chosen = source(path="a.jsonl", limit=20, shuffle_seed=5, first_turn=True)
+    counted = []
+    path = prepared("calibration", chosen, folder, folder / "prepared", counted.append)
+    found = list(read_conversations(path))
+    assert len({c.id for c in found}) == 20
+    assert {len(c.messages) for c in found} == {1}
+    assert counted == list(range(1, 21))
+    assert [p.name for p in (folder / "prepared").iterdir()] == [path.name]
+    assert prepared("calibration", chosen, folder, folder / "prepared", counted.append) == path
+    assert len(counted) == 20  # not read again
+    other = prepared("calibration", source(path="a.jsonl", limit=20, shuffle_seed=6), folder, folder / "other", ignore)
+    assert [c.id for c in read_conversations(other)] != [c.id for c in found]
+
+
+def test_a_mix_draws_by_weight_with_the_parts_own_limits(folder):
+    mix = source(mix=[{"path": "a.jsonl", "weight": 4.0}, {"path": "b.jsonl", "limit": 3}], limit=200, seed=2)
+    ids = [c.id for c in conversations(mix, folder)]
+    assert len(set(ids)) == 200
+    assert sum(name.startswith("b") for name in ids) == 3
+    assert ids == [c.id for c in conversations(mix, folder)]
+
+
+def test_digests_follow_content_and_fields(folder):
+    plain = source_digest("a.jsonl", folder)
+    assert plain == source_digest(source(path="a.jsonl"), folder) != source_digest("b.jsonl", folder)
+    mix = source(mix=[{"path": "a.jsonl"}, {"path": "b.jsonl"}])
+    hub = source(dataset="o/n", split="train", revision=COMMIT)
+    varied = [
+        source(path="a.jsonl", limit=3),
+        source(path="a.jsonl", limit=3, shuffle_seed=1),
+        mix,
+        source(mix=[{"path": "a.jsonl", "weight": 2.0}, {"path": "b.jsonl"}]),
+        hub,
+        msgspec.structs.replace(hub, split="test"),
+        msgspec.structs.replace(hub, revision=COMMIT[::-1]),
+    ]
+    digests = [source_digest(item, folder) for item in varied]  # of the Hub sets without any network
+    assert len({plain, *digests}) == 1 + len(varied)
+    write(folder / "b.jsonl", "b", 299)
+    assert source_digest(mix, folder) != digests[2]
+    (folder / "b.jsonl").rename(folder / "moved.jsonl")
+    write(folder / "b.jsonl", "b", 300)
+    assert source_digest(mix, folder) == digests[2]
+
+
+def test_a_source_that_breaks_off_leaves_nothing(folder):
+    with (folder / "a.jsonl").open("a") as stream:
+        stream.write('{"broken"\n')
+    with pytest.raises(RecipeError, match="line 301"):
+        prepared("x", source(path="a.jsonl", limit=400), folder, folder / "prepared", ignore)
+    assert list((folder / "prepared").iterdir()) == []
+
+
+def test_an_empty_source_and_a_missing_path_are_named(folder):
+    (folder / "empty.jsonl").write_text("\n")
+    with pytest.raises(RecipeError, match="the source holds no conversation"):
+        prepared("x", source(path="empty.jsonl", limit=4), folder, folder / "prepared", ignore)
+    with pytest.raises(RecipeError, match=r"none.jsonl does not exist"):
+        source_digest(source(mix=[{"path": "a.jsonl"}, {"path": "none.jsonl"}]), folder)

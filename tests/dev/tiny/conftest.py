@@ -1,0 +1,21 @@
+"""One quick family per test session, and the committed one."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from hyco_export.core.files import CHECKPOINTS
+from hyco_export.dev.tiny.family import DEFAULT_SEED, train_family
+
+
+@pytest.fixture(scope="session")
+def quick_family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("family") / "first"
+    train_family(folder, seed=DEFAULT_SEED, quick=True, on_progress=lambda _part, _share: None)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(CHECKPOINTS / "verifier")

@@ -1,0 +1,139 @@
+"""Parity measures against closed forms, and the gate's edges."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import pytest
+
+from hyco_export.core.device_spec import GraphSpec, TensorSpec
+from hyco_export.core.encodings import Encoding
+from hyco_export.graph import parity
+from hyco_export.graph.parity import ParityLimits, ParityReport, compare_sessions
+
+GRID = Encoding("uint16", 0.001, 32768)
+SPEC = GraphSpec("g", (), (TensorSpec("y", (2, 3), "uint16", GRID), TensorSpec("ids", (4,), "int32")))
+
+
+class Scripted:
+    """A session that gives what it was told, one entry a run."""
+
+    def __init__(self, *answers: Mapping[str, np.ndarray]) -> None:
+        self.answers = list(answers)
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(self.answers.pop(0))
+
+    def close(self) -> None:
+        pass
+
+
+def answer(y_offset: int = 0, ids: tuple[int, ...] = (1, 2, 3, 4)) -> dict[str, np.ndarray]:
+    y = np.array([[30000, 31000, 32000], [33000, 34000, 35000]], np.uint16)
+    y[0, 0] += y_offset
+    return {"y": y, "ids": np.array(ids, np.int32)}
+
+
+def test_sqnr_of_a_tenth_of_the_amplitude_is_20_db() -> None:
+    signal = np.ones(100)
+    assert parity.sqnr_db(signal, signal * 1.1) == pytest.approx(20.0)
+
+
+def test_sqnr_has_finite_ends() -> None:
+    assert parity.sqnr_db(np.ones(3), np.ones(3)) == parity.EXACT_DB
+    assert parity.sqnr_db(np.zeros(3), np.ones(3)) == -parity.EXACT_DB
+
+
+def test_max_abs_does_not_wrap_in_unsigned_integers() -> None:
+    assert parity.max_abs(np.array([0], np.uint16), np.array([65535], np.uint16)) == 65535.0
+
+
+def test_top1_agreement_counts_rows() -> None:
+    reference = np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0], [9.0, 1.0]])
+    candidate = np.array([[1.0, 2.0], [1.0, 3.0], [0.0, 5.0], [9.0, 1.0]])
+    assert parity.top1_agreement(reference, candidate) == 0.75
+
+
+def test_kl_against_the_closed_form_and_shift_invariance() -> None:
+    p, q = np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.5, 0.25])
+    wanted = float(np.sum(p * np.log(p / q)))
+    assert parity.logit_kl(np.log(p)[None], np.log(q)[None] + 100.0) == pytest.approx(wanted)
+    assert parity.logit_kl(np.log(p)[None], np.log(p)[None]) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_elements_are_outside_beyond_the_tolerance() -> None:
+    reference = np.array([0.0, 100.0, 50.0, 10.0])
+    candidate = reference + np.array([0.4, 0.41, -0.4, -0.5])
+    assert parity.outside_share(reference, candidate, tolerance=0.4) == 0.5
+
+
+def test_an_element_nearer_to_the_float_result_is_inside() -> None:
+    truth, reference = np.array([0.0, 1.0]), np.array([0.5, 1.0])
+    assert parity.outside_share(reference, np.array([-0.5, 1.0]), 0.01, truth) == 0.0  # far from it, no worse than it
+    assert parity.outside_share(reference, np.array([-0.51, 1.0]), 0.01, truth) == 0.5
+    assert parity.outside_share(reference, np.array([-0.5, 1.0]), 0.01) == 0.5
+
+
+def test_equal_sessions_are_exact() -> None:
+    report = compare_sessions(Scripted(answer()), Scripted(answer()), SPEC, [{}])
+    y, ids = report.outputs
+    assert (y.sqnr_db, y.max_abs, y.max_steps, y.equal_share) == (parity.EXACT_DB, 0.0, 0, 1.0)
+    assert ids.max_steps is None and report.passed
+
+
+def test_a_difference_is_told_in_units_steps_and_share() -> None:
+    report = compare_sessions(Scripted(answer(), answer()), Scripted(answer(), answer(y_offset=20)), SPEC, [{}, {}])
+    y = report.outputs[0]
+    assert report.runs == 2
+    assert (y.max_steps, y.max_abs) == (20, pytest.approx(0.02))
+    assert y.range_share == pytest.approx(20 / 5000)
+    assert y.equal_share == pytest.approx(11 / 12)
+
+
+def test_a_large_difference_fails_the_report() -> None:
+    report = compare_sessions(Scripted(answer()), Scripted(answer(y_offset=25)), SPEC, [{}])
+    assert report.outputs[0].outside_share == pytest.approx(1 / 6)
+    assert not report.outputs[0].passed and not report.passed
+
+
+def test_a_tolerated_share_of_large_differences_passes() -> None:
+    limits = ParityLimits(max_outside_share=0.2)
+    assert compare_sessions(Scripted(answer()), Scripted(answer(y_offset=25)), SPEC, [{}], limits).passed
+
+
+def test_one_step_of_a_coarse_grid_passes() -> None:
+    # an 8-bit rounding that falls the other way is 1/255 of the grid, more than 0.004 of a narrower range
+    spec = GraphSpec("g", (), (TensorSpec("k", (2,), "uint8", Encoding("uint8", 0.5, 128)),))
+    left, right = {"k": np.array([100, 150], np.uint8)}, {"k": np.array([101, 150], np.uint8)}
+    assert compare_sessions(Scripted(left), Scripted(right), spec, [{}]).passed
+    right["k"][0] = 102
+    left["k"][0] = 100
+    assert not compare_sessions(Scripted(left), Scripted(right), spec, [{}]).passed
+
+
+def test_the_float_network_excuses_what_is_nearer_to_it() -> None:
+    report = compare_sessions(
+        Scripted(answer()), Scripted(answer(y_offset=25)), SPEC, [{}], truth=Scripted(answer(y_offset=20))
+    )
+    y, ids = report.outputs
+    assert y.passed and y.float_sqnr_db > y.reference_float_sqnr_db
+    assert ids.float_sqnr_db is None
+
+
+def test_ids_must_be_equal_up_to_the_share_given() -> None:
+    def report(share: float) -> ParityReport:
+        limits = ParityLimits(min_equal_share=share)
+        return compare_sessions(Scripted(answer()), Scripted(answer(ids=(1, 2, 3, 9))), SPEC, [{}], limits)
+
+    assert report(0.75).passed
+    assert not report(0.76).passed
+
+
+def test_no_feeds_prove_nothing() -> None:
+    with pytest.raises(ValueError, match="no feeds to compare g on"):
+        compare_sessions(Scripted(), Scripted(), SPEC, [])
+
+
+def test_report_survives_json() -> None:
+    report = compare_sessions(Scripted(answer()), Scripted(answer(y_offset=1)), SPEC, [{}])
+    assert msgspec.json.decode(msgspec.json.encode(report), type=ParityReport) == report

@@ -1,0 +1,68 @@
+"""Drafts are compared with the original head only where both were fed the same tokens; odd heads are refused."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from hyco_export.errors import CheckpointError
+from hyco_export.models.head.agreement import ComparedPosition, DepthShare, Drafts, match_original, run_session
+from hyco_export.models.head.stored import head_architecture, norm_vectors, stored_name
+from tests.support import builders
+
+KEPT = np.array([10, 20, 30, 40])
+
+
+def position(following, original):
+    return ComparedPosition(dict, following, original)
+
+
+def test_depths_count_while_the_chain_equals_the_sequence():
+    drafts = Drafts(np.array([[0, 1, 2], [0, 1, 2], [3, 0, 0]]), np.zeros((3, 0), np.int32))
+    positions = [
+        position((10, 20, 99), (10, 20, 30)),  # follows the sequence to the end
+        position((10, 77, 30), (10, 21, 30)),  # leaves it at depth 2, where the original differs too
+        position((50,), (40,)),  # the last position of a sequence
+    ]
+    assert match_original(drafts, positions, KEPT) == [DepthShare(1.0, 3), DepthShare(0.5, 2), DepthShare(1.0, 1)]
+
+
+def test_depths_nobody_reached_are_empty():
+    drafts = Drafts(np.array([[0, 0]]), np.zeros((1, 0), np.int32))
+    assert match_original(drafts, [position((99, 99), (10, 10))], KEPT) == [DepthShare(1.0, 1), DepthShare(0.0, 0)]
+
+
+class Scripted:
+    """A session that drafts the token it is fed."""
+
+    def run(self, feeds):
+        return {"chain": np.array([feeds["e"], feeds["e"]])}
+
+    def close(self):
+        pass
+
+
+def test_sessions_without_runner_ups_are_stacked_too():
+    drafts = run_session(Scripted(), [ComparedPosition(partial(dict, e=row), (), ()) for row in (1, 2, 3)])
+    assert drafts.chain.tolist() == [[1, 1], [2, 2], [3, 3]]
+    assert drafts.runner_up.shape == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu', only 'gelu_pytorch_tanh' is implemented"),
+        ({"attention_bias": True}, "attention_bias is True, only False is implemented"),
+    ],
+)
+def test_a_head_that_no_static_graph_covers_is_refused(change, words):
+    with pytest.raises(CheckpointError, match=words):
+        head_architecture(builders.small_head(60, **change))
+
+
+def test_stored_names_drop_the_decoder_prefix():
+    assert stored_name("model.layers.0.mlp.up_proj") == "layers.0.mlp.up_proj"
+    assert stored_name("lm_head") == "lm_head"
+    names = set(norm_vectors(builders.small_head(60)))
+    assert {"norm", "layers.2.self_attn.q_norm", "layers.0.input_layernorm"} <= names
+    assert len(names) == 3 * 5 + 1

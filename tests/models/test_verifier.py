@@ -1,0 +1,271 @@
+"""Checkpoints are found, loaded whole or refused by name; the layers that feed the head come from the config."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Gemma4AssistantConfig
+
+from hyco_export.core.artifact import file_digest
+from hyco_export.core.handoff import KvShape
+from hyco_export.core.recipe import Checkpoint
+from hyco_export.errors import CheckpointError
+from hyco_export.models import checkpoints
+from hyco_export.models.families.checks import check_family
+from hyco_export.models.families.config_fields import require_full_precision
+from hyco_export.models.verifier import (
+    handoff_layers,
+    handoff_values,
+    kv_shapes,
+    load_config,
+    load_head,
+    load_tokenizer,
+    load_verifier,
+    stop_ids,
+)
+from tests.support import builders
+
+VOCAB = 60
+
+
+@pytest.fixture
+def family(tmp_path):
+    return builders.save_family(tmp_path)
+
+
+def rewrite(folder, change):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_a_saved_family_loads_in_the_wanted_precision(family):
+    verifier = load_verifier(family / "verifier", "bfloat16")
+    head = load_head(family / "head", "float32")
+
+    assert verifier.dtype == torch.bfloat16
+    assert head.dtype == torch.float32
+    assert not verifier.training
+    assert not any(parameter.requires_grad for parameter in head.parameters())
+    assert stop_ids(verifier) == (1, 6)
+    assert load_tokenizer(family / "verifier").chat_template
+    check_family(verifier.config, head.config)
+
+
+def test_a_missing_tensor_is_an_error_not_a_random_weight(family):
+    rewrite(family / "head", lambda tensors: tensors.pop("pre_projection.weight"))
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensors, first pre_projection\.weight"):
+        load_head(family / "head")
+
+
+def test_a_truncated_file_is_named(family):
+    path = family / "verifier" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="verifier cannot be loaded"):
+        load_verifier(family / "verifier")
+
+
+def test_a_misshaped_tensor_is_refused(family):
+    rewrite(family / "head", lambda tensors: tensors.update({"post_projection.weight": torch.zeros(3, 3)}))
+    with pytest.raises(CheckpointError, match="head cannot be loaded"):
+        load_head(family / "head")
+
+
+def test_a_verifier_is_not_a_head(family):
+    with pytest.raises(CheckpointError, match=r"holds a 'gemma4_text' model, the head must be a gemma4_assistant"):
+        load_head(family / "verifier")
+
+
+def test_a_tokenizer_without_chat_template_is_refused(family):
+    (family / "verifier" / "chat_template.jinja").unlink()
+    with pytest.raises(CheckpointError, match="has no chat template"):
+        load_tokenizer(family / "verifier")
+
+
+def test_a_model_without_shared_kv_is_not_a_verifier(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(CheckpointError, match=r"a 'gpt2' model does not hand K/V to a head"):
+        handoff_layers(load_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "step"),
+    [
+        ("gemma3_text", "this one can be $.models.slm"),
+        ("gemma4_vision", "the verifier is the Gemma 4 model that the head was published for"),
+        ("llama", "the verifier must be a Gemma 4 model"),
+    ],
+)
+def test_a_foreign_verifier_gets_its_next_step(tmp_path, model_type, step):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(CheckpointError, match=f"a '{model_type}' model does not hand K/V to a head") as caught:
+        handoff_layers(load_config(tmp_path))
+    assert step in caught.value.hint
+
+
+def test_a_model_type_that_transformers_does_not_know_gives_the_upgrade(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma9"}))
+    with pytest.raises(CheckpointError, match=r"config of .* cannot be read") as caught:
+        load_config(tmp_path)
+    assert caught.value.hint == "pip install --upgrade transformers, or correct $.models"
+
+
+def test_a_config_that_contradicts_itself_is_named_with_the_rule(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4_assistant"}))
+    with pytest.raises(CheckpointError, match="contradicts itself: hidden_size_per_layer_input must be 0, got 256"):
+        load_config(tmp_path)
+
+
+def quantised(folder, method):
+    path = folder / "config.json"
+    settings = {"quant_method": method, "bits": 4}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
+    return load_config(folder)
+
+
+def test_a_quantised_verifier_serves_but_is_not_captured(family):
+    require_full_precision(load_config(family / "verifier"))
+    config = quantised(family / "verifier", "awq")
+    check_family(config, load_config(family / "head"))
+    with pytest.raises(CheckpointError, match=r"weights are quantised \(awq\), a capture demands BF16") as caught:
+        require_full_precision(config)
+    assert "$.models.allow_quantised_capture: true" in caught.value.hint
+
+
+def test_a_quantised_checkpoint_names_the_library_that_reads_it(family):
+    quantised(family / "verifier", "gptq")
+    with pytest.raises(CheckpointError, match="verifier cannot be loaded") as caught:
+        load_verifier(family / "verifier")
+    assert caught.value.hint == "install what it names, or use the BF16 checkpoint"
+
+
+PAPER_ATTENTION = {"num_key_value_heads": 8, "num_global_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512}
+
+
+def test_hand_off_sizes_of_the_papers_verifier():
+    pattern = ("SSSSSF" * 5)[:30]  # Gemma 4 26B-A4B
+    config = builders.text_config(pattern, 262_144, 2816, num_attention_heads=16, **PAPER_ATTENTION)
+    assert handoff_values(config) == (5632, 6144)
+    assert handoff_layers(config) == {"sliding": 28, "full": 29}
+    text = builders.text_config("SSSF", 262_144, 1024, vocab_size_per_layer_input=0, **PAPER_ATTENTION)
+    check_family(config, Gemma4AssistantConfig(text_config=text, backbone_hidden_size=2816))
+
+
+def test_a_head_with_kv_of_its_own_is_refused():
+    head = builders.small_head(VOCAB).config
+    head.text_config.num_kv_shared_layers = 0
+    with pytest.raises(CheckpointError, match="the head's layer 0 computes K/V of its own"):
+        check_family(builders.small_verifier(VOCAB, "SSFSF").config, head)
+
+
+def test_the_last_storing_layers_feed_the_head():
+    assert handoff_layers(builders.small_verifier(VOCAB, "SSFSSF").config) == {"sliding": 4, "full": 5}
+    shared = builders.small_verifier(VOCAB, "SFSFSF", num_kv_shared_layers=2)
+    assert handoff_layers(shared.config) == {"sliding": 2, "full": 3}
+    assert kv_shapes(shared.config) == {"sliding": KvShape(2, 8), "full": KvShape(1, 16)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"head_dim": 12}, "the head reads sliding K/V of 2 heads x 12, the verifier gives 2 x 8"),
+        ({"num_global_key_value_heads": 2}, "the head reads full K/V of 2 heads x 16, the verifier gives 1 x 16"),
+    ],
+)
+def test_other_kv_shapes_are_named(fields, words):
+    with pytest.raises(CheckpointError, match=words):
+        check_family(builders.small_verifier(VOCAB).config, builders.small_head(VOCAB, **fields).config)
+
+
+def test_all_mismatches_are_named_at_once():
+    head = builders.small_head(VOCAB + 1).config
+    head.backbone_hidden_size = 99
+    head.use_ordered_embeddings = True
+    slm = builders.text_config("SF", VOCAB + 2, 8)
+    with pytest.raises(CheckpointError) as caught:
+        check_family(builders.small_verifier(VOCAB).config, head, slm)
+    for words in (
+        "backbone width is 99, the verifier's hidden size is 16",
+        "orders its vocabulary by centroids",
+        "the head's vocabulary has 61 tokens, the verifier's 60",
+        "the SLM's vocabulary has 62 tokens, the verifier's 60",
+    ):
+        assert words in caught.value.message
+
+
+def test_a_digest_tells_contents_apart(family, tmp_path):
+    first = checkpoints.checkpoint_digest(family / "verifier")
+    (family / "verifier" / "notes.txt").write_text("not part of the model")
+    assert checkpoints.checkpoint_digest(family / "verifier") == first
+
+    rewrite(family / "verifier", lambda tensors: tensors["model.norm.weight"].add_(1.0))
+    assert checkpoints.checkpoint_digest(family / "verifier") != first
+
+
+def test_a_snapshot_of_the_hub_is_named_by_id_and_commit(tmp_path):
+    checkpoint = Checkpoint(model="owner/name", revision="v1")
+    assert checkpoints.checkpoint_origin(checkpoint, tmp_path / "snapshots" / "abc123") == "owner/name@abc123"
+    assert checkpoints.checkpoint_origin(Checkpoint(model="verifier"), tmp_path / "verifier") == "verifier"
+
+
+def test_the_hubs_own_names_of_large_files_are_their_digests(family, tmp_path):
+    plain = checkpoints.checkpoint_digest(family / "head")
+    blob = tmp_path / "blobs" / file_digest(family / "head" / "model.safetensors")
+    blob.parent.mkdir()
+    (family / "head" / "model.safetensors").rename(blob)
+    (family / "head" / "model.safetensors").symlink_to(blob)
+    assert checkpoints.checkpoint_digest(family / "head") == plain
+    blob.write_bytes(b"not read")
+    assert checkpoints.checkpoint_digest(family / "head") == plain
+
+
+def test_a_tokenizer_digest_needs_a_fast_tokenizer(family):
+    assert len(checkpoints.tokenizer_digest(family / "verifier")) == 64
+    with pytest.raises(CheckpointError, match=r"head has no tokenizer\.json"):
+        checkpoints.tokenizer_digest(family / "head")
+
+
+def test_a_local_path_is_relative_to_the_recipe(family):
+    found = checkpoints.checkpoint_folder(Checkpoint(model="verifier"), family)
+    assert found == family / "verifier"
+    (family / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"empty has no config\.json"):
+        checkpoints.checkpoint_folder(Checkpoint(model="empty"), family)
+
+
+@pytest.mark.parametrize("reference", ["/nowhere/model", "./model", "embedded:nothing"])
+def test_a_path_that_is_not_there_is_not_looked_up_on_the_hub(reference, tmp_path):
+    with pytest.raises(CheckpointError):
+        checkpoints.checkpoint_folder(Checkpoint(model=reference), tmp_path)
+
+
+def test_an_unreachable_hub_gives_the_command_that_fetches(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise checkpoints.LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(checkpoints, "snapshot_download", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.checkpoint_folder(Checkpoint(model="owner/name", revision="abc"))
+    assert caught.value.hint == "with a network, run: hf download owner/name --revision abc"
+
+
+def test_a_gated_repository_gives_the_command_that_signs_in(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise checkpoints.GatedRepoError("gated", response=_Refused())
+
+    monkeypatch.setattr(checkpoints, "snapshot_download", refuse)
+    with pytest.raises(CheckpointError, match="owner/name is gated") as caught:
+        checkpoints.checkpoint_folder(Checkpoint(model="owner/name"))
+    assert caught.value.hint.endswith("then run: hf auth login")
+
+
+class _Refused:
+    """What the Hub's client needs of a response."""
+
+    request = None
+    status_code = 403
+
+    def __init__(self):
+        self.headers = {}
