@@ -1,4 +1,5 @@
-# setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters;
+# setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters, docs writes
+# the recipe reference;
 # first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs;
 # attack measures what a neighbour of hostile callers feels.
 PYTHON ?= python3

@@ -17,6 +17,8 @@ import typer
 from typer.core import TyperGroup
 
 from hyco_export.cli.app import app
+from hyco_export.device.systems import SYSTEMS
+from hyco_export.evaluate.diagnosis.finding import MEANINGS
 from tests.support import recipe_reference
 
 ROOT = Path(__file__).parents[1]
@@ -173,6 +175,7 @@ def test_python_in_documents_finds_its_names() -> None:
 
 
 def test_wrong_commands_are_found() -> None:
+    refused = (typer.BadParameter.__mro__[2], AssertionError)  # the base of all that a command line refuses
     for text, message in (
         ("hyco-export serve --prot 8411", "--prot"),
         ("hyco-export serve --port many", "integer"),
@@ -180,9 +183,7 @@ def test_wrong_commands_are_found() -> None:
         ("make demonstration", "demonstration"),
         ("curl example.org", "nothing here knows"),
     ):
-        with pytest.raises(
-            (typer.BadParameter.__mro__[2], AssertionError), match=message
-        ):  # click's, which typer holds
+        with pytest.raises(refused, match=message):
             require_known(Command("none", text))
 
 
@@ -215,6 +216,31 @@ def test_files_named_in_documents_exist() -> None:
     assert len(found) > 100
     gone = sorted((path, name) for path, name in found if not ((ROOT / name).exists() or (PACKAGE / name).exists()))
     assert not gone
+
+
+def test_names_beside_files_stand_in_them() -> None:
+    """In the architecture `path` (`name`, `Class.method`): a reader who opens the file finds the name."""
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)` \(((?:`[A-Za-z_.]+`(?:, | and )?)+)\)", text)
+    found = {(path, name.split(".")[-1]) for path, names in named for name in re.findall(r"`([^`]+)`", names)}
+    assert len(found) > 12
+    gone = [(path, name) for path, name in found if name not in (PACKAGE / path).read_text(encoding="utf-8")]
+    assert not gone
+
+
+def test_systems_faults_commands_and_options_are_told() -> None:
+    measuring = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
+    assert not [name for name in SYSTEMS if f"`{name}`" not in measuring]
+    faults = re.findall(r"^\| `([^`]+)` \|", measuring[measuring.index("| fault |") :], re.MULTILINE)
+    assert faults == list(MEANINGS)
+    program = typer.main.get_command(app)
+    assert isinstance(program, TyperGroup)
+    everything = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    assert not [name for name in program.commands if f"hyco-export {name}" not in everything]
+    serving = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    options = {name for parameter in program.commands["serve"].params for name in parameter.opts if name[0] == "-"}
+    assert len(options) > 15
+    assert not [name for name in options if name not in serving]
 
 
 def headings(path: Path) -> set[str]:
