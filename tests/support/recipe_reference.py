@@ -90,7 +90,8 @@ def _sections() -> Iterator[tuple[tuple[str, type], list[Field]]]:
             below += [(place, struct) for struct in nested]
             meaning = next((found[place] for found in comments if place in found), own_comments.get(info.name, ""))
             if nested:
-                meaning = _links(place, nested, shown_at)
+                links = _links(place, nested, shown_at)
+                meaning = f"{comments[0][place]}: {links}" if place in comments[0] else links
             elif not meaning:
                 in_docstring = f"`{info.name}`" in (section.__doc__ or "")
                 meaning = "see above" if in_docstring else last_resort.get(place, "")
