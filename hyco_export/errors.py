@@ -47,7 +47,7 @@ class StrayFileError(ArtifactError):
     """A file in an artifact folder that is none of the artifact's: somebody's, not damage."""
 
 
-class CrewError(HycoError):
+class ProcessGroupError(HycoError):
     """The processes of one launch cannot go on together: one of them ended."""
 
 

@@ -196,7 +196,7 @@ COMPILE = "compile"
 
 FINAL_NORM_FILE = "final_norm.safetensors"  # in CAPTURE
 HEAD_SAMPLES_FILE = "head_samples.safetensors"  # in HEAD
-SLM_OPENING_FILE = "slm_opening.safetensors"  # in SLM, where the spec names an opening token
+SLM_SINK_FILE = "slm_opening.safetensors"  # in SLM, where the spec names an opening token
 ENCODINGS_FILE = "encodings.json"  # in HEAD and SLM
 SLM_SAMPLES_FILE = "slm_samples.safetensors"  # in SLM
 

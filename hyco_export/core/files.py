@@ -42,7 +42,7 @@ def storage_error(error: BaseException, place: Path | None = None) -> StorageErr
 
 
 @contextmanager
-def said_of(place: Path) -> Iterator[None]:
+def storage_errors(place: Path) -> Iterator[None]:
     """Work in `place`.
 
     Raises:

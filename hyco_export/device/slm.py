@@ -37,7 +37,7 @@ class GraphSlm:
         embeddings: embedding rows of any token id, scaled.
         tree: runs `spec.tree`.
         prefill: runs `spec.prefill`.
-        opening: K/V rows [N, 1, d] of `spec.opening_token` in the rings' encodings, by ring; empty if there is none.
+        sink: K/V rows [N, 1, d] of `spec.opening_token` in the rings' encodings, by ring; empty if there is none.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class GraphSlm:
         embeddings: EmbeddingRows,
         tree: GraphSession,
         prefill: GraphSession,
-        opening: Mapping[str, np.ndarray] | None = None,
+        sink: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.spec = spec
         self._embeddings = embeddings
         self._tree = tree
         self._prefill = prefill
-        self._opening = opening or {}
+        self._sink = sink or {}
         self._rings = {layer: KvRing(spec.tree, str(layer.index)) for layer in spec.layers}
         self._first = 0  # position of the oldest row since the reset
         self._length = 0
@@ -91,10 +91,10 @@ class GraphSlm:
         self._passes.clear()
 
     def prefill(self, tokens: np.ndarray) -> None:
-        """Append tokens [n] to the rings, in as many passes as they need; a kept opening is copied, not run."""
-        if self._opening and not self._length and len(tokens) and tokens[0] == self.spec.opening_token:
+        """Append tokens [n] to the rings, in as many passes as they need; a kept sink is copied, not run."""
+        if self._sink and not self._length and len(tokens) and tokens[0] == self.spec.opening_token:
             for layer, ring in self._rings.items():
-                ring.write(0, self._opening[f"k.{layer.index}"], self._opening[f"v.{layer.index}"])
+                ring.write(0, self._sink[f"k.{layer.index}"], self._sink[f"v.{layer.index}"])
             self._length, tokens = 1, tokens[1:]
         for start in range(0, len(tokens), self.spec.prefill_rows):
             chunk = tokens[start : start + self.spec.prefill_rows]

@@ -168,18 +168,18 @@ def _membership_problems(model: ContextModel, info: ContextInfo, binary: Path, s
         yield f"it names {model.binary}, the others {binary.name}"
     graphs = {graph.spec.name: graph.spec for graph in info.graphs}
     if model.graph in graphs:
-        yield from _interface_problems(graphs[model.graph], spec)
+        yield from _io_spec_problems(graphs[model.graph], spec)
     else:
         yield f"graph {model.graph} is not in the binary"
 
 
-def require_interface(found: GraphSpec, wanted: GraphSpec, subject: str) -> None:
+def require_io_spec(found: GraphSpec, wanted: GraphSpec, subject: str) -> None:
     """A graph must take and give what `wanted` promises; `subject` is what the message calls it.
 
     Raises:
         CompileError: the first input or output that differs.
     """
-    for problem in _interface_problems(found, wanted, (subject, "its JSON")):
+    for problem in _io_spec_problems(found, wanted, (subject, "its JSON")):
         raise CompileError(f"{subject} is not the graph that its JSON describes: {problem}", "build both again")
 
 
@@ -205,7 +205,7 @@ def _graph_problems(info: ContextInfo) -> Iterator[str]:
             yield "finalised at optimisation level 1, which loses accuracy silently"
 
 
-def _interface_problems(
+def _io_spec_problems(
     found: GraphSpec, wanted: GraphSpec, sides: tuple[str, str] = ("the binary", "the graph")
 ) -> Iterator[str]:
     here, there = sides

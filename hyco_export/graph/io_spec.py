@@ -18,7 +18,7 @@ from hyco_export.errors import CompileError
 GRID_KEEPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather", "Identity"})
 
 
-def read_interface(model: onnx.ModelProto, name: str) -> GraphSpec:
+def read_io_spec(model: onnx.ModelProto, name: str) -> GraphSpec:
     """Inputs and outputs of `model`, called `name`, in graph order.
 
     Raises:

@@ -23,7 +23,7 @@ from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError
 from hyco_export.graph import qnn_process
 from hyco_export.graph.context_check import PROVIDER, check_context, require_feeds
-from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.qnn_errors import read_refusals
 from hyco_export.graph.qnn_process import ContextInfo, Worker
 from hyco_export.graph.smaller_binaries import TwoBitNames, build_backend
@@ -105,7 +105,7 @@ def compile_context(
 
     if not model.is_file():
         raise CompileError(f"{model} does not exist", "build the stage before this one: hyco-export run")
-    spec = read_interface(onnx.load(model, load_external_data=False), name)
+    spec = read_io_spec(onnx.load(model, load_external_data=False), name)
     context_model = out_dir / f"{name}_ctx.onnx"
     job = qnn_process.CompileJob(str(model.resolve()), str(context_model.resolve()), target, two_bit=two_bit)
     _discard(context_model)

@@ -147,7 +147,7 @@ def unpack_arrays(arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
     return {name: np.frombuffer(a.data, dtype=a.dtype).reshape(a.shape) for name, a in arrays.items()}
 
 
-def write_frame(stream: BinaryIO, message: object) -> None:
+def write_message(stream: BinaryIO, message: object) -> None:
     """Send one message."""
     body = msgspec.msgpack.encode(message)
     stream.write(len(body).to_bytes(LENGTH_BYTES, "little"))
@@ -155,7 +155,7 @@ def write_frame(stream: BinaryIO, message: object) -> None:
     stream.flush()
 
 
-def read_frame(stream: BinaryIO, kind: type[Message]) -> Message | None:
+def read_message(stream: BinaryIO, kind: type[Message]) -> Message | None:
     """Receive one message of `kind`, or None when the other side is gone."""
     head = stream.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
@@ -196,8 +196,8 @@ class Worker:
         """
         try:
             with self._one_at_a_time:
-                write_frame(cast(BinaryIO, self._process.stdin), job)
-                reply = read_frame(cast(BinaryIO, self._process.stdout), cast(type[Reply], Reply))
+                write_message(cast(BinaryIO, self._process.stdin), job)
+                reply = read_message(cast(BinaryIO, self._process.stdout), cast(type[Reply], Reply))
         except BrokenPipeError:
             reply = None
         except BaseException:  # an interrupt in the middle of an answer: the pipe is out of step

@@ -26,8 +26,8 @@ from hyco_export.graph.qnn_process import (
     Reply,
     RunJob,
     SharedCompileJob,
-    read_frame,
-    write_frame,
+    read_message,
+    write_message,
 )
 
 BYTES_PER_KB = 1024
@@ -57,7 +57,7 @@ def main() -> None:
                 reply = Failed(error.message, error.hint)
             else:
                 reply = Failed(f"{type(error).__name__}: {error}")
-        write_frame(replies, reply)
+        write_message(replies, reply)
 
 
 def claim_stdout() -> BinaryIO:
@@ -73,7 +73,7 @@ def follow_jobs(stream: BinaryIO) -> queue.SimpleQueue[Job]:
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
 
     def follow() -> None:
-        while (job := read_frame(stream, cast(type[Job], Job))) is not None:
+        while (job := read_message(stream, cast(type[Job], Job))) is not None:
             jobs.put(job)
         os._exit(0)  # no clean-up: the vendor's own may hang or crash
 

@@ -25,7 +25,7 @@ from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError
 from hyco_export.graph import qnn_process
 from hyco_export.graph.context_check import check_shared
-from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.qnn_process import ContextInfo, Worker
 
 SOURCE = Path(__file__).with_name("two_bit_backend.c")
@@ -152,7 +152,7 @@ def compile_shared(
     Raises:
         CompileError: the compiler refused a graph, crashed, or made something else than was asked for.
     """
-    specs = [_interface(model, name) for model, name in zip(models, names, strict=True)]
+    specs = [_io_spec(model, name) for model, name in zip(models, names, strict=True)]
     context_models = tuple(out_dir / f"{name}_{SUFFIX}_ctx.onnx" for name in names)
     job = qnn_process.SharedCompileJob(
         models=tuple(str(model.resolve()) for model in models),
@@ -173,7 +173,7 @@ def compile_shared(
     )
 
 
-def _interface(model: Path, name: str) -> GraphSpec:
+def _io_spec(model: Path, name: str) -> GraphSpec:
     if not model.is_file():
         raise CompileError(f"{model} does not exist", "build the stage before this one: hyco-export run")
-    return read_interface(onnx.load(model, load_external_data=False), name)
+    return read_io_spec(onnx.load(model, load_external_data=False), name)

@@ -209,12 +209,12 @@ def _read(job: Job, two_bit: "TwoBit | None", most_feeds: int) -> Reading:
     """
     import onnx
 
-    from hyco_export.graph.context_check import require_interface
-    from hyco_export.graph.io_spec import read_interface
+    from hyco_export.graph.context_check import require_io_spec
+    from hyco_export.graph.io_spec import read_io_spec
     from hyco_export.graph.lint import require_clean
 
     model = onnx.load(job.model, load_external_data=False)
-    require_interface(read_interface(model, job.spec.name), job.spec, job.model.name)
+    require_io_spec(read_io_spec(model, job.spec.name), job.spec, job.model.name)
     require_clean(model, job.model.name, job.model.parent)
     return Reading(_held_by(model, two_bit), affordable_feeds(model, most_feeds))
 

@@ -184,7 +184,7 @@ def write_slm_evidence(
         sequences,
         graph.evidence_passes,
         lambda done, total: progress.step("passes that measure single layers", done, total),
-        subject.surgery.opening,
+        subject.surgery.sink,
     )
     rows = [{"tensor": name, "sqnr_db": quality.layers[name], "kl_alone_nats": divergences[name]} for name in names]
     write_csv(out_dir / SENSITIVITY_CSV, rows)

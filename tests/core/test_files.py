@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hyco_export.core.files import said_of, storage_error
+from hyco_export.core.files import storage_error, storage_errors
 from hyco_export.errors import ArtifactError, GateError, StorageError
 
 
@@ -32,7 +32,10 @@ def test_safetensors_is_understood_and_the_place_said(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_has_its_own_next_step(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=rf"{tmp_path}: No space left on device \(make room"), said_of(tmp_path):
+    with (
+        pytest.raises(StorageError, match=rf"{tmp_path}: No space left on device \(make room"),
+        storage_errors(tmp_path),
+    ):
         Path("/dev/full").write_text("text")
 
 
@@ -41,6 +44,6 @@ def test_a_full_disk_has_its_own_next_step(tmp_path: Path) -> None:
 )
 def test_other_errors_stay_what_they_are(tmp_path: Path, error: Exception) -> None:
     assert storage_error(error, tmp_path) is None
-    with pytest.raises(type(error)) as caught, said_of(tmp_path):
+    with pytest.raises(type(error)) as caught, storage_errors(tmp_path):
         raise error
     assert caught.value is error

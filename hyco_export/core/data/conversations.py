@@ -93,7 +93,7 @@ def content_id(messages: Iterable[Message]) -> str:
     return CONTENT_PREFIX + digest.hexdigest()
 
 
-def opening_digest(conversation: Conversation) -> bytes:
+def first_message_digest(conversation: Conversation) -> bytes:
     """Of the first user message, else of all text; Unicode form, white space and case do not matter."""
     users = (message.content for message in conversation.messages if message.role == USER_ROLE)
     text = next(users, None)
@@ -108,13 +108,15 @@ class Identities:
     """The conversations of one or more sets, known by id and by opening."""
 
     ids: frozenset[str]
-    openings: frozenset[bytes]
+    first_messages: frozenset[bytes]
 
     def __contains__(self, conversation: Conversation) -> bool:
-        return conversation.id in self.ids or (bool(self.openings) and opening_digest(conversation) in self.openings)
+        return conversation.id in self.ids or (
+            bool(self.first_messages) and first_message_digest(conversation) in self.first_messages
+        )
 
 
 def identities(conversations: Iterable[Conversation]) -> Identities:
     """Of all these conversations."""
-    pairs = [(conversation.id, opening_digest(conversation)) for conversation in conversations]
+    pairs = [(conversation.id, first_message_digest(conversation)) for conversation in conversations]
     return Identities(frozenset(name for name, _ in pairs), frozenset(opening for _, opening in pairs))

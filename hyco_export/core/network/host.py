@@ -39,7 +39,7 @@ class EmbeddingRows(Protocol):
 
 
 @dataclass(frozen=True)
-class Opening:
+class AttentionSink:
     """The token that begins every text, and its K/V rows [N, 1, d] by ring (`k.<i>`, `v.<i>`).
 
     They depend on nothing, so a host may keep them and never run that token. A model that parks attention there has
@@ -59,7 +59,7 @@ class SlmHost:
         rows: R.
         mask_value: what hides a key.
         start: position of the first token it will be given; earlier positions do not exist for it.
-        opening: kept rows of position 0; the first token given is then the one after (`start` must be 0).
+        sink: kept rows of position 0; the first token given is then the one after (`start` must be 0).
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SlmHost:
         rows: int,
         mask_value: float,
         start: int = 0,
-        opening: Opening | None = None,
+        sink: AttentionSink | None = None,
     ) -> None:
         self.network = network
         self.rows = rows
@@ -82,8 +82,8 @@ class SlmHost:
             for layer in network.storing
             for kind in ("k", "v")
         }
-        if opening is not None:
-            for name, kept in opening.rows.items():
+        if sink is not None:
+            for name, kept in sink.rows.items():
                 self._rings[name][:, :1] = kept
             self.length += 1
 
@@ -176,16 +176,16 @@ def draft_feeds(
     return feeds
 
 
-# The kept K/V rows of an SLM's opening token on disk: integers in the encodings of the rings. Values and one file.
+# The K/V rows of the attention-sink token on disk: integers in the encodings of the rings.
 
 
-def write_opening(path: Path, opening: Opening, tree: GraphSpec) -> None:
+def write_attention_sink(path: Path, sink: AttentionSink, tree: GraphSpec) -> None:
     """Write the rows as the inputs of the tree graph take them."""
-    rings = [spec for spec in tree.inputs if spec.name in opening.rows]
-    save_file(to_integers(rings, opening.rows), path)
+    rings = [spec for spec in tree.inputs if spec.name in sink.rows]
+    save_file(to_integers(rings, sink.rows), path)
 
 
-def read_opening(path: Path) -> dict[str, np.ndarray]:
+def read_attention_sink(path: Path) -> dict[str, np.ndarray]:
     """Rows uint8 [N, 1, d] by ring.
 
     Raises:
