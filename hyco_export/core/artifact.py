@@ -21,7 +21,6 @@ from hyco_export.errors import ArtifactError, StrayFileError
 
 MANIFEST_NAME = "manifest.json"
 WORK_FOLDER = ".work"  # inside a build folder: what a stage keeps to go on after a kill; no part of the artifact
-CHUNK_BYTES = 1 << 20
 DEBRIS = (".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".directory", ".nfs*", ".fuse_hidden*")
 STRAY_HINT = "move or remove it: the artifact is built anew only where one of its own files is damaged"
 
@@ -59,11 +58,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def file_digest(path: Path) -> str:
     """sha256 of a file's content, hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def content_digest(content: Any) -> str:

@@ -5,7 +5,6 @@ into their texts; not who wanted the file.
 """
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import filelock
 import msgspec
 import numpy as np
 
@@ -89,36 +89,38 @@ def write_json(path: Path, value: Any) -> None:
     path.write_bytes(pretty_json(value))
 
 
-# One process at a time works in a folder; the system forgets the lock when that process ends, however it ends.
-
-
 LOCK_NAME = ".lock"
 
 
 @contextmanager
 def folder_lock(folder: Path, what: str, work: str, flag: str) -> Iterator[None]:
-    """Hold the folder; it is made when it is missing.
+    """Hold a folder for this process alone; it is made when it is missing. The lock ends with the process.
 
     Args:
-        what: the folder's role, `work`: what is done in it, `flag`: the option that names another; for the errors.
+        folder: the folder to hold.
+        what: the folder's role, for error messages, as are the next two.
+        work: what is done in it.
+        flag: the option that names another folder.
 
     Raises:
         ArtifactError: another process holds it.
         StorageError: it cannot be made or written.
     """
+    # without the fallback: a soft lock would outlive a killed process
+    lock = filelock.FileLock(folder / LOCK_NAME, timeout=0, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stream = (folder / LOCK_NAME).open("w")
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise ArtifactError(f"another process is {work} in {folder}", f"wait for it, or give {flag}") from error
     except OSError as error:
         reason = f"{error.strerror}: {error.filename}" if str(error.filename) != str(folder) else error.strerror
         message = f"{what} {folder} cannot be made or written: {reason}"
         raise StorageError(message, f"make room there, or give another folder with {flag}") from error
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ArtifactError(f"another process is {work} in {folder}", f"wait for it, or give {flag}") from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 # Where files that come with the package lie: recipes, calibration prompts and the embedded checkpoints.

@@ -14,6 +14,7 @@ import numpy as np
 
 from hyco_export.core.device_spec import GraphSession, GraphSpec, SlmSpec, to_integers
 from hyco_export.core.network.host import PADDING_TOKEN, EmbeddingRows
+from hyco_export.core.numerics import log_softmax
 from hyco_export.core.ring import rotary_tables, visible
 from hyco_export.core.token_bridge import TokenBridge
 from hyco_export.device.interfaces import SlmDevice
@@ -119,7 +120,7 @@ class GraphSlm:
         logits = outputs["logits"][: len(tokens)]
         encoding = self.spec.tree.output("logits").encoding
         assert encoding is not None  # logits are integers on a grid
-        return log_softmax(encoding.dequantize(logits))
+        return log_softmax(encoding.dequantize(logits)).astype(np.float32)
 
     def commit(self, rows: np.ndarray) -> None:
         """Copy the K/V of these rows into the rings: a path in depth order, from the rings' end on, of any passes."""
@@ -180,13 +181,6 @@ class GraphSlm:
         for ring in self._rings.values():
             feeds |= {name: array for name, array in ring.arrays.items() if name in taken}
         return feeds
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """float32 [n, C] of logits float32 [n, C], computed in float64: scores of deep nodes add such values up."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    return (wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))).astype(np.float32)
 
 
 # An SLM with another tokenizer, driven with the verifier's ids: every token becomes the SLM's own, as bytes say.

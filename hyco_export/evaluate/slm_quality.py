@@ -16,6 +16,7 @@ from hyco_export.core.device_spec import GraphSession, GraphSpec, TensorSpec, to
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.network.blocks import only_feeds_tanh
 from hyco_export.core.network.host import NO_PARENT, AttentionSink, EmbeddingRows, SlmHost
+from hyco_export.core.numerics import decibels
 from hyco_export.graph.parity import logit_kl
 from hyco_export.models.slm.calibration import full_passes
 from hyco_export.models.slm.static_pass import FloatSlm
@@ -68,7 +69,7 @@ class _Tally:
         return SlmQuality(
             positions=self.positions,
             top1_agreement=self.agreeing / self.positions,
-            layers={name: _decibel(self.signal[name], self.noise[name]) for name in self.signal},
+            layers={name: decibels(self.signal[name], self.noise[name]) for name in self.signal},
             clipped={name: count / self.values[name] for name, count in self.outside.items() if count},
             original_agreement=None if self.agreeing_original is None else self.agreeing_original / self.positions,
         )
@@ -170,14 +171,6 @@ def ends(encoding: Encoding) -> tuple[float, float]:
     low = (info.min - 0.5 - encoding.zero_point) * encoding.scale
     high = (info.max + 0.5 - encoding.zero_point) * encoding.scale
     return low, high
-
-
-def _decibel(signal: float, noise: float) -> float:
-    """10 log10(signal / noise); equal tensors, all zeros too, count as the dynamic range of float64."""
-    limits = np.finfo(np.float64)
-    if noise <= signal * limits.eps:
-        return -10.0 * float(np.log10(limits.eps))
-    return 10.0 * float(np.log10(max(signal, limits.tiny) / noise))
 
 
 # What the integer grids of one layer cost the SLM: KL from float logits to those of a pass with this layer rounded.

@@ -14,9 +14,9 @@ import onnxruntime as ort
 
 from hyco_export.core.device_spec import GraphSession, GraphSpec, TensorSpec
 from hyco_export.core.encodings import Encoding
+from hyco_export.core.numerics import log_softmax, sqnr_db
 from hyco_export.errors import CompileError
 
-EXACT_DB = 200.0  # reported for equal arrays instead of infinity, which JSON cannot hold; float32 ends near 150 dB
 ROUNDING = 1e-5  # float32 noise of dequantising: one step may come out as 1.000001 steps
 
 
@@ -60,18 +60,6 @@ class ParityReport(msgspec.Struct, frozen=True):
         return all(output.passed for output in self.outputs)
 
 
-def sqnr_db(reference: np.ndarray, candidate: np.ndarray) -> float:
-    """Signal-to-noise ratio in dB of `candidate` [...] against `reference` [...]; EXACT_DB when they are equal."""
-    signal = np.asarray(reference, np.float64)
-    noise_power = float(np.sum((signal - np.asarray(candidate, np.float64)) ** 2))
-    signal_power = float(np.sum(signal**2))
-    if noise_power == 0.0:
-        return EXACT_DB
-    if signal_power == 0.0:
-        return -EXACT_DB
-    return min(EXACT_DB, 10 * float(np.log10(signal_power / noise_power)))
-
-
 def max_abs(reference: np.ndarray, candidate: np.ndarray) -> float:
     """Largest absolute difference."""
     return float(np.max(np.abs(np.asarray(reference, np.float64) - np.asarray(candidate, np.float64)), initial=0.0))
@@ -84,14 +72,8 @@ def top1_agreement(reference: np.ndarray, candidate: np.ndarray) -> float:
 
 def logit_kl(reference: np.ndarray, candidate: np.ndarray) -> float:
     """Mean KL divergence in nats, KL(softmax(reference) || softmax(candidate)), over rows [..., V] of logits."""
-    log_p, log_q = _log_softmax(reference), _log_softmax(candidate)
+    log_p, log_q = log_softmax(reference), log_softmax(candidate)
     return float(np.mean(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)))
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    values = np.asarray(logits, np.float64)
-    shifted = values - values.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
 
 
 def output_range(reference: np.ndarray) -> float:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from hyco_export.core.encodings import pack_rows, packed_width, quantize_rows, unpack_rows
 from hyco_export.core.keepset import KEEPSET_FILE
 from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, PROJECTED_TABLE, STATE_HALF, TABLE
+from hyco_export.core.numerics import decibels
 from hyco_export.errors import ArtifactError
 
 MULTIPLIER_BITS = 4  # of a block's scale: HTP's low-power blocks know 1 .. 16
@@ -258,6 +259,4 @@ def _products(table: IntegerTable, matrix: np.ndarray) -> tuple[IntegerTable, fl
         signal += float(np.sum(exact**2, dtype=np.float64))
         difference = rounded.integers.astype(np.float32) * rounded.scale[:, None] - exact
         noise += float(np.sum(difference**2, dtype=np.float64))
-    least = np.finfo(float).tiny  # of embeddings, or a projection, of zeros
-    decibel = 10.0 * float(np.log10(max(signal, least) / max(noise, least)))
-    return IntegerTable(integers, scales, ZERO_POINT), decibel
+    return IntegerTable(integers, scales, ZERO_POINT), decibels(signal, noise)
