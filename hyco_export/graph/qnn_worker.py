@@ -1,7 +1,7 @@
-"""The inside of a worker process: answers jobs on stdin with replies on the original stdout, until stdin closes.
+"""The worker process: answers jobs on stdin with replies on the original stdout, until stdin closes.
 
-Run as `python -m hyco_export.graph.qnn_worker` by `graph.worker`. Everything else that is printed, by Python or by the
-vendor's libraries at file-descriptor level, goes to stderr, which the parent points at a log file.
+Run as `python -m hyco_export.graph.qnn_worker` by `graph.qnn_process`. Anything else that is printed, by Python or
+by the vendor's libraries at file-descriptor level, goes to stderr, which the parent points at a log file.
 """
 
 import os
@@ -69,7 +69,7 @@ def claim_stdout() -> BinaryIO:
 
 
 def follow_jobs(stream: BinaryIO) -> queue.SimpleQueue[Job]:
-    """Read jobs in a thread, so that a closed input (the parent is gone or done) ends even a busy worker."""
+    """Read jobs in a thread, so that a closed input (the parent has ended or is done) ends even a busy worker."""
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
 
     def follow() -> None:
@@ -82,7 +82,7 @@ def follow_jobs(stream: BinaryIO) -> queue.SimpleQueue[Job]:
 
 
 def compile_measured(job: CompileJob | SharedCompileJob) -> qnn_process.Compiled:
-    """Compile and say what it cost."""
+    """Compile, and measure what it cost."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     narrowed = compile_here(job) if isinstance(job, CompileJob) else compile_shared_here(job)
     return qnn_process.Compiled(

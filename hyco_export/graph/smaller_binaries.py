@@ -1,8 +1,8 @@
-"""Builds the backend that stores named weights in 2 bits (`two_bit_backend.c`), and tells it which.
+"""Smaller context binaries: weights stored in 2 bits, and several graphs that share their weights in one binary.
 
-Built on first use with the system's C compiler into the user's cache folder, beside links to the vendor's libraries
-(never copies); a folder's name is a hash of the source and of the vendor's version and place, so that an upgrade builds
-anew. Knows compilers and folders; the vendor's place comes from `graph.qnn`, and only its worker loads the result.
+The backend that stores named weights in 2 bits (`two_bit_backend.c`) is built on first use with the system's C compiler
+into the user's cache folder, beside links to the vendor's libraries (never copies); the folder's name is a hash of the
+source and of the vendor's version and place, so that an upgrade builds anew. Only the worker process loads it.
 """
 
 import contextlib
@@ -32,7 +32,8 @@ SOURCE = Path(__file__).with_name("two_bit_backend.c")
 LIBRARY = "libhyco_two_bit.so"
 VENDOR_LIBRARIES = ("libQnnHtp.so", "libHtpPrepare.so", "libQnnSystem.so")  # looked for beside the backend
 KEY_LENGTH = 16  # hexadecimal digits
-SHOWN_CHARS = 300  # of a compiler's complaint
+SHOWN_CHARS = 300  # of a compiler's message
+SUFFIX = "shared"  # in the file names of a shared binary
 
 
 def find_compiler() -> str | None:
@@ -96,8 +97,8 @@ def _compile(folder: Path, scratch: Path) -> None:
         objects = compiler.compile([str(SOURCE)], output_dir=str(scratch), extra_preargs=["-O2"])
         compiler.link_shared_object(objects, LIBRARY, output_dir=str(folder), libraries=["dl"])
     except (CCompilerError, DistutilsError) as error:
-        complaint = " ".join(str(error).split())[:SHOWN_CHARS]
-        raise CompileError(f"{command} cannot build {SOURCE.name}: {complaint}", "try another one: CC=...") from error
+        said = " ".join(str(error).split())[:SHOWN_CHARS]
+        raise CompileError(f"{command} cannot build {SOURCE.name}: {said}", "try another one: CC=...") from error
 
 
 class TwoBitNames:
@@ -121,15 +122,9 @@ class TwoBitNames:
         return int(self._library.hyco_two_bit_count())
 
 
-# Several graphs in one context binary that stores the weights they have in common once.
-
-
-SUFFIX = "shared"
-
-
 @dataclass(frozen=True)
 class SharedContext:
-    """Several compiled graphs in one binary and what it took."""
+    """Several compiled graphs in one binary, and what compiling them cost."""
 
     context_models: tuple[Path, ...]  # <graph>_shared_ctx.onnx, in the order given; all name the one binary
     binary: Path
@@ -147,7 +142,7 @@ def compile_shared(
     log: Path,
     two_bit: qnn_process.TwoBit | None = None,
 ) -> SharedContext:
-    """Compile the QDQ graphs `models`, called `names`, into one binary in `out_dir`, named after the first.
+    """Compile the QDQ graphs `models`, called `names`, into one binary in `out_dir`; common weights are stored once.
 
     Raises:
         CompileError: the compiler refused a graph, crashed, or made something else than was asked for.

@@ -104,7 +104,7 @@ class Job:
     model: Path
     samples: Path
     spec: GraphSpec
-    truth: GraphSession | None  # the float network behind the same integers
+    float_session: GraphSession | None  # the float network with the same integers in and out
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _compare(job: Job, context: "CompiledContext", config: CompileConfig, count:
     limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)
     feeds = read_samples(job.samples)[job.spec.name][:count]
     with open_context(context.context_model, config.target, log) as compiled:
-        return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, job.truth)
+        return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, job.float_session)
 
 
 def _require_parity(report: "ParityReport") -> None:

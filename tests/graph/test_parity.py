@@ -114,7 +114,7 @@ def test_one_step_of_a_coarse_grid_passes() -> None:
 
 def test_the_float_network_excuses_what_is_nearer_to_it() -> None:
     report = compare_sessions(
-        Scripted(answer()), Scripted(answer(y_offset=25)), SPEC, [{}], truth=Scripted(answer(y_offset=20))
+        Scripted(answer()), Scripted(answer(y_offset=25)), SPEC, [{}], float_session=Scripted(answer(y_offset=20))
     )
     y, ids = report.outputs
     assert y.passed and y.float_sqnr_db > y.reference_float_sqnr_db

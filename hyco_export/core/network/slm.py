@@ -1,11 +1,10 @@
 """The SLM as a static network: one pass of R rows on top of its K/V rings (HyCo, §3.2 and Appendix A).
 
 Follows transformers' `Gemma4ForCausalLM` with per-layer embeddings, shared K/V, double-wide MLPs and k = v layers, and
-`Gemma3ForCausalLM`, whose values have no norm; takes embeddings and rotary tables from the host. Knows no checkpoint
-and no backend.
+`Gemma3ForCausalLM`, whose values have no norm; embeddings and rotary tables come from the host.
 
 Legend: R rows, W ring slots of a layer type, C = W + R, H hidden, A query heads, N kv heads, d head dim, L layers,
-P per-layer width, V kept tokens. Names of inputs and outputs: `core.devicespec`.
+P per-layer width, V kept tokens. Names of inputs and outputs: `core.device_spec`.
 """
 
 from typing import Generic

@@ -1,4 +1,8 @@
-"""Weights of a static network as they are stored: integers with their scales, by name. Values only, no files."""
+"""Weights of a static network: integers with their scales, by name; and the head's embedding tables.
+
+A head looks up the keep set's 8-bit embedding table, or that table multiplied beforehand with the embedding half of the
+head's first matrix (`project_table`): a smaller table, and one product less a step.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +20,8 @@ from hyco_export.errors import ArtifactError
 
 MULTIPLIER_BITS = 4  # of a block's scale: HTP's low-power blocks know 1 .. 16
 LARGEST_MULTIPLIER = 2**MULTIPLIER_BITS
+ZERO_POINT = 128  # int8 rows become uint8: HTP gathers unsigned tables
+CHUNK_ROWS = 4096  # of a table being multiplied: 46 MB of float32 at H = 2,816
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class IntegerMatrix:
         return IntegerMatrix(self.integers[chosen], self.scales[chosen], self.bits, multipliers)
 
     def packed(self) -> "PackedMatrix":
-        """The same in the stored form.
+        """The stored form.
 
         Raises:
             ValueError: it has scales by block of inputs.
@@ -91,7 +97,7 @@ class IntegerMatrix:
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A linear layer's weight as it is stored (`core.packing`).
+    """A linear layer's weight as it is stored (`core.encodings.pack_rows`).
 
     Attributes:
         integers: uint8 [N, bytes of a row]; int8 [N, K] for 8 bits.
@@ -125,7 +131,7 @@ class MatrixShape:
 
 
 class PackedMatrices(Mapping[str, IntegerMatrix]):
-    """Linear layers that stay where they are, a file mostly: each is read, and unpacked, when it is asked for.
+    """Linear layers that stay in their file: each is read and unpacked at every use.
 
     Args:
         shapes: of every layer, in a fixed order.
@@ -165,7 +171,7 @@ class IntegerTable:
 
     integers: np.ndarray
     scales: np.ndarray
-    zero_point: int = 128
+    zero_point: int = ZERO_POINT
 
     def real(self, rows: np.ndarray) -> np.ndarray:
         """float32 [..., H] for rows [...]."""
@@ -188,18 +194,12 @@ class Weights:
     tables: Mapping[str, IntegerTable]
 
     def integer_matrices(self) -> dict[str, IntegerMatrix]:
-        """The linear layers that are in integers."""
+        """The linear layers in integers."""
         return {name: matrix for name, matrix in self.matrices.items() if isinstance(matrix, IntegerMatrix)}
 
 
-# The 8-bit embedding table of the kept tokens, as the head's graph looks it up. Reads a `build-keepset` artifact.
-
-
-ZERO_POINT = 128  # int8 rows become uint8: HTP gathers unsigned tables
-
-
 def read_kept_table(folder: Path) -> IntegerTable:
-    """Rows in keep-set order, the embedding's factor inside the scales.
+    """The embedding table of a `build-keepset` artifact: rows in keep-set order, the embedding's factor in the scales.
 
     Raises:
         ArtifactError: the file is missing, damaged or holds no table.
@@ -215,14 +215,8 @@ def read_kept_table(folder: Path) -> IntegerTable:
     return IntegerTable((signed.astype(np.int16) + ZERO_POINT).astype(np.uint8), scales, ZERO_POINT)
 
 
-# The kept embedding table multiplied beforehand with its half of the head's first matrix. Values only.
-
-
-CHUNK_ROWS = 4096  # 46 MB of float32 at H = 2,816
-
-
 class Projected(NamedTuple):
-    """Weights for `HeadNetwork.projected_table`, and what the second rounding costs: signal to noise of the rows."""
+    """Weights for `HeadNetwork.projected_table`, and the SQNR of the second rounding of its rows."""
 
     weights: Weights
     sqnr_db: float
