@@ -38,7 +38,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def exact(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> Verdict:
-    """From the root, while a child equals the draw at the current row, go there.
+    """From the root, move to the child that equals the current row's draw, as long as there is one.
 
     Lossless for any tree without duplicate siblings: every committed token is the verifier's own draw at its true
     context. tokens [N], parents [N], draws [N + 1].
@@ -118,7 +118,7 @@ def _likely(probs: np.ndarray, threshold: float) -> list[bool]:
 
 
 def _matches(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> list[bool]:
-    """Does node i equal the draw at its parent? [N]"""
+    """[N]: whether node i equals the draw at its parent."""
     return [token == draws[parent + 1] for token, parent in zip(tokens, parents, strict=True)]
 
 
@@ -196,9 +196,6 @@ class Judged(msgspec.Struct, frozen=True):
         )
 
 
-Decide = Callable[[Judged, wire.Acceptance, frozenset[int]], Verdict]
-
-
 class Rule(msgspec.Struct, frozen=True):
     """One acceptance rule.
 
@@ -208,7 +205,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     name: str
     summary: str
-    decide: Decide
+    decide: Callable[[Judged, wire.Acceptance, frozenset[int]], Verdict]
     reads: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
 

@@ -118,7 +118,7 @@ def build(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
 
 
 def build_prefill(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
-    """A prefill pass: new K/V rows only. It ends at the last layer that stores any: the rest only reads."""
+    """A prefill pass: new K/V rows only. It ends at the last layer that stores K/V; later layers only read it."""
     current = _Pass(ops, network, rows)
     hidden = current.input("embeds", (rows, network.hidden))
     last = network.storing[-1].index
@@ -202,7 +202,7 @@ def _new_rows(current: _Pass[T], layer: SlmLayer, x: T) -> tuple[T, T]:
 
 
 def _store(current: _Pass[T], layer: SlmLayer, k_new: T, v_new: T) -> None:
-    """Ring and new rows joined, kept for this layer and for those that read it; K already transposed."""
+    """Join ring and new rows for this layer and the layers that read its K/V; K is transposed once."""
     ops, name = current.ops, f"layers.{layer.index}.attention"
     ring = (layer.kv_heads, current.network.rings[layer.layer_type], layer.dim)
     keys = ops.concat(f"{name}.keys", [current.input(f"k.{layer.index}", ring), k_new], 1)  # [N, C, d]
