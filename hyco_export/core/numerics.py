@@ -1,6 +1,14 @@
-"""Numbers that several rooms measure alike, in float64: log-softmax and signal-to-quantisation-noise ratio (SQNR)."""
+"""Units, limits and measures that several rooms share: log-softmax and signal-to-quantisation-noise ratio (SQNR)."""
 
 import numpy as np
+
+MS_PER_S = 1e3
+BYTES_PER_MB = 1_000_000
+BITS_PER_MBIT = 1e6
+
+# limits that both sides of the wire keep, and that recipes are checked against
+COLDEST, HOTTEST = 0.01, 100.0  # temperatures other than 0; outside, float32 scores overflow or lose all differences
+NODE_LIMIT = 64  # nodes of a draft tree, the root not counted: twice the paper's budget of 32
 
 EXACT_DB = 200.0  # reported for equal arrays instead of infinity, which JSON cannot hold; float32 ends near 150 dB
 

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import yaml
 
-from hyco_export.core.constants import COLDEST, HOTTEST, NODE_LIMIT
 from hyco_export.core.files import resource_path
+from hyco_export.core.numerics import COLDEST, HOTTEST, NODE_LIMIT
 from hyco_export.core.recipe import Recipe
 from hyco_export.core.recipe_sections import as_source, check_keepset_choice, check_source
 from hyco_export.core.targets import Target, find_target

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
-from hyco_export.core.constants import MS_PER_S
+from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.answers import ID_LIMIT, check_ids, check_reply
 from hyco_export.device.calls import WhileWaiting
 from hyco_export.device.drafters import Draft, Drafter, ProactiveDrafter

@@ -17,9 +17,8 @@ import msgspec
 import numpy as np
 
 from hyco_export.errors import ProtocolError
-from hyco_export.protocol import wire
+from hyco_export.protocol import sampling, wire
 from hyco_export.protocol.refusals import shown
-from hyco_export.protocol.sampling import draws, node_probabilities, raw_distribution, sampling_support
 from hyco_export.protocol.tree import ROOT, depths
 
 Finished = Literal["", "stop", "length"]
@@ -315,12 +314,12 @@ def look(
     A row's draw is keyed by the session's seed, the row's absolute position and the row's number.
     """
     positions = root_position + np.concatenate([[0], depths(parents)])  # [N + 1]
-    support = sampling_support(logits, settings)
-    drawn = draws(support, seed, positions)
-    probs = node_probabilities(support, tokens, parents) if PROBS in reads else NO_VALUES
+    support = sampling.sampling_support(logits, settings)
+    drawn = sampling.draws(support, seed, positions)
+    probs = sampling.node_probabilities(support, tokens, parents) if PROBS in reads else NO_VALUES
     raw, entropies = NO_VALUES, NO_VALUES
     if RAW in reads:
-        raw, entropies = raw_distribution(logits, settings.temperature, tokens, parents)
+        raw, entropies = sampling.raw_distribution(logits, settings.temperature, tokens, parents)
     return Judged(tuple(tokens), tuple(parents), tuple(drawn.tolist()), probs, raw, entropies)
 
 

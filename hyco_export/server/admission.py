@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hyco_export.core.constants import BYTES_PER_MB, COLDEST, HOTTEST, NODE_LIMIT
+from hyco_export.core.numerics import BYTES_PER_MB, COLDEST, HOTTEST, NODE_LIMIT
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import check_acceptance

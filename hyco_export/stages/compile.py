@@ -24,7 +24,6 @@ import onnx
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.artifact import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, file_digest
-from hyco_export.core.constants import BYTES_PER_MB
 from hyco_export.core.device_spec import (
     HEAD_GRAPH,
     HEAD_SPEC_FILE,
@@ -41,6 +40,7 @@ from hyco_export.core.files import write_json
 from hyco_export.core.golden import read_samples
 from hyco_export.core.memory import release_freed
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, linears_of_width
+from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import CompileError, GateError
 from hyco_export.graph.index import GraphIndex

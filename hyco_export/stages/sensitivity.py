@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.core.constants import BYTES_PER_MB
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.files import write_json
+from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.core.recipe import SlmGraph
 from hyco_export.stages.declarations import Metrics, Progress
 from hyco_export.stages.slm_surgery import Surgery
