@@ -107,8 +107,11 @@ class GoldenText(msgspec.Struct, frozen=True):
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """`window`: positions a sliding layer of the verifier sees, its own included. `chain_acceptance[k]`: share of the
-    roots whose first k + 1 drafted tokens the text confirms."""
+    """All golden positions of a head.
+
+    `window`: positions a sliding layer of the verifier sees, its own included. `chain_acceptance[k]`: share of roots
+    whose first k + 1 drafted tokens the text confirms.
+    """
 
     steps: int
     window: int

@@ -50,7 +50,7 @@ def measured() -> Iterator[PeakMemory]:
         sampler.join()
         _take(peak)
         if resettable:
-            peak.own_bytes = max(peak.own_bytes, _own_peak_bytes())
+            peak.own_bytes = max(peak.own_bytes, own_peak_bytes())
         peak.total_bytes = max(peak.total_bytes, peak.own_bytes)
 
 
@@ -76,8 +76,10 @@ def _reset_peak() -> bool:
     return True
 
 
-def _own_peak_bytes() -> int:
-    """The kernel's own figure (VmHWM); 0 where there is none."""
+def own_peak_bytes() -> int:
+    """Peak resident set of this process by the kernel (VmHWM); 0 on systems without /proc."""
+    if not PROC_SELF.exists():
+        return 0
     for line in (PROC_SELF / "status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * BYTES_PER_KB

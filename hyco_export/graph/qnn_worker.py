@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from hyco_export.core.memory import BYTES_PER_KB, own_peak_bytes
 from hyco_export.errors import HycoError
 from hyco_export.graph import qnn_process
 from hyco_export.graph.context_binary import parse_context
@@ -29,8 +30,6 @@ from hyco_export.graph.qnn_process import (
     read_message,
     write_message,
 )
-
-BYTES_PER_KB = 1024
 
 
 def main() -> None:
@@ -98,12 +97,7 @@ def peak_rss_bytes() -> int:
 
     From /proc where it exists: getrusage also counts the parent whose memory the process shared before exec.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * BYTES_PER_KB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BYTES_PER_KB
+    return own_peak_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BYTES_PER_KB
 
 
 def run(session: VendorSession | None, job: RunJob) -> qnn_process.Outputs:

@@ -39,7 +39,7 @@ EMPTY_TREE = Tree((), ())
 
 
 def check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int, limit: int) -> None:
-    """Check a tree that came over the wire: at most `limit` nodes, ids of the vocabulary, parents first, no twins.
+    """Check a tree that came over the wire: at most `limit` nodes, known ids, parents first, siblings differ.
 
     Raises:
         ProtocolError: codes tree_shape, tree_size, token_range, parent_order, duplicate_sibling.
