@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
-from hyco_export.protocol.acceptance import PROBS, RAW, RULES, Judged, Verdict, check_acceptance, decide
-from hyco_export.protocol.rounds import look
+from hyco_export.protocol.acceptance import PROBS, RAW, RULES, Judged, Verdict, check_acceptance, decide, look
 from hyco_export.protocol.sampling import raw_distribution
 from hyco_export.protocol.tree import ROOT, path_to
 from tests.protocol.test_acceptance import VOCAB, rounds

@@ -27,7 +27,7 @@ from hyco_export.device.client import HttpTransport
 from hyco_export.device.drafters import Draft, NullDrafter
 from hyco_export.device.driver import Request, generate
 from hyco_export.device.interfaces import Given, Transport
-from hyco_export.errors import CrewError, ServerError
+from hyco_export.errors import ProcessGroupError, ServerError
 from hyco_export.models.process_group import Crew
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
@@ -285,9 +285,9 @@ def test_a_pass_that_fails_stops_the_server_and_no_other_is_told(monkeypatch: py
     too_long = np.arange(4, 100)
     with pytest.raises(RuntimeError, match="positions"):
         leader.forward([Prefill(session, too_long)])
-    with pytest.raises(CrewError, match="a pass of the sharded verifier failed: RuntimeError"):
+    with pytest.raises(ProcessGroupError, match="a pass of the sharded verifier failed: RuntimeError"):
         leader.forward([Prefill(session, too_long[:2])])
-    with pytest.raises(CrewError, match="start the server again"), followers:
+    with pytest.raises(ProcessGroupError, match="start the server again"), followers:
         pass
     assert signals == [signal.SIGTERM]
     assert len(tape.messages) == 1
