@@ -32,6 +32,7 @@ from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError, first_line
 from hyco_export.models.checkpoints import require_checkpoint
 from hyco_export.models.families.config_fields import require_verifier_type
+from hyco_export.models.families.family import ATTENTION_NAMES, STORES_KV
 from hyco_export.models.generation_rules import require_generation_rules
 from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
 from hyco_export.models.text.tokenizer import cleaned, token_ids
@@ -44,12 +45,6 @@ TORCH_DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": 
 
 logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
 
-ATTENTION_NAMES: dict[LayerType, str] = {
-    "sliding": "sliding_attention",
-    "full": "full_attention",
-}  # transformers' names
-READS_KV = "reuse"  # transformers' mode of a layer that has no K/V of its own: every layer of a head
-STORES_KV = "store"  # transformers' mode of a layer whose K/V other layers, and the head, may read
 Attention = Literal["sdpa", "eager"]
 Model = TypeVar("Model")
 COUNTS = (  # fields of a text config that must be finite and greater than 0 where they are given
