@@ -176,13 +176,10 @@ def gelu(ops: Ops[T], name: str, x: T) -> T:
 
 
 def silu(ops: Ops[T], name: str, x: T) -> T:
-    """x sigmoid(x) as h (1 + tanh h) with h = x / 2: the operations of `gelu`, which HTP computes in 16 bits.
-
-    h is made twice, so that tanh reads a tensor that is cut where it is flat and the product one that is not.
-    """
-    argument = ops.scale(f"{name}.argument", x, 0.5)
-    gate = ops.shift(f"{name}.gate", ops.tanh(f"{name}.tanh", argument), 1.0)
-    return ops.mul(name, ops.scale(f"{name}.half", x, 0.5), gate)
+    """x sigmoid(x) as h (1 + tanh h) with h = x / 2: the operations of `gelu`, which HTP computes in 16 bits."""
+    half = ops.scale(f"{name}.half", x, 0.5)
+    gate = ops.shift(f"{name}.gate", ops.tanh(f"{name}.tanh", half), 1.0)
+    return ops.mul(name, half, gate)
 
 
 def gated_mlp(ops: Ops[T], name: str, x: T, weights: str | None = None, activation: Activation = "gelu") -> T:
@@ -211,7 +208,7 @@ _FLAT_RANGES = {
     "argument": (-FLAT, FLAT),
     "over_cap": (-FLAT, FLAT),
 }
-"""By the last part of a name in `gelu`, `silu` and `soft_cap`: what only decides where tanh stands on its curve."""
+"""By the last part of a name in `gelu` and `soft_cap`: what only decides where tanh stands on its curve."""
 
 
 def only_feeds_tanh(name: str) -> bool:
