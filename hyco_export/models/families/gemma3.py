@@ -23,7 +23,7 @@ from hyco_export.models.families.family import (
 )
 
 ACTIVATION = "gelu_pytorch_tanh"
-Model, TextConfig = Gemma3ForCausalLM, Gemma3TextConfig
+Gemma3Model, Gemma3Config = Gemma3ForCausalLM, Gemma3TextConfig
 
 
 def network(text: Any, rings: Rings, read: ReadVector) -> SlmNetwork:

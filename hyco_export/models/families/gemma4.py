@@ -43,7 +43,8 @@ OWN_FIELDS = frozenset(
         *("use_double_wide_mlp", "final_logit_softcapping", LAYERS),
     }
 )
-Model, TextConfig, TextModel = Gemma4ForCausalLM, Gemma4TextConfig, Gemma4TextModel
+# transformers' classes under the names that the rest of the package uses
+LanguageModel, LanguageConfig, Backbone = Gemma4ForCausalLM, Gemma4TextConfig, Gemma4TextModel
 DecoderLayer, ScaledEmbedding = Gemma4TextDecoderLayer, Gemma4TextScaledWordEmbedding
 
 
