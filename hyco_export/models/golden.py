@@ -15,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from transformers import (
-    Gemma4AssistantForCausalLM,
     LogitsProcessorList,
     PreTrainedModel,
     SuppressTokensLogitsProcessor,
@@ -38,6 +37,7 @@ from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, STATE_
 from hyco_export.core.network.weights import IntegerMatrix, IntegerTable
 from hyco_export.core.recipe import Sampling
 from hyco_export.models.capture import Capture
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.generation_rules import suppressed_ids
 from hyco_export.models.head.quantisers import linear_layers, load_weight
 from hyco_export.models.head.stored import stored_name
@@ -90,7 +90,7 @@ def _shortened(walk: Walk, tokens: int, steps: int) -> Walk:
     return Walk(walk.text, max(walk.start, 1), max(-1, min(walk.rounds, room)))
 
 
-def load_stored(head: Gemma4AssistantForCausalLM, matrices: Mapping[str, IntegerMatrix]) -> None:
+def load_stored(head: HeadModel, matrices: Mapping[str, IntegerMatrix]) -> None:
     """Put the artifact's weights into transformers' module; a matrix that is stored in two is put together again."""
     for name, layer in linear_layers(head):
         stored = stored_name(name)
@@ -123,7 +123,7 @@ def table_lookup(table: IntegerTable, kept: np.ndarray) -> Embed:
 
 @torch.no_grad()
 def chain_logits(
-    head: Gemma4AssistantForCausalLM,
+    head: HeadModel,
     capture: Capture,
     root: int,
     window: int,

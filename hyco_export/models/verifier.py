@@ -18,7 +18,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma4AssistantForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -33,6 +32,7 @@ from hyco_export.errors import CheckpointError, first_line
 from hyco_export.models.checkpoints import require_checkpoint
 from hyco_export.models.families.config_fields import require_verifier_type
 from hyco_export.models.families.family import ATTENTION_NAMES, STORES_KV
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.generation_rules import require_generation_rules
 from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
 from hyco_export.models.text.tokenizer import cleaned, token_ids
@@ -168,9 +168,7 @@ def load_shard(folder: Path, dtype: Dtype, config: PreTrainedConfig, distributed
     return model
 
 
-def load_head(
-    folder: Path, dtype: Dtype = "bfloat16", device: str = "cpu", attention: Attention = "sdpa"
-) -> Gemma4AssistantForCausalLM:
+def load_head(folder: Path, dtype: Dtype = "bfloat16", device: str = "cpu", attention: Attention = "sdpa") -> HeadModel:
     """The verifier's multi-token-prediction head in evaluation mode, without gradients.
 
     Raises:
@@ -181,9 +179,7 @@ def load_head(
         raise CheckpointError(
             f"{folder} holds a {model_type!r} model, the head must be a gemma4_assistant", "correct $.models.head"
         )
-    return cast(
-        Gemma4AssistantForCausalLM, _load(Gemma4AssistantForCausalLM, folder, dtype, {"device_map": device}, attention)
-    )
+    return cast(HeadModel, _load(HeadModel, folder, dtype, {"device_map": device}, attention))
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -10,14 +10,11 @@ from pathlib import Path
 import torch
 from huggingface_hub.serialization import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
-from transformers import (
-    Gemma4AssistantForCausalLM,
-    Gemma4ForCausalLM,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import GenerationConfig, PreTrainedModel
 
 from hyco_export.dev.tiny.configs import BOS_ID, PAD_ID, SAMPLING, head_generation_config
+from hyco_export.models.families.gemma4 import LanguageModel
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.families.released_configs import Scale, head_config, verifier_config
 from hyco_export.models.tensor_files import INDEX_NAME
 
@@ -100,7 +97,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 def write_verifier(folder: Path, scale: Scale, seed: int, report: Report) -> None:
     """Write the checkpoint without its tokenizer into a new folder."""
     with torch.device("meta"):
-        model = Gemma4ForCausalLM(verifier_config(scale))
+        model = LanguageModel(verifier_config(scale))
     generation = GenerationConfig(pad_token_id=PAD_ID, bos_token_id=BOS_ID, **SAMPLING)
     write_checkpoint(model, folder, seed, generation, report)
 
@@ -111,5 +108,5 @@ def write_verifier(folder: Path, scale: Scale, seed: int, report: Report) -> Non
 def write_head(folder: Path, scale: Scale, seed: int, report: Report) -> None:
     """Write the checkpoint into a new folder."""
     with torch.device("meta"):
-        model = Gemma4AssistantForCausalLM(head_config(scale))
+        model = HeadModel(head_config(scale))
     write_checkpoint(model, folder, seed, head_generation_config(), report)

@@ -24,7 +24,7 @@ from hyco_export.errors import CheckpointError
 # ---- names that transformers' models share
 
 ATTENTION_NAMES: dict[LayerType, str] = {"sliding": "sliding_attention", "full": "full_attention"}
-LONG_NAMES: dict[str, str] = {**ATTENTION_NAMES}  # the same for layer types that come from a file
+LONG_NAMES: dict[str, str] = dict(ATTENTION_NAMES.items())  # the same, for layer types that come from a file
 SHORT_NAMES: dict[str, LayerType] = {name: short for short, name in ATTENTION_NAMES.items()}
 MODEL_PREFIX = "model."
 OUTPUT_LAYER = "lm_head"

@@ -23,7 +23,8 @@ from hyco_export.models.families.family import (
 )
 
 ACTIVATION = "gelu_pytorch_tanh"
-Gemma3Model, Gemma3Config = Gemma3ForCausalLM, Gemma3TextConfig
+Gemma3Model = Gemma3ForCausalLM
+Gemma3Config = Gemma3TextConfig
 
 
 def network(text: Any, rings: Rings, read: ReadVector) -> SlmNetwork:

@@ -44,8 +44,11 @@ OWN_FIELDS = frozenset(
     }
 )
 # transformers' classes under the names that the rest of the package uses
-LanguageModel, LanguageConfig, Backbone = Gemma4ForCausalLM, Gemma4TextConfig, Gemma4TextModel
-DecoderLayer, ScaledEmbedding = Gemma4TextDecoderLayer, Gemma4TextScaledWordEmbedding
+LanguageModel = Gemma4ForCausalLM
+LanguageConfig = Gemma4TextConfig
+Backbone = Gemma4TextModel
+DecoderLayer = Gemma4TextDecoderLayer
+ScaledEmbedding = Gemma4TextScaledWordEmbedding
 
 
 def network(text: Any, rings: Rings, read: ReadVector) -> SlmNetwork:

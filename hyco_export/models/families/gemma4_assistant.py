@@ -5,7 +5,8 @@ from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 from hyco_export.models.families.family import INERT, Honoured
 
 HEAD_MODEL_TYPE = "gemma4_assistant"
-HeadModel, HeadConfig = Gemma4AssistantForCausalLM, Gemma4AssistantConfig
+HeadModel = Gemma4AssistantForCausalLM
+HeadConfig = Gemma4AssistantConfig
 HONOURED = Honoured(
     INERT
     | {"backbone_hidden_size", "text_config", "tie_word_embeddings", "num_centroids", "centroid_intermediate_top_k"},

@@ -19,4 +19,5 @@ __all__ = [
 ]
 
 PackingConfig = GemmaQuantizationConfig
-unpack_int2, unpack_int4 = _unpack_int2, _unpack_int4
+unpack_int2 = _unpack_int2
+unpack_int4 = _unpack_int4

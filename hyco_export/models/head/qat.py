@@ -23,11 +23,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_, parametrize
-from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.artifact import WORK_FOLDER, PartialBuild
 from hyco_export.core.estimates.shapes import PACKED_ROWS
 from hyco_export.errors import RecipeError
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.unroll import RootRows, pack, unroll
 from hyco_export.models.process_group import ALONE, Crew
 
@@ -144,8 +144,8 @@ class TrainingPlan:
 
 
 def train(
-    student: Gemma4AssistantForCausalLM,
-    teacher: Gemma4AssistantForCausalLM,
+    student: HeadModel,
+    teacher: HeadModel,
     sequences: Sequence[RootRows],
     plan: TrainingPlan,
     report: Callable[[TrainingPoint], None],
@@ -182,8 +182,8 @@ class Trainer:
 
     def __init__(
         self,
-        student: Gemma4AssistantForCausalLM,
-        teacher: Gemma4AssistantForCausalLM,
+        student: HeadModel,
+        teacher: HeadModel,
         plan: TrainingPlan,
         crew: Crew,
     ) -> None:
@@ -248,9 +248,7 @@ def _go_on(trainer: Trainer, checkpoints: Checkpoints | None) -> Sequence[Traini
     return state.curve
 
 
-def packed_loss(
-    student: Gemma4AssistantForCausalLM, teacher: Gemma4AssistantForCausalLM, rows: RootRows, plan: TrainingPlan
-) -> torch.Tensor:
+def packed_loss(student: HeadModel, teacher: HeadModel, rows: RootRows, plan: TrainingPlan) -> torch.Tensor:
     """Sum over the sequences of: mean over depths of the mean KL over its response tokens."""
     with torch.no_grad():
         wanted = unroll(teacher, rows, plan.unrolled_steps)

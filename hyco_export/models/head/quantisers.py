@@ -19,12 +19,12 @@ from aimet_torch.common import py_libpymo
 from aimet_torch.quantization.affine import GroupedBlockQuantizeDequantize, QuantizeDequantize
 from torch import nn
 from torch.nn.utils import parametrize
-from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.encodings import symmetric_limits
 from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, STATE_HALF
 from hyco_export.core.network.weights import MULTIPLIER_BITS, IntegerMatrix
 from hyco_export.errors import RecipeError
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.stored import stored_name
 from hyco_export.models.verifier import empty_model, load_config
 from hyco_export.models.weight_rounding import (
@@ -52,7 +52,7 @@ def linear_weights(head: nn.Module) -> dict[str, torch.Tensor]:
     return {name: layer.weight.detach() for name, layer in linear_layers(head)}
 
 
-def untie_output_layer(head: Gemma4AssistantForCausalLM) -> None:
+def untie_output_layer(head: HeadModel) -> None:
     """Give the output layer weights of its own; the tied table is never looked up by a head."""
     head.lm_head.weight = nn.Parameter(head.lm_head.weight.detach().clone(), requires_grad=False)
 
@@ -152,7 +152,7 @@ class SplitProjection(nn.Module):
         return self.embedding(embedding) + self.state(state)
 
 
-def split_projection(head: Gemma4AssistantForCausalLM) -> None:
+def split_projection(head: HeadModel) -> None:
     """Put two layers in place of the first; the same function to the rounding of one sum."""
     head.pre_projection = SplitProjection(head.pre_projection)  # type: ignore[assignment]  # declared as nn.Linear
 
@@ -187,7 +187,7 @@ def linear_widths(folder: Path, split: bool) -> dict[str, int]:
 
     `split`: the first matrix in two (`nn.head.split_projection`).
     """
-    head = empty_model(Gemma4AssistantForCausalLM, load_config(folder))
+    head = empty_model(HeadModel, load_config(folder))
     with torch.device("meta"):
         if split:
             split_projection(head)

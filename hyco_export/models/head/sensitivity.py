@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
-from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.estimates.shapes import PACKED_ROWS
 from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.qat import divergences, packs
 from hyco_export.models.head.quantisers import linear_layers, linear_weights, load_weight
 from hyco_export.models.head.unroll import RootRows, unroll
@@ -50,8 +50,8 @@ class _Tally:
 
 @torch.no_grad()
 def layer_costs(
-    teacher: Gemma4AssistantForCausalLM,
-    student: Gemma4AssistantForCausalLM,
+    teacher: HeadModel,
+    student: HeadModel,
     narrow: Mapping[str, IntegerMatrix],
     wide: Mapping[str, IntegerMatrix],
     sequences: Sequence[RootRows],

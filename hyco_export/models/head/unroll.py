@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import Gemma4AssistantForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.core.ring import ring_span, visible
 from hyco_export.errors import ArtifactError, first_line
 from hyco_export.models.capture import Capture
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.verifier import ATTENTION_NAMES
 
 # The verifier's final norm as two values: a head that is handed h from before it must apply it itself.
@@ -211,7 +212,7 @@ def response_rows(
     )
 
 
-def head_step(head: Gemma4AssistantForCausalLM, e: torch.Tensor, state: torch.Tensor, rows: RootRows) -> StepOutput:
+def head_step(head: HeadModel, e: torch.Tensor, state: torch.Tensor, rows: RootRows) -> StepOutput:
     """One drafting step for all rows: e [R, H], state [R, H].
 
     transformers' own forward in the same order, without its mask building (which allows one row only).
@@ -229,7 +230,7 @@ def head_step(head: Gemma4AssistantForCausalLM, e: torch.Tensor, state: torch.Te
     return StepOutput(head.lm_head(last), head.post_projection(last))
 
 
-def unroll(head: Gemma4AssistantForCausalLM, rows: RootRows, steps: int) -> list[torch.Tensor]:
+def unroll(head: HeadModel, rows: RootRows, steps: int) -> list[torch.Tensor]:
     """Logits of depths 1 .. steps, teacher-forced tokens, own states; at depth k + 1 those of `rows.reaching(k)`.
 
     Step k of root p reads the embedding of the sequence's token at p + k and the head's own state of step k - 1, and

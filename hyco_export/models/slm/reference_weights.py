@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from transformers import Gemma4ForCausalLM, PreTrainedModel
-from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, _unpack_int2, _unpack_int4
+from transformers import PreTrainedModel
 
 from hyco_export.core.encodings import SMALLEST_SCALE, symmetric_limits
 from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.models.families.gemma4 import LanguageModel
+from hyco_export.models.families.gemma4_packed import QuantizedEmbedding, QuantizedLinear, unpack_int2, unpack_int4
 
 
 class StoredPair(NamedTuple):
@@ -39,7 +40,7 @@ class TrueLinears(Mapping[str, StoredPair]):
         kept: by module name, the rows that count where not all do.
     """
 
-    def __init__(self, stock: Gemma4ForCausalLM, kept: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, stock: LanguageModel, kept: Mapping[str, np.ndarray]) -> None:
         self._kept = kept
         self._modules = {name: module for name, module in stock.named_modules() if isinstance(module, QuantizedLinear)}
 
@@ -58,7 +59,7 @@ class TrueLinears(Mapping[str, StoredPair]):
         return len(self._modules)
 
 
-def true_tables(stock: Gemma4ForCausalLM) -> dict[str, StoredPair]:
+def true_tables(stock: LanguageModel) -> dict[str, StoredPair]:
     """Every quantised embedding by module name, still packed: [V, B] and [V, S]."""
     return {
         name: StoredPair(_numpy(module.embedding_quantized), _numpy(module.embedding_scale))
@@ -70,7 +71,7 @@ def true_tables(stock: Gemma4ForCausalLM) -> dict[str, StoredPair]:
 def _unpacked(module: QuantizedLinear, stored: torch.Tensor) -> np.ndarray:
     if module.num_bits == 8:
         return _numpy(stored)
-    unpack = _unpack_int2 if module.num_bits == 2 else _unpack_int4
+    unpack = unpack_int2 if module.num_bits == 2 else unpack_int4
     return _numpy(unpack(stored, module.in_features))
 
 
