@@ -37,9 +37,9 @@ from hyco_export.stages.sensitivity import Heads, write_evidence
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Gemma4AssistantForCausalLM
 
     from hyco_export.core.network.weights import IntegerMatrix
+    from hyco_export.models.families.gemma4_assistant import HeadModel
     from hyco_export.models.head.agreement import DepthAgreement
     from hyco_export.models.head.qat import TrainingPlan
     from hyco_export.models.head.quantisers import LayerGrid
@@ -179,8 +179,8 @@ def _reading(config: QatConfig) -> Reading:
 
 def _train(
     config: QatConfig,
-    student: "Gemma4AssistantForCausalLM",
-    teacher: "Gemma4AssistantForCausalLM",
+    student: "HeadModel",
+    teacher: "HeadModel",
     sequences: Sequence["RootRows"],
     out_dir: Path,
     progress: Progress,
@@ -224,8 +224,8 @@ def _plan(qat: recipes.Qat) -> "TrainingPlan":
 
 
 def _compare(
-    teacher: "Gemma4AssistantForCausalLM",
-    candidate: "Gemma4AssistantForCausalLM",
+    teacher: "HeadModel",
+    candidate: "HeadModel",
     variants: Mapping[str, Mapping[str, "IntegerMatrix"]],
     sequences: Sequence["RootRows"],
     steps: int,

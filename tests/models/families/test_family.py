@@ -46,7 +46,8 @@ def test_no_family_is_named_outside_its_file() -> None:
         elsewhere = [
             path
             for path in PACKAGE.rglob("*.py")
-            if path != FAMILIES / f"{family}.py" and re.search(rf"import.*\b{family}\b|families\.{family}", path.read_text())
+            if path != FAMILIES / f"{family}.py"
+            and re.search(rf"import.*\b{family}\b|families\.{family}", path.read_text())
         ]
         assert elsewhere == []
 
