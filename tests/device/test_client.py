@@ -9,7 +9,6 @@ from functools import partial
 import msgspec
 import numpy as np
 import pytest
-from test_systems import SETTINGS
 
 from hyco_export.device import client as transport_module
 from hyco_export.device.backends import Device
@@ -25,6 +24,7 @@ from hyco_export.server.access import LocalTransport
 from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import create_app
+from tests.device.test_systems import SETTINGS
 from tests.support.live_server import running
 from tests.support.raw_server import DROP, HANG, LATE, LATE_S, RawServer, http_answer
 from tests.support.scripted import (

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_devices import MODEL, toy_slm
 
 from hyco_export.device.calls import WhileWaiting
 from hyco_export.device.drafters import (
@@ -28,6 +27,7 @@ from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.tree import path_to
+from tests.device.test_slm import MODEL, toy_slm
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, ScriptedServer, ScriptedSlm
 from tests.support.scripted import ToyLanguageModel as Model
 from tests.support.toy_graphs import KEEP_IDS

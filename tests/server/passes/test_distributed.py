@@ -135,6 +135,7 @@ def by_trees(transport: Transport, answer: Sequence[int]) -> GenerationTrace:
 @contextmanager
 def launched(log: Path) -> Iterator[tuple[str, "subprocess.Popen[str]", list[psutil.Process]]]:
     """URL of a server in two processes, its launcher, and the two: the main one first."""
+    (log.parent / "run").mkdir()  # an empty one: no hand-offs
     with (
         log.open("w") as errors,
         subprocess.Popen(
@@ -203,6 +204,7 @@ def test_a_process_that_stands_still_makes_the_server_not_ready(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_an_option_that_shards_do_not_have_is_refused_once(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
     command = [*LAUNCH, *SERVE, "--run", str(tmp_path / "run"), "--compile"]
     run = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
     assert run.returncode != 0
