@@ -29,7 +29,7 @@ from hyco_export.core.estimates.shapes import PACKED_ROWS
 from hyco_export.errors import RecipeError
 from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.unroll import RootRows, pack, unroll
-from hyco_export.models.process_group import ALONE, Crew
+from hyco_export.models.process_group import ALONE, ProcessGroup
 
 # Where a training stands after a step, and its checkpoints: enough to go on to the same bytes.
 
@@ -149,7 +149,7 @@ def train(
     sequences: Sequence[RootRows],
     plan: TrainingPlan,
     report: Callable[[TrainingPoint], None],
-    crew: Crew = ALONE,
+    group: ProcessGroup = ALONE,
     checkpoints: Checkpoints | None = None,
 ) -> list[TrainingPoint]:
     """Train the student's weights in place; its fake quantisers must be attached and its masters in float32.
@@ -165,14 +165,14 @@ def train(
         RecipeError: the loss is no longer finite.
         CrewError: another process of the launch is gone.
     """
-    trainer = Trainer(student, teacher, plan, crew)
+    trainer = Trainer(student, teacher, plan, group)
     curve = list(_go_on(trainer, checkpoints))
     for point in curve:
         report(point)
     for step, chosen in islice(enumerate(draws(len(sequences), plan)), len(curve), None):
         curve.append(trainer.step(step, [sequences[index] for index in chosen]))
         report(curve[-1])
-        if checkpoints and crew.main and checkpoints.due(step + 1):
+        if checkpoints and group.main and checkpoints.due(step + 1):
             checkpoints.save(state_of(trainer.trained, trainer.optimiser, curve))
     return curve
 
@@ -185,9 +185,9 @@ class Trainer:
         student: HeadModel,
         teacher: HeadModel,
         plan: TrainingPlan,
-        crew: Crew,
+        group: ProcessGroup,
     ) -> None:
-        self.crew = crew
+        self.group = group
         self.trained: Parameters = {name: each for name, each in student.named_parameters() if each.requires_grad}
         self.optimiser = torch.optim.AdamW(
             self.trained.values(), lr=plan.learning_rate, betas=plan.betas, weight_decay=plan.weight_decay
@@ -208,7 +208,7 @@ class Trainer:
         self.optimiser.param_groups[0]["lr"] = rate
         self.optimiser.zero_grad()
         parts = list(groups(sequences, PACKED_ROWS))
-        rounds = [parts[start : start + self.crew.size] for start in range(0, len(parts), self.crew.size)]
+        rounds = [parts[start : start + self.group.size] for start in range(0, len(parts), self.group.size)]
         total = sum(loss for parts in rounds for loss in self._round(parts))
         norm = float(clip_grad_norm_(self.trained.values(), plan.gradient_norm_clip))
         if not math.isfinite(total):
@@ -218,17 +218,17 @@ class Trainer:
 
     def _round(self, parts: Sequence[Sequence[RootRows]]) -> list[float]:
         """Add the gradients of at most one pack for each process; the losses of the packs in their order."""
-        if self.crew.size == 1:
+        if self.group.size == 1:
             return [self._backward(parts[0])]
         before = {name: parameter.grad for name, parameter in self.trained.items()}
         self.optimiser.zero_grad()
-        loss = self._backward(parts[self.crew.rank]) if self.crew.rank < len(parts) else 0.0
+        loss = self._backward(parts[self.group.rank]) if self.group.rank < len(parts) else 0.0
         for name, parameter in self.trained.items():
             own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             # the order of one process that does all packs: ((first + second) + third) ...
-            given = [each for each in (before[name], *self.crew.gather(own)[: len(parts)]) if each is not None]
+            given = [each for each in (before[name], *self.group.gather(own)[: len(parts)]) if each is not None]
             parameter.grad = reduce(torch.add, given)
-        losses = self.crew.gather(torch.tensor([loss], dtype=torch.float64, device=self._student.device))
+        losses = self.group.gather(torch.tensor([loss], dtype=torch.float64, device=self._student.device))
         return [float(each) for each in losses[: len(parts)]]
 
     def _backward(self, part: Sequence[RootRows]) -> float:
@@ -240,7 +240,7 @@ class Trainer:
 
 def _go_on(trainer: Trainer, checkpoints: Checkpoints | None) -> Sequence[TrainingPoint]:
     """Restore the newest checkpoint, the same one in every process; the curve up to it."""
-    step = trainer.crew.tell(checkpoints.newest() if checkpoints and trainer.crew.main else 0)
+    step = trainer.group.broadcast(checkpoints.newest() if checkpoints and trainer.group.main else 0)
     if not step or checkpoints is None:
         return ()
     state = checkpoints.load()

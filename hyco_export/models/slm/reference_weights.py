@@ -25,7 +25,7 @@ class StoredPair(NamedTuple):
     scales: np.ndarray
 
 
-class Truth(NamedTuple):
+class ReferenceWeights(NamedTuple):
     """What every emitted weight must be, by module name: linears [N, K] and [N], embeddings [V, B] and [V, S]."""
 
     linears: Mapping[str, StoredPair]
