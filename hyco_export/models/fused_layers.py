@@ -1,9 +1,9 @@
 """Gemma 4's decoder layers in fewer and larger operations, for passes of few rows, where every operation counts.
 
-What transformers' layers compute, from the same parameters, which stay where they are for everybody else: one product
-for q, k and v, one for the two halves of the MLP, one normalisation for all heads at once (Gemma 4 norms q, k and v
-over the head dimension; v without a scale, so that with `attention_k_eq_v` V is K before its scale). Differs from
-transformers by float rounding. Attention, K/V and masks are the caller's.
+The same computation as transformers' layers, on the same parameters: one product for q, k and v, one for the two halves
+of the MLP, one normalisation for all heads at once (Gemma 4 norms q, k and v over the head dimension; v without a
+weight, so that with `attention_k_eq_v` V is K before its weight). Results differ from transformers by float rounding.
+The caller supplies attention over its K/V cache and masks.
 
 Legend: R rows, H query heads, N K/V heads, d head dimension, D hidden, P width of a per-layer input.
 """

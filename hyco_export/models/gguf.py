@@ -1,10 +1,10 @@
-"""A GGUF file as an ordinary checkpoint folder, made once; the rest of the package never sees GGUF.
+"""A GGUF file converted once into an ordinary checkpoint folder; the rest of the package never reads GGUF.
 
-transformers reads tensors and tokenizer. What the model is, this module says: transformers' own mapping of a file's
-keys leaves some out without a word (the scaling of rotary positions, the scale of attention scores, the soft-cap).
-Every key of the architecture is mapped, compared with what the rest says, or refused by name; so is every tensor. The
-meaning of keys, and of those that are missing, is llama.cpp's. The folder is kept in the user's cache under the file's
-digest; weights are dequantised to the recipe's dtype.
+transformers reads tensors and tokenizer. The model's config is made here, because transformers' own mapping of a file's
+keys silently drops some (the scaling of rotary positions, the scale of attention scores, the soft-cap). Every key of
+the architecture is mapped, compared with what the rest says, or refused by name; so is every tensor. The meaning of
+keys, and of those that are missing, is llama.cpp's. The folder is kept in the user's cache under the file's digest;
+weights are dequantised to the recipe's dtype.
 """
 
 import fcntl

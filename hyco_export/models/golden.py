@@ -1,8 +1,8 @@
-"""Which positions become golden, and what transformers' own head drafts there: a truth that shares no code with graphs.
+"""Golden drafts: which positions are chosen, and what transformers' own head drafts there.
 
-The head is transformers' module with its own masks, one row at a time, fed what travels: 8-bit hand-off values of the
-newest W positions. The static network, the graphs and the device's host must give the same. Knows captures and
-weights; writes no files.
+The reference shares no code with the graphs: transformers' module with its own masks, one row at a time, fed what is
+sent to a device, the 8-bit hand-off values of the newest W positions. The static network, the graphs and the device's
+host code must give the same drafts.
 
 Legend: T tokens of a text, K steps, W positions of the device's window, C kept tokens, H the verifier's hidden size.
 """
@@ -175,8 +175,7 @@ def golden_root(
     )
 
 
-# What a right verifier says of a tree: probabilities by transformers' own forward, soft-cap and logits warpers.
-
+# ---- a verifier's tree: probabilities by transformers' own forward pass, soft-cap and logits warpers
 
 DEPTH = 5  # nodes of the path below the root
 PLACES = 16  # of an answer's beginning, one of which becomes the root

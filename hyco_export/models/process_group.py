@@ -1,8 +1,7 @@
-"""The processes of one launch (`accelerate launch -m hyco_export ...`): which one this is, what it computes on, and how
-they work together. A plain start is a group of one.
+"""The processes of one launch (`accelerate launch -m hyco_export ...`): rank, device, messages between them, and a
+verifier whose weights are divided among them.
 
-Knows accelerate and torch.distributed; not what is computed. The main process (rank 0) alone plans, prints, locks and
-publishes.
+A plain start is a group of one. The main process (rank 0) alone plans, prints, locks and publishes.
 """
 
 import os
@@ -158,8 +157,7 @@ def first_to_fail() -> bool:
         return False  # the launcher's store is gone: the process that ended first has spoken
 
 
-# A verifier in shards, one a process: what transformers' tensor parallelism divides, and who holds which K/V heads.
-
+# ---- a verifier in shards, one a process
 
 ATTENTION, EXPERTS = ".self_attn.", ".experts"  # in the names of transformers' plan
 WHOLE = "replicate"  # its word for what every process holds all of
@@ -167,7 +165,7 @@ TABLE, OUTPUT = "embed_tokens", "lm_head"
 
 
 def load_sharded_verifier(folder: Path, dtype: Dtype, group: ProcessGroup) -> tuple[PreTrainedModel, "HeadShares"]:
-    """This process's shard on the process's device, as `nn.verifier.load_verifier` gives the whole, and its heads. All
+    """This process's shard on the process's device, as `verifier.load_verifier` gives the whole, and its heads. All
     processes of the launch load at the same time.
 
     Raises:

@@ -1,6 +1,5 @@
-"""Shapes of a family's models from their configs: transformers builds each on the meta device, without any weight.
-
-Knows configs, read from a folder or known by a Hub id (`nn.known_configs`); reads no tensor.
+"""Sizes of a verifier, a head and an SLM from their configs, for estimates: transformers builds each on the meta
+device, without any weight. A config comes from a folder or from the released ones (`families.released_configs`).
 """
 
 from collections.abc import Sequence

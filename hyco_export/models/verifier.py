@@ -1,8 +1,7 @@
 """The verifier, its head and their tokenizer as transformers models, loaded from checkpoint folders.
 
-Knows which two verifier layers feed the head (the last sliding and the last full layer that store K/V) and how wide
-their K/V are. Serves capture, QAT and the verifier server; knows nothing of quantisation. `nn.checkpoint` turns a
-recipe's reference into a folder.
+Also here: which two verifier layers feed the head (the last sliding and the last full layer that store K/V) and the
+shape of their K/V. `checkpoints` turns a recipe's reference into a folder.
 """
 
 import json
@@ -36,9 +35,6 @@ from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.generation_rules import require_generation_rules
 from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
 from hyco_export.models.text.tokenizer import cleaned, token_ids
-
-# A recipe's precisions as torch's.
-
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -156,7 +152,7 @@ def load_shard(folder: Path, dtype: Dtype, config: PreTrainedConfig, distributed
     """This process's shard of a verifier, on the process's device, in evaluation mode, without gradients; all
     processes of the launch load at the same time.
 
-    config, distributed: `nn.sharding`'s: the configuration with a plan, and transformers' word for what it is for.
+    config, distributed: of `process_group`: the configuration with a plan of its shards, and how transformers splits.
 
     Raises:
         CheckpointError: as `load_verifier`.
@@ -195,7 +191,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer, cleaned (`nn.tokenizer_file`), with a chat template or, of a base model, without.
+    """The tokenizer, cleaned (`text.tokenizer.cleaned`), with a chat template or, of a base model, without.
 
     Raises:
         CheckpointError: missing or unreadable.

@@ -1,6 +1,7 @@
-"""The created verifier: the hand-off of Gemma 4 26B-A4B (§3.1) from a small dense body. Random weights.
+"""The created verifier and head: the hand-off of Gemma 4 26B-A4B (§3.1) from a small dense body. Random weights,
+written shard by shard, the same for equal seeds.
 
-It has no stop token: a model that knows nothing would end an answer by chance only, and a run's length would be too.
+The verifier has no stop token: random weights would end an answer by chance, and the length of a run would vary.
 """
 
 import json
@@ -18,8 +19,7 @@ from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.families.released_configs import Scale, head_config, verifier_config
 from hyco_export.models.tensor_files import INDEX_NAME
 
-# Random weights of a model that only exists as a shape: written shard by shard, the same for one seed.
-
+# ---- random weights, shard by shard
 
 SHARD_BYTES = 1 << 30  # a shard is written once it holds as much; the largest tensor (1.5 GB) has one alone
 CHUNK_ROWS = 16_384  # of a matrix drawn at a time in float32: 185 MB at 2,816 columns
@@ -102,7 +102,7 @@ def write_verifier(folder: Path, scale: Scale, seed: int, report: Report) -> Non
     write_checkpoint(model, folder, seed, generation, report)
 
 
-# The created head: the assistant of Gemma 4 26B-A4B at its full size, 419.7 M parameters. Random weights.
+# ---- the head: the assistant of Gemma 4 26B-A4B at its full size, 419.7 M parameters
 
 
 def write_head(folder: Path, scale: Scale, seed: int, report: Report) -> None:

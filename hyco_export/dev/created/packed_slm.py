@@ -1,9 +1,9 @@
 """Writes an SLM checkpoint of Gemma 4 E2B's shape in the layout of the mobile QAT release, with random integers.
 
-For proving the chain at real size where the weights themselves cannot be fetched. Every tensor is drawn by itself from
-a seed of its own name, so no two are equal (the NPU compiler merges equal ones), and a shard at a time is in memory.
-What a checkpoint holds is taken from transformers: its quantizer applied to an empty model. Knows nothing of text: the
-tokenizer's files are copied from a folder.
+For runs at real size where the weights themselves cannot be fetched. Every tensor is drawn from a seed of its own
+name, so that no two are equal (the NPU compiler merges equal ones), with one shard at a time in memory. What a
+checkpoint holds is taken from transformers: its quantizer applied to an empty model. The tokenizer's files are copied
+from a folder.
 """
 
 import json

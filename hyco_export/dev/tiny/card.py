@@ -1,4 +1,6 @@
-"""Measures a trained family from its folders and writes the model card."""
+"""Measures a trained family from its folders (acceptance of the head's chains, agreement of head and SLM with the
+verifier) and writes the model card.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from hyco_export.dev.tiny.training import Row, answer_mask, ordered_batches, pad
 from hyco_export.models.families.gemma4 import LanguageModel
 from hyco_export.models.families.gemma4_assistant import HeadModel
 
-# What the family is worth: acceptance of the head's chains and agreement of head and SLM with the verifier.
+# ---- acceptance and agreement
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,7 @@ def head_masks(queries: int) -> dict[str, torch.Tensor]:
     return {kind: torch.where(seen, 0.0, float("-inf"))[None, None] for kind, seen in visible.items()}
 
 
-# Answers that the verifier writes itself, and its distribution over them.
-
+# ---- answers that the verifier writes
 
 GENERATION_BATCH = 96
 MAX_ANSWER_TOKENS = 128

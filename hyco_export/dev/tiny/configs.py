@@ -1,4 +1,7 @@
-"""Shapes of the three models. Layer patterns: S = sliding attention, F = full attention."""
+"""Shapes of the three models and their one tokenizer: byte-pair encoding with Gemma's mechanics, 2,048 entries.
+
+Layer patterns: S = sliding attention, F = full attention.
+"""
 
 import json
 from collections.abc import Iterable
@@ -12,8 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from hyco_export.models.families.gemma4 import LanguageConfig
 from hyco_export.models.families.gemma4_assistant import HeadConfig
 
-# The family's one tokenizer: byte-pair encoding with Gemma's mechanics, 2,048 entries.
-
+# ---- the tokenizer
 
 VOCAB_SIZE = 2048
 

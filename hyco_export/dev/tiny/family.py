@@ -1,4 +1,6 @@
-"""Trains the whole embedded family: from the text on this machine to three checkpoints and their model card."""
+"""Trains the whole embedded family, from the text on this machine to three checkpoints and their model card;
+independent trainings run side by side, one process and one thread each.
+"""
 
 import copy
 import json
@@ -34,8 +36,7 @@ from hyco_export.dev.tiny.trainings import mean_loss, train_head, train_slm, tra
 from hyco_export.errors import HycoError
 from hyco_export.models.families.gemma4 import LanguageModel
 
-# Runs independent trainings side by side, one process and one thread each, and forwards their progress.
-
+# ---- independent trainings side by side
 
 Report = Callable[[float], None]
 """Told the share done, 0 to 1."""

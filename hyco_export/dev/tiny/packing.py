@@ -20,8 +20,7 @@ from hyco_export.dev.tiny.training import Row, ordered_batches, padded_ids
 from hyco_export.errors import CheckpointError
 from hyco_export.models.families.gemma4 import LanguageModel
 
-# Fake quantisation of the SLM's weights while it trains, with learned scales (LSQ, Esser et al. 2020).
-
+# ---- fake quantisation with learned scales (LSQ, Esser et al. 2020)
 
 WIDTH_RULES: dict[str, int] = {
     r"per_layer_(input_gate|projection|model_projection)$": 8,
@@ -177,8 +176,7 @@ def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
     return (unsigned << shifts).sum(-1).to(torch.uint8)
 
 
-# Static ranges of the packed SLM: its key/value cache and the activations around its linears.
-
+# ---- static ranges of the cache and of activations
 
 INT8_MAX = 127
 

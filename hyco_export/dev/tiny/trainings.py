@@ -1,4 +1,5 @@
-"""Training of the verifier on the corpus, and its sharpening.
+"""The trainings: the verifier on the corpus, then sharpened; the head and the SLM on answers that the verifier sampled,
+the SLM first in float, then on its stored integers.
 
 Legend: B rows, T tokens, H channels.
 """
@@ -88,8 +89,7 @@ def as_stored(model: LanguageModel) -> LanguageModel:
     return model.bfloat16().float()
 
 
-# Training of the multi-token-prediction head on answers that the verifier sampled.
-
+# ---- the head
 
 DEPTH_WEIGHTS = (1.0, 0.25, 0.15, 0.1)
 """Weight of each step's loss. The first token decides every round, the later ones only rounds that are going well.
@@ -137,8 +137,7 @@ def head_loss(head: HeadModel, verifier: LanguageModel, batch: Sequence[Row]) ->
     return loss / sum(DEPTH_WEIGHTS)
 
 
-# Training of the small language model on answers that the verifier sampled, first in float, then on the stored grids.
-
+# ---- the SLM, first in float, then on its stored integers
 
 QUANTISED_SHARE = 0.5
 """Share of the steps with fake quantisation: the last ones."""

@@ -1,4 +1,4 @@
-"""Do a verifier, a head and an SLM belong together? Reads their configurations only."""
+"""Whether a verifier, a head and an SLM belong together, judged by their configs only."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,9 @@
-"""Which fields of a model's config this package honours, by the role in which the model is converted.
+"""Which fields of a model's config are honoured, which model types can stand where in a recipe, and what is said of the
+others.
 
 A field that changes what a model computes is read, or has one of the values that the static network computes; any other
-value is refused by name. So is a field that transformers' class does not know: its model, against which everything is
-compared, ignores it too. Knows configs; no weights.
+value is refused by name. So is a field that transformers' class does not know: its model, the reference of every
+comparison, ignores it too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -88,8 +89,7 @@ def _next_step(config: PreTrainedConfig, name: str) -> str:
     return NEXT_STEPS.get(name, f"use a {config.model_type} model without it")
 
 
-# Which model types can stand where in a recipe, and what to do with one that cannot.
-
+# ---- model types by their place in a recipe
 
 # text parts of the models whose last layers store K/V for an assistant; a multimodal checkpoint holds one of them
 VERIFIER_TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")

@@ -65,7 +65,7 @@ def share_won_back(candidate: Sequence[float], baseline: Sequence[float]) -> lis
     return [(ours - base) / (1.0 - base) if base < 1.0 else 1.0 for ours, base in zip(candidate, baseline, strict=True)]
 
 
-# How the integer graph of the head drafts: beside the same weights in float, and beside the original head.
+# ---- the integer graph beside the same weights in float, and beside the original head
 
 
 @dataclass(frozen=True)

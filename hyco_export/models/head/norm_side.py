@@ -1,8 +1,8 @@
-"""Which side of the verifier's final norm h comes from, and which one the head wants to read.
+"""Which side of the verifier's final norm h comes from, and which one the head expects.
 
 Values tell the first: behind an RMS norm every state divided by the norm's weight has a root mean square of 1. The
-original head's predictions tell the second: reading h on the wrong side, it misses the verifier's tokens (how many
-depends on the head: some hardly mind). Knows captured states and the float head; where they come from is the stage's.
+original head's predictions tell the second: given h from the wrong side it misses the verifier's tokens more often (how
+much more depends on the head).
 
 Legend: n states, H the verifier's hidden size.
 """

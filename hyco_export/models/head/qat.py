@@ -2,13 +2,13 @@
 
 Loss: KL divergence from the original head to the fake-quantised one on response tokens. With `unrolled_steps` = K the
 mean over the K depths, each depth fed by the own state of the head that computes it (teacher by the teacher's, student
-by the student's) and by the sequence's tokens: the device drafts that way, and one-step training leaves the errors
-that add up through the state untouched.
+by the student's) and by the sequence's tokens: the device drafts that way, and one-step training does not see the
+errors that accumulate through the state.
 
 The processes of a launch share the packs of every step; all of them add up the gradients in the order of the packs, as
 one process does. So every number of processes gives the same bits, and all hold the same weights after a step.
 
-Knows sequences as `nn.head.unroll.RootRows`, no files. Legend: R root positions, V vocabulary.
+Legend: R root positions, V vocabulary.
 """
 
 import math
@@ -31,8 +31,7 @@ from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.unroll import RootRows, pack, unroll
 from hyco_export.models.process_group import ALONE, ProcessGroup
 
-# Where a training stands after a step, and its checkpoints: enough to go on to the same bytes.
-
+# ---- the state of a training, for a resumed one that ends with the same bytes
 
 Parameters = Mapping[str, torch.nn.Parameter]
 UNIT = "training"

@@ -1,8 +1,8 @@
-"""Low-bit weights of a head's linear layers: how grids are attached for training, and read out as integers.
+"""The head's linear layers: their names and weights, the low-bit layout of each, and their fake quantisers.
 
-Grids are those of `nn.weight_grids` (Table 4 of the paper) and `nn.block_grids`. Knows weights only; `nn.head.qat`
-trains them. The fake quantisers are aimet-torch's `QuantizeDequantize` and its form for blocks: forward rounds and
-clips, backward is a straight-through estimator that passes gradients inside the grid and stops them outside.
+Layouts are one scale per output channel (HyCo, Table 4) or per block of inputs (`weight_rounding`). The fake quantisers
+are aimet-torch's `QuantizeDequantize` and its form for blocks: forward rounds and clips, backward is a straight-through
+estimator that passes gradients inside the range and stops them outside.
 
 Legend: N output channels, K inputs of a linear layer, J blocks of inputs.
 """
@@ -37,7 +37,7 @@ from hyco_export.models.weight_rounding import (
     searched_scales,
 )
 
-# A head's linear layers: their names, their weights, and other weights put in their place. Knows no grids.
+# ---- linear layers by name
 
 
 def linear_layers(head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -135,7 +135,7 @@ def detach(head: nn.Module) -> None:
         layer.weight.requires_grad_(False)
 
 
-# The head's first matrix as the two it is: one for the embedding, one for the state, each a linear layer of its own.
+# ---- the first matrix as two: one for the embedding, one for the state
 
 
 class SplitProjection(nn.Module):
@@ -171,7 +171,7 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
     return layer
 
 
-# Which integer grid each linear layer of a head gets: width and layout of the recipe, with overrides by name.
+# ---- low-bit layouts: the recipe's width and blocks, with overrides by name
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class LayerGrid:
 def linear_widths(folder: Path, split: bool) -> dict[str, int]:
     """Inputs K of every linear layer of a head's checkpoint, by module name; reads its configuration only.
 
-    `split`: the first matrix in two (`nn.head.split_projection`).
+    `split`: the first matrix in two (`split_projection`).
     """
     head = empty_model(HeadModel, load_config(folder))
     with torch.device("meta"):

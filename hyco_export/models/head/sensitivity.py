@@ -1,9 +1,8 @@
-"""What each linear layer's low width costs a head, and which layers to give 8 bits first.
+"""What the low width of each linear layer costs a head, and which layers to give 8 bits first.
 
 Two measures of a layer, both KL from the original head to a changed one, the mean over K depths in nats per token:
 `kl_alone`, when this layer alone is in integers; `kl_gain`, what the head with all layers in integers wins back when
-this one alone has 8 bits. They are taken on the weights of the clip search, before training. Knows heads and sequences,
-no files.
+this one alone has 8 bits. They are taken on the weights of the clip search, before training.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

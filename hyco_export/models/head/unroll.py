@@ -1,10 +1,10 @@
 """The MTP head in float: one drafting step for many root positions at once, and the K steps unrolled.
 
-The module is transformers' own `Gemma4AssistantForCausalLM`; this file only prepares what it reads, once per sequence
-instead of once per step. What a row computes is what assisted generation computes for that root
-(`SinglePositionMultiTokenCandidateGenerator`): input [embedding, state] in this order; every step at the root's
-position; K/V of the positions before the root, all of the window in full layers, in sliding layers the newest
-`sliding_window + 1` of them; state of step k + 1 = projected state of step k. Rows do not see each other.
+The module is transformers' own head; this file only prepares what it reads, once per sequence instead of once per step.
+What a row computes is what assisted generation computes for that root (`SinglePositionMultiTokenCandidateGenerator`):
+input [embedding, state] in this order; every step at the root's position; K/V of the positions before the root, all of
+the window in full layers, in sliding layers the newest `sliding_window + 1` of them; state of step k + 1 = projected
+state of step k. Rows do not see each other.
 
 Legend: T tokens of a sequence, R root positions, S key positions, H the verifier's hidden size, V vocabulary.
 """
@@ -27,7 +27,7 @@ from hyco_export.models.capture import Capture
 from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.verifier import ATTENTION_NAMES
 
-# The verifier's final norm as two values: a head that is handed h from before it must apply it itself.
+# ---- the verifier's final norm, for a head that is handed h from before it
 
 
 @dataclass(frozen=True)

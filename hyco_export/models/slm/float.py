@@ -1,8 +1,9 @@
-"""Unquantised Gemma 3 and Gemma 4 text checkpoints as a source of the SLM's weights, rounded while they are read.
+"""Unquantised SLM checkpoints as a source of weights that are rounded while they are read.
 
-The same interface as `nn.slm.gemma_quant.PackedCheckpoint`. Linears become 4- or 8-bit integers on grids of the clip
-search (`nn.weight_grids`), embedding tables 8-bit rows; what a checkpoint must hold is taken from transformers' model
-itself, built empty. Tensors are read one at a time, tables in slices of rows. Knows widths and files; no network.
+The same interface as `slm.packed.PackedCheckpoint`. Linears become 4- or 8-bit integers with the scales of the clip
+search (`weight_rounding`), embedding tables 8-bit rows. What a checkpoint must hold is taken from transformers' model
+of its family, built empty. Tensors are read one at a time, tables in slices of rows. `open_checkpoint` opens either
+kind; `original_slm` is the network before rounding.
 
 Legend: N output channels or rows, K input channels or columns, S scales of a table's row, V vocabulary.
 """
@@ -205,7 +206,7 @@ def float_modules(model: PreTrainedModel, rounding: Rounding) -> list[FloatModul
     return found
 
 
-# Which kind of checkpoint an SLM's folder holds: packed integers, or floats that are yet to be rounded.
+# ---- either kind of checkpoint
 
 
 def open_checkpoint(folder: Path, rounding: Rounding | None) -> PackedCheckpoint | FloatCheckpoint:
@@ -233,7 +234,7 @@ def require_rounding(config: PreTrainedConfig, checkpoint: str, rounding: Roundi
         )
 
 
-# The static SLM before rounding: weights and embeddings of an unquantised checkpoint as they are.
+# ---- the network before rounding
 
 
 def original_slm(checkpoint: FloatCheckpoint, network: SlmNetwork, kept: np.ndarray) -> FloatSlm:

@@ -1,7 +1,7 @@
-"""Is the static SLM the model transformers computes? Logits side by side, for plain, wrapped and branching contexts.
+"""Is the static SLM the model that transformers computes? Logits of plain, wrapped and branching contexts.
 
-The static side goes through its rings pass by pass; transformers forwards everything at once under 4D masks that show
-each row exactly what the rings show it. Knows both models in float; no integers.
+The static side goes through its rings pass by pass; transformers runs everything in one forward pass under 4D masks
+that show each row exactly what the rings show it. Both are in float.
 
 Legend: n tokens, R rows of a pass, W ring slots, V kept tokens.
 """

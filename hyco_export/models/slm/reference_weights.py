@@ -1,7 +1,10 @@
-"""A checkpoint's weights through transformers' own eyes: what the emitted integers are compared with, one by one.
+"""The weights that a converted SLM must have, one by one, derived from transformers' model of the checkpoint.
 
-On purpose not the code that made them: transformers loads the tensors and its quantizer unpacks them
-(`integrations/gemma_quant.py`). Legend: N output channels, K inputs, V vocabulary, B bytes and S scales of a row.
+Deliberately independent of the code that writes them. Of a packed checkpoint transformers loads the tensors and its
+quantizer unpacks them; of an unquantised one every weight must be the nearest integer under a scale that the clip
+search can give.
+
+Legend: N output channels, K inputs, V vocabulary, B bytes and S scales of a row.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -79,8 +82,7 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().numpy()
 
 
-# A rounded checkpoint's weights through transformers' own eyes: what the emitted integers are compared with.
-
+# ---- unquantised checkpoints: the nearest integers
 
 SLACK = 1e-6  # of a scale: one rounding of float32
 
