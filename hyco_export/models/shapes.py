@@ -10,8 +10,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from hyco_export.core.estimates.shapes import HeadShape, KvLayer, Matrix, SlmShape, VerifierShape
-from hyco_export.models.families.family import MODEL_PREFIX, OUTPUT_LAYER, find_family, kv_sources, layer_types
 from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.slm_family import MODEL_PREFIX, OUTPUT_LAYER, find_family, kv_sources, layer_types
 from hyco_export.models.slm.float import FloatModule, Rounding, float_modules, require_rounding
 from hyco_export.models.slm.packed import PackedModule, empty_quantised, packed_modules
 from hyco_export.models.verifier import empty_model, handoff_layers, layer_kv_shape

@@ -30,8 +30,8 @@ from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError, first_line
 from hyco_export.models.checkpoints import require_checkpoint
 from hyco_export.models.families.config_fields import require_verifier_type
-from hyco_export.models.families.family import ATTENTION_NAMES, STORES_KV
 from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.slm_family import ATTENTION_NAMES, STORES_KV
 from hyco_export.models.generation_rules import require_generation_rules
 from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
 from hyco_export.models.text.tokenizer import cleaned, token_ids

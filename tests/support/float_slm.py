@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import Gemma3TextConfig, Gemma4TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from hyco_export.models.families.family import find_family
+from hyco_export.models.families.slm_family import find_family
 from tests.support.builders import TYPES
 from tests.support.packed_slm import SOFTNESS, VOCAB, WINDOW, plain_config, slm_config
 

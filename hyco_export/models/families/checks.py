@@ -7,8 +7,8 @@ from transformers import PreTrainedConfig
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.errors import CheckpointError
 from hyco_export.models.families.config_fields import not_honoured, quantisation_method
-from hyco_export.models.families.family import ATTENTION_NAMES, READS_KV
 from hyco_export.models.families.gemma4_assistant import HEAD_MODEL_TYPE
+from hyco_export.models.families.slm_family import ATTENTION_NAMES, READS_KV
 from hyco_export.models.verifier import kv_shapes, layer_kv_shape
 
 HEAD_HINT = "use the head that was published for this verifier ($.models.head)"

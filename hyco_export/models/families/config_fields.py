@@ -12,8 +12,8 @@ from functools import cache
 from transformers import PreTrainedConfig
 
 from hyco_export.errors import CheckpointError
-from hyco_export.models.families.family import LAYERS, ROPE, Honoured, slm_families
 from hyco_export.models.families.gemma4_assistant import HEAD_MODEL_TYPE, HONOURED
+from hyco_export.models.families.slm_family import LAYERS, ROPE, Honoured, slm_families
 
 FIXED_FREQUENCIES = ("default", "linear", "proportional", "llama3", "yarn")  # rotary kinds that know no text's length
 LAYER_FIELDS = frozenset({"head_dim", "num_key_value_heads"})  # what may differ from layer to layer

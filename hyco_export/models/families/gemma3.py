@@ -7,7 +7,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from hyco_export.core.network.slm import SlmNetwork
-from hyco_export.models.families.family import (
+from hyco_export.models.families.slm_family import (
     INERT,
     TEXT,
     WINDOWED,

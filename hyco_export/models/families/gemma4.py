@@ -16,7 +16,7 @@ from transformers.models.gemma4.modeling_gemma4 import (
 
 from hyco_export.core.network.slm import SlmLayer, SlmNetwork
 from hyco_export.errors import CheckpointError
-from hyco_export.models.families.family import (
+from hyco_export.models.families.slm_family import (
     INERT,
     LAYERS,
     MODEL_PREFIX,

@@ -2,7 +2,7 @@
 
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
-from hyco_export.models.families.family import INERT, Honoured
+from hyco_export.models.families.slm_family import INERT, Honoured
 
 HEAD_MODEL_TYPE = "gemma4_assistant"
 HeadModel = Gemma4AssistantForCausalLM

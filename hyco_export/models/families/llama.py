@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from hyco_export.core.network.slm import SlmNetwork
-from hyco_export.models.families.family import (
+from hyco_export.models.families.slm_family import (
     INERT,
     TEXT,
     Honoured,

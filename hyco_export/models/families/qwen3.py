@@ -7,7 +7,7 @@ from transformers import Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from hyco_export.core.network.slm import SlmNetwork
-from hyco_export.models.families.family import (
+from hyco_export.models.families.slm_family import (
     INERT,
     TEXT,
     WINDOWED,

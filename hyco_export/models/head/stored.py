@@ -10,8 +10,8 @@ from hyco_export.core.network.weight_files import StoredHead
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.errors import CheckpointError
 from hyco_export.models.families.config_fields import require_honoured
-from hyco_export.models.families.family import SHORT_NAMES, rotary_frequencies
 from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.slm_family import SHORT_NAMES, rotary_frequencies
 from hyco_export.models.head.unroll import head_spans
 from hyco_export.models.verifier import layer_kv_shape
 

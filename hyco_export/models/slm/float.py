@@ -23,7 +23,7 @@ from hyco_export.core.network.weights import MatrixShape, PackedMatrix, Weights
 from hyco_export.core.tables import PackedRows, TableLayout
 from hyco_export.errors import CheckpointError
 from hyco_export.models.embedding_table import quantize_rows
-from hyco_export.models.families.family import (
+from hyco_export.models.families.slm_family import (
     MODEL_PREFIX,
     OUTPUT_LAYER,
     PER_LAYER_TABLE,

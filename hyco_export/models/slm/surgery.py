@@ -15,7 +15,7 @@ from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.weights import MatrixShape, PackedMatrices, PackedMatrix, Weights
 from hyco_export.core.tables import PER_LAYER, TOKENS, PackedRows
 from hyco_export.models.families.config_fields import require_honoured
-from hyco_export.models.families.family import (
+from hyco_export.models.families.slm_family import (
     MODEL_PREFIX,
     OUTPUT_LAYER,
     PER_LAYER_TABLE,

@@ -13,7 +13,7 @@ import hyco_export
 from hyco_export.errors import CheckpointError
 from hyco_export.models.families import llama, qwen3
 from hyco_export.models.families.config_fields import require_honoured
-from hyco_export.models.families.family import find_family, slm_families
+from hyco_export.models.families.slm_family import find_family, slm_families
 from hyco_export.models.slm.surgery import network_of
 from tests.support.float_slm import llama_config, qwen3_config
 from tests.support.packed_slm import RINGS
