@@ -1,7 +1,7 @@
-"""How much of a tokenizer's raw speed is left when a keep set's tokens are counted, on this machine, in one run.
+"""How fast a keep set's tokens are counted, as a share of the tokenizer's raw speed on the same machine and texts.
 
-Raw is the tokenizer's own `encode_batch` on texts that lie in memory; counting also reads and decodes the files, tells
-conversations apart and adds up. File by file, first the one, then the other: a machine that is busy slows both.
+Raw is the tokenizer's own `encode_batch` on texts in memory; counting also reads and decodes the files, tells
+conversations apart and adds up. The two alternate file by file, so that other load on the machine slows both alike.
 """
 
 import resource
@@ -19,8 +19,7 @@ from hyco_export.core.data.conversations import Conversation, Message, identitie
 from hyco_export.core.data.readers import data_files, read_conversations
 from hyco_export.models.text.token_counts import BATCH_CHARACTERS, count_tokens
 
-# Conversations that nobody held, of UltraChat 200k's shape: for measuring where the real ones cannot be fetched.
-
+# ---- created conversations of UltraChat 200k's shape, where the real ones cannot be fetched
 
 SHARD_CONVERSATIONS = 2000
 ZIPF_EXPONENT, ZIPF_SHIFT = 1.07, 2.7  # Zipf-Mandelbrot, as measured on English again and again

@@ -88,7 +88,7 @@ class PersistentTransport:
 # Using the time in which a reply is on its way: the call runs on a thread, drafting goes on in the caller's.
 
 
-class WhileWaiting:
+class Overlap:
     """One thread for the calls of one generation; no two calls at a time, as a transport wants it.
 
     Args:

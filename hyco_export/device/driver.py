@@ -12,7 +12,7 @@ import msgspec
 
 from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.answers import ID_LIMIT, check_ids, check_reply
-from hyco_export.device.calls import WhileWaiting
+from hyco_export.device.calls import Overlap
 from hyco_export.device.drafters import Draft, Drafter, ProactiveDrafter
 from hyco_export.device.interfaces import Given, Transport
 from hyco_export.device.offload import AskForAll, OffloadPolicy
@@ -108,7 +108,7 @@ class Generation:
         self._drafter = drafter
         self._transport = transport
         self._policy = policy or AskForAll()
-        self._waiting = WhileWaiting() if isinstance(drafter, ProactiveDrafter) else None
+        self._waiting = Overlap() if isinstance(drafter, ProactiveDrafter) else None
         self._clock = clock
         self._started = clock()
         self._session = ""

@@ -1,8 +1,7 @@
-"""What the verifier says and what it would hand off: greedy answers, and teacher-forced captures of whole sequences.
+"""The verifier's greedy answers, and captures of whole sequences in one forward pass (teacher forcing).
 
-Knows one sequence at a time; which prompts, and where the files go, is the stage's. A capture holds for every position
-exactly the head's inputs (HyCo, Appendix A): the head that drafts for root position p reads e[p], h[p - 1] and the K/V
-rows before p.
+A capture holds, for every position of one sequence, exactly the head's inputs (HyCo, Appendix A): the head that drafts
+for root position p reads e[p], h[p - 1] and the K/V rows before p.
 
 Legend: T tokens of a sequence, H the verifier's hidden size, N K/V heads, d head dimension.
 """

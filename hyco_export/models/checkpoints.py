@@ -1,7 +1,4 @@
-"""A checkpoint's folder: found on disk or fetched from the Hub, and told apart by a digest of its contents.
-
-Knows files, not models: `nn.verifier` loads them.
-"""
+"""A checkpoint's folder: found on disk or fetched from the Hub, and identified by a digest of its contents."""
 
 import hashlib
 import re

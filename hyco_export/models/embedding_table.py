@@ -1,7 +1,7 @@
-"""The 8-bit embedding table of the kept tokens: rows of the verifier's input embedding, read without loading the model.
+"""The 8-bit embedding table of the kept tokens: rows of the verifier's input embedding with one scale each, read
+without loading the model.
 
-Legend: n kept tokens, H hidden size, V vocabulary size. Knows the embedding's name and one scale per row; not which
-tokens are kept.
+Legend: n kept tokens, H hidden size, V vocabulary size.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """Gemma 4's decoder layers in fewer and larger operations, for passes of few rows, where every operation counts.
 
-What transformers' layers compute, from the same parameters, which stay where they are for everybody else: one product
-for q, k and v, one for the two halves of the MLP, one normalisation for all heads at once (Gemma 4 norms q, k and v
-over the head dimension; v without a scale, so that with `attention_k_eq_v` V is K before its scale). Differs from
-transformers by float rounding. Attention, K/V and masks are the caller's.
+The same computation as transformers' layers, on the same parameters: one product for q, k and v, one for the two halves
+of the MLP, one normalisation for all heads at once (Gemma 4 norms q, k and v over the head dimension; v without a
+weight, so that with `attention_k_eq_v` V is K before its weight). Results differ from transformers by float rounding.
+The caller supplies attention over its K/V cache and masks.
 
 Legend: R rows, H query heads, N K/V heads, d head dimension, D hidden, P width of a per-layer input.
 """
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer, Gemma4TextModel
+
+from hyco_export.models.families.gemma4 import Backbone, DecoderLayer
 
 FIXED_ROTARY = ("default", "proportional", "linear")  # transformers' names of rotary embeddings that know no context
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and signed sin, [R, 1, d] each
@@ -36,7 +37,7 @@ class Attention(Protocol):
 
 def fits(model: nn.Module) -> bool:
     """Can a backbone be fused: are its products plain matrices (not sharded, not quantised, no bias)."""
-    if type(model) is not Gemma4TextModel:
+    if type(model) is not Backbone:
         return False
     parts: list[nn.Module] = [part for layer in _layers(model) for part in (layer.self_attn, layer.mlp)]
     products = [module for part in parts for module in part.children() if isinstance(module, nn.Linear)]
@@ -45,8 +46,8 @@ def fits(model: nn.Module) -> bool:
     )
 
 
-def _layers(model: Gemma4TextModel) -> list[Gemma4TextDecoderLayer]:
-    return [cast(Gemma4TextDecoderLayer, layer) for layer in model.layers]
+def _layers(model: Backbone) -> list[DecoderLayer]:
+    return [cast(DecoderLayer, layer) for layer in model.layers]
 
 
 class FusedStack:
@@ -57,7 +58,7 @@ class FusedStack:
         small operations is what costs, on a GPU; on a CPU it needs a C++ compiler.
     """
 
-    def __init__(self, model: Gemma4TextModel, compiled: bool = False) -> None:
+    def __init__(self, model: Backbone, compiled: bool = False) -> None:
         self._model = model
         types = model.config.layer_types or []
         self._layers = [_Layer(layer, kind, compiled) for layer, kind in zip(_layers(model), types, strict=True)]
@@ -153,7 +154,7 @@ def _norm_of(weight: torch.Tensor, eps: float) -> _Norm:
 class _Layer:
     """One decoder layer; plain attributes, as a module's are looked up in three dictionaries each time."""
 
-    def __init__(self, layer: Gemma4TextDecoderLayer, layer_type: str, compiled: bool) -> None:
+    def __init__(self, layer: DecoderLayer, layer_type: str, compiled: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_type = layer_type
         self._project: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]

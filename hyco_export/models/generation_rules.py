@@ -1,8 +1,8 @@
 """What a checkpoint's generation config asks of the logits: honoured, replaced by the caller's settings, or refused.
 
-transformers' `generate` acts on these fields. A tree verifier judges every row by itself, so what holds at every place
-(`suppress_tokens`) is honoured everywhere, and what depends on the tokens before, or on how many there are, is refused.
-Matters for the model whose text counts: the verifier (of an SLM or a head only the ranks of drafts are used).
+transformers' `generate` acts on these fields. A tree verifier judges every row independently, so a rule that holds at
+every position (`suppress_tokens`) is applied everywhere, and one that depends on the tokens before, or on how many
+there are, is refused. Only the verifier's config is checked: of an SLM or a head only the ranks of drafts are used.
 """
 
 import json

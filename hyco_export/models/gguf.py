@@ -1,10 +1,10 @@
-"""A GGUF file as an ordinary checkpoint folder, made once; the rest of the package never sees GGUF.
+"""A GGUF file converted once into an ordinary checkpoint folder; the rest of the package never reads GGUF.
 
-transformers reads tensors and tokenizer. What the model is, this module says: transformers' own mapping of a file's
-keys leaves some out without a word (the scaling of rotary positions, the scale of attention scores, the soft-cap).
-Every key of the architecture is mapped, compared with what the rest says, or refused by name; so is every tensor. The
-meaning of keys, and of those that are missing, is llama.cpp's. The folder is kept in the user's cache under the file's
-digest; weights are dequantised to the recipe's dtype.
+transformers reads tensors and tokenizer. The model's config is made here, because transformers' own mapping of a file's
+keys silently drops some (the scaling of rotary positions, the scale of attention scores, the soft-cap). Every key of
+the architecture is mapped, compared with what the rest says, or refused by name; so is every tensor. The meaning of
+keys, and of those that are missing, is llama.cpp's. The folder is kept in the user's cache under the file's digest;
+weights are dequantised to the recipe's dtype.
 """
 
 import fcntl
@@ -23,7 +23,9 @@ from hyco_export.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
-    from transformers import Gemma3TextConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from hyco_export.models.families.gemma3 import Gemma3Config
 
 CACHE_FOLDER = "hyco-export"
 DIGEST_LETTERS = 16  # of the file's sha256 in the folder's name: 64 bits
@@ -118,8 +120,9 @@ def import_folder(path: Path, dtype: Dtype) -> Path:
 def _convert(path: Path, dtype: Dtype, out_dir: Path) -> None:
     from gguf import GGUFReader
     from huggingface_hub import save_torch_state_dict
-    from transformers import AutoTokenizer, Gemma3ForCausalLM
+    from transformers import AutoTokenizer
 
+    from hyco_export.models.families.gemma3 import Gemma3Model
     from hyco_export.models.verifier import TORCH_DTYPES
 
     try:
@@ -127,7 +130,7 @@ def _convert(path: Path, dtype: Dtype, out_dir: Path) -> None:
         config = _config(reader, path)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         options: dict[str, Any] = {"config": config, "dtype": TORCH_DTYPES[dtype], "output_loading_info": True}
-        model, report = cast(Any, Gemma3ForCausalLM).from_pretrained(path.parent, gguf_file=path.name, **options)
+        model, report = cast(Any, Gemma3Model).from_pretrained(path.parent, gguf_file=path.name, **options)
     except CheckpointError:
         raise
     except Exception as error:  # whatever a file that is damaged breaks in gguf and transformers
@@ -142,13 +145,13 @@ def _convert(path: Path, dtype: Dtype, out_dir: Path) -> None:
     save_torch_state_dict(stored, out_dir)  # the model's own saving refuses what came from GGUF, dequantised or not
 
 
-def _config(reader: "GGUFReader", path: Path) -> "Gemma3TextConfig":
+def _config(reader: "GGUFReader", path: Path) -> "Gemma3Config":
     """What the file's keys and tensors say of the model.
 
     Raises:
         CheckpointError: another architecture, a key that is missing, or one that nothing here maps.
     """
-    from transformers import Gemma3TextConfig
+    from hyco_export.models.families.gemma3 import Gemma3Config
 
     general = _fields(reader, "general.")
     if general.get("architecture") != ARCHITECTURE:
@@ -164,7 +167,7 @@ def _config(reader: "GGUFReader", path: Path) -> "Gemma3TextConfig":
     vocabulary = shapes["token_embd.weight"][-1]
     tokens = _fields(reader, "tokenizer.ggml.")
     stops = dict.fromkeys(tokens[key] for key in ("eos_token_id", "eot_token_id") if key in tokens)
-    return Gemma3TextConfig(
+    return Gemma3Config(
         **mapped,
         vocab_size=vocabulary,
         layer_types=_layer_types(keys.get(PATTERN, PERIOD), mapped["num_hidden_layers"]),

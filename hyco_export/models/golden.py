@@ -1,8 +1,8 @@
-"""Which positions become golden, and what transformers' own head drafts there: a truth that shares no code with graphs.
+"""Golden drafts: which positions are chosen, and what transformers' own head drafts there.
 
-The head is transformers' module with its own masks, one row at a time, fed what travels: 8-bit hand-off values of the
-newest W positions. The static network, the graphs and the device's host must give the same. Knows captures and
-weights; writes no files.
+The reference shares no code with the graphs: transformers' module with its own masks, one row at a time, fed what is
+sent to a device, the 8-bit hand-off values of the newest W positions. The static network, the graphs and the device's
+host code must give the same drafts.
 
 Legend: T tokens of a text, K steps, W positions of the device's window, C kept tokens, H the verifier's hidden size.
 """
@@ -15,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from transformers import (
-    Gemma4AssistantForCausalLM,
     LogitsProcessorList,
     PreTrainedModel,
     SuppressTokensLogitsProcessor,
@@ -38,6 +37,7 @@ from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, STATE_
 from hyco_export.core.network.weights import IntegerMatrix, IntegerTable
 from hyco_export.core.recipe import Sampling
 from hyco_export.models.capture import Capture
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.generation_rules import suppressed_ids
 from hyco_export.models.head.quantisers import linear_layers, load_weight
 from hyco_export.models.head.stored import stored_name
@@ -90,7 +90,7 @@ def _shortened(walk: Walk, tokens: int, steps: int) -> Walk:
     return Walk(walk.text, max(walk.start, 1), max(-1, min(walk.rounds, room)))
 
 
-def load_stored(head: Gemma4AssistantForCausalLM, matrices: Mapping[str, IntegerMatrix]) -> None:
+def load_stored(head: HeadModel, matrices: Mapping[str, IntegerMatrix]) -> None:
     """Put the artifact's weights into transformers' module; a matrix that is stored in two is put together again."""
     for name, layer in linear_layers(head):
         stored = stored_name(name)
@@ -123,7 +123,7 @@ def table_lookup(table: IntegerTable, kept: np.ndarray) -> Embed:
 
 @torch.no_grad()
 def chain_logits(
-    head: Gemma4AssistantForCausalLM,
+    head: HeadModel,
     capture: Capture,
     root: int,
     window: int,
@@ -175,8 +175,7 @@ def golden_root(
     )
 
 
-# What a right verifier says of a tree: probabilities by transformers' own forward, soft-cap and logits warpers.
-
+# ---- a verifier's tree: probabilities by transformers' own forward pass, soft-cap and logits warpers
 
 DEPTH = 5  # nodes of the path below the root
 PLACES = 16  # of an answer's beginning, one of which becomes the root

@@ -1,8 +1,7 @@
-"""The processes of one launch (`accelerate launch -m hyco_export ...`): which one this is, what it computes on, and how
-they work together. A plain start is a crew of one.
+"""The processes of one launch (`accelerate launch -m hyco_export ...`): rank, device, messages between them, and a
+verifier whose weights are divided among them.
 
-Knows accelerate and torch.distributed; not what is computed. The main process (rank 0) alone plans, prints, locks and
-publishes.
+A plain start is a group of one. The main process (rank 0) alone plans, prints, locks and publishes.
 """
 
 import os
@@ -32,7 +31,7 @@ WORLD_SIZE = "WORLD_SIZE"  # set by the launcher
 FAILURES_KEY = "hyco-export/failures"
 
 
-class Crew:
+class ProcessGroup:
     """The processes of a launch as one of them sees it.
 
     Args:
@@ -59,7 +58,7 @@ class Crew:
         """Every `size`-th item, beginning with this process's number."""
         return list(items[self.rank :: self.size])
 
-    def tell(self, message: Any = None) -> Any:
+    def broadcast(self, message: Any = None) -> Any:
         """The main process's message, in every process."""
         if self.size == 1:
             return message
@@ -86,7 +85,7 @@ class Crew:
 
 class Line:
     """Bytes from the main process to all others, through the CPU: who waits for them keeps no GPU busy. Every process
-    of the crew opens it at the same time.
+    of the group opens it at the same time.
 
     Raises:
         ProcessGroupError: another process is gone; so do `send` and `receive`.
@@ -118,7 +117,7 @@ class Line:
             distributed.broadcast(tensor, src=0, group=self._group)
 
 
-ALONE = Crew(0, 1, torch.device("cpu"))
+ALONE = ProcessGroup(0, 1, torch.device("cpu"))
 
 
 @contextmanager
@@ -133,8 +132,8 @@ def _lost_processes() -> Iterator[None]:
 
 
 @cache
-def current_crew() -> Crew:
-    """The crew of this launch; joins the other processes on the first call."""
+def current_group() -> ProcessGroup:
+    """The group of this launch; joins the other processes on the first call."""
     from accelerate import PartialState
 
     # without GPUs accelerate joins the processes only when it is told to use the CPU
@@ -142,7 +141,7 @@ def current_crew() -> Crew:
     launched = int(os.environ.get(WORLD_SIZE, "1")) > 1
     state = PartialState(cpu=on_cpu, **({"timeout": PATIENCE} if launched else {}))
     device = torch.device("cpu") if state.device.type == "cpu" else state.device
-    return Crew(state.process_index, state.num_processes, device)
+    return ProcessGroup(state.process_index, state.num_processes, device)
 
 
 def first_to_fail() -> bool:
@@ -158,24 +157,23 @@ def first_to_fail() -> bool:
         return False  # the launcher's store is gone: the process that ended first has spoken
 
 
-# A verifier in shards, one a process: what transformers' tensor parallelism divides, and who holds which K/V heads.
-
+# ---- a verifier in shards, one a process
 
 ATTENTION, EXPERTS = ".self_attn.", ".experts"  # in the names of transformers' plan
 WHOLE = "replicate"  # its word for what every process holds all of
 TABLE, OUTPUT = "embed_tokens", "lm_head"
 
 
-def load_sharded_verifier(folder: Path, dtype: Dtype, crew: Crew) -> tuple[PreTrainedModel, "HeadShares"]:
-    """This process's shard on the process's device, as `nn.verifier.load_verifier` gives the whole, and its heads. All
+def load_sharded_verifier(folder: Path, dtype: Dtype, group: ProcessGroup) -> tuple[PreTrainedModel, "HeadShares"]:
+    """This process's shard on the process's device, as `verifier.load_verifier` gives the whole, and its heads. All
     processes of the launch load at the same time.
 
     Raises:
         CheckpointError: as `load_verifier`.
     """
-    config, distributed = _divided(load_config(folder), crew.size)
+    config, distributed = _divided(load_config(folder), group.size)
     model = load_shard(folder, dtype, config, distributed)
-    return model, HeadShares(crew, model.config.get_text_config())
+    return model, HeadShares(group, model.config.get_text_config())
 
 
 def _divided(config: PreTrainedConfig, size: int) -> tuple[PreTrainedConfig, DistributedConfig]:
@@ -203,9 +201,9 @@ class HeadShares:
         text: configuration of the verifier's text model.
     """
 
-    def __init__(self, crew: Crew, text: PreTrainedConfig) -> None:
-        self._crew = crew
-        self._parts = crew.size if divides_heads(text, crew.size) else 1
+    def __init__(self, group: ProcessGroup, text: PreTrainedConfig) -> None:
+        self._group = group
+        self._parts = group.size if divides_heads(text, group.size) else 1
         self._read = frozenset(handoff_layers(text).values())
 
     def kept(self, layer: int, shape: KvShape) -> KvShape:
@@ -216,11 +214,11 @@ class HeadShares:
         """K/V [1, N computed, R, d] of a pass -> those of the heads that are kept."""
         if self._parts == 1 or layer not in self._read:
             return keys, values
-        both = torch.cat(self._crew.gather(torch.stack((keys, values))), dim=2)
+        both = torch.cat(self._group.gather(torch.stack((keys, values))), dim=2)
         return both[0], both[1]
 
     def computed(self, layer: int, kept: torch.Tensor) -> torch.Tensor:
         """Of K or V [N kept, ...] of a layer those of the heads that this process computes with: a view."""
         if self._parts == 1 or layer not in self._read:
             return kept
-        return kept.chunk(self._parts)[self._crew.rank]
+        return kept.chunk(self._parts)[self._group.rank]

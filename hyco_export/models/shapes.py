@@ -1,6 +1,5 @@
-"""Shapes of a family's models from their configs: transformers builds each on the meta device, without any weight.
-
-Knows configs, read from a folder or known by a Hub id (`nn.known_configs`); reads no tensor.
+"""Sizes of a verifier, a head and an SLM from their configs, for estimates: transformers builds each on the meta
+device, without any weight. A config comes from a folder or from the released ones (`families.released_configs`).
 """
 
 from collections.abc import Sequence
@@ -8,29 +7,17 @@ from typing import Any
 
 import msgspec
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma4AssistantForCausalLM,
-    PreTrainedConfig,
-)
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from hyco_export.core.estimates.shapes import HeadShape, KvLayer, Matrix, SlmShape, VerifierShape
-from hyco_export.core.handoff import LayerType
+from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.slm_family import MODEL_PREFIX, OUTPUT_LAYER, find_family, kv_sources, layer_types
 from hyco_export.models.slm.float import FloatModule, Rounding, float_modules, require_rounding
 from hyco_export.models.slm.packed import PackedModule, empty_quantised, packed_modules
-from hyco_export.models.verifier import (
-    ATTENTION_NAMES,
-    READS_KV,
-    STORES_KV,
-    empty_model,
-    handoff_layers,
-    layer_kv_shape,
-)
+from hyco_export.models.verifier import empty_model, handoff_layers, layer_kv_shape
 
-OUTPUT_LAYER = "lm_head"
-LAYER_PREFIX = "model.layers."
+LAYER_PREFIX = f"{MODEL_PREFIX}layers."
 Module = PackedModule | FloatModule
-SHORT_NAMES: dict[str, LayerType] = {name: short for short, name in ATTENTION_NAMES.items()}
 UNPACKED_BITS = 16  # of weights in a checkpoint that is not quantised
 
 
@@ -52,7 +39,7 @@ def language_model_shape(config: PreTrainedConfig) -> VerifierShape:
 def head_shape(config: PreTrainedConfig) -> HeadShape:
     """The assistant's linear layers and norms."""
     text = config.get_text_config()
-    model = empty_model(Gemma4AssistantForCausalLM, config)
+    model = empty_model(HeadModel, config)
     return HeadShape(
         width=text.hidden_size,
         vocab_size=text.vocab_size,
@@ -75,8 +62,7 @@ def slm_shape(config: PreTrainedConfig, rounding: Rounding | None = None) -> Slm
     require_rounding(config, config.name_or_path or config.model_type, rounding)
     text: Any = config.get_text_config()
     modules, vector_values = _rounded(text, rounding) if rounding else _packed(config)
-    modes = getattr(text, "kv_sharing_modes", [STORES_KV] * text.num_hidden_layers)  # Gemma 3 shares none
-    storing = [index for index, mode in enumerate(modes) if mode != READS_KV]
+    storing = [index for index, source in enumerate(kv_sources(text)) if source == index]
     linears = {
         module.name: Matrix(module.rows, module.columns, module.bits, _in_prefill(module.name, storing[-1]))
         for module in modules
@@ -86,7 +72,7 @@ def slm_shape(config: PreTrainedConfig, rounding: Rounding | None = None) -> Slm
     tables = [module for module in modules if module.factor is not None]
     return SlmShape(
         hidden=text.hidden_size,
-        per_layer_width=(getattr(text, "hidden_size_per_layer_input", None) or 0) * text.num_hidden_layers,
+        per_layer_width=find_family(text, config.name_or_path).per_layer_width(text) * text.num_hidden_layers,
         vocab_size=text.vocab_size,
         output_bits=output.bits,
         layers=text.num_hidden_layers,
@@ -125,4 +111,4 @@ def _vector_values(model: nn.Module) -> int:
 
 def _kv_layer(text: Any, index: int) -> KvLayer:
     shape = layer_kv_shape(text, index)
-    return KvLayer(SHORT_NAMES[text.layer_types[index]], shape.heads, shape.dim)
+    return KvLayer(layer_types(text)[index], shape.heads, shape.dim)

@@ -1,8 +1,7 @@
 """Tensors of a checkpoint folder by name, read one at a time from one or several safetensors files.
 
 Which files of a folder hold its weights is decided here alone, in transformers' order: a file that the config names,
-else `model.safetensors`, else the shards of the index. Whatever else lies there is not of the model. Knows files and
-shards; nothing of what the tensors mean.
+else `model.safetensors`, else the shards of the index. Other files in the folder are ignored.
 """
 
 from collections.abc import Collection, Iterable

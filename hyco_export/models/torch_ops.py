@@ -1,6 +1,5 @@
-"""The torch backend of static networks: float32 values, and ranges for calibration through an observer.
-
-Knows every operation of `core.network.ops.Ops`; knows no network and no integer grid.
+"""The torch backend of static networks (`core.network.blocks.Ops`): float32 values, and an observer of their ranges for
+calibration.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -165,8 +164,7 @@ class TorchOps:
         return self._seen(name, rows)
 
 
-# Ranges of the tensors of a static network over calibration passes: exact percentiles in little memory.
-
+# ---- ranges over calibration passes: exact percentiles in little memory
 
 ROUNDED_DIGITS = 6  # 100 - 99.9 is a little less than 0.1 in binary; counts are whole
 

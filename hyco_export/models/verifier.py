@@ -1,8 +1,7 @@
 """The verifier, its head and their tokenizer as transformers models, loaded from checkpoint folders.
 
-Knows which two verifier layers feed the head (the last sliding and the last full layer that store K/V) and how wide
-their K/V are. Serves capture, QAT and the verifier server; knows nothing of quantisation. `nn.checkpoint` turns a
-recipe's reference into a folder.
+Also here: which two verifier layers feed the head (the last sliding and the last full layer that store K/V) and the
+shape of their K/V. `checkpoints` turns a recipe's reference into a folder.
 """
 
 import json
@@ -18,7 +17,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma4AssistantForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -32,24 +30,17 @@ from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError, first_line
 from hyco_export.models.checkpoints import require_checkpoint
 from hyco_export.models.families.config_fields import require_verifier_type
+from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.slm_family import ATTENTION_NAMES, STORES_KV
 from hyco_export.models.generation_rules import require_generation_rules
 from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
 from hyco_export.models.text.tokenizer import cleaned, token_ids
-
-# A recipe's precisions as torch's.
-
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
 
-ATTENTION_NAMES: dict[LayerType, str] = {
-    "sliding": "sliding_attention",
-    "full": "full_attention",
-}  # transformers' names
-READS_KV = "reuse"  # transformers' mode of a layer that has no K/V of its own: every layer of a head
-STORES_KV = "store"  # transformers' mode of a layer whose K/V other layers, and the head, may read
 Attention = Literal["sdpa", "eager"]
 Model = TypeVar("Model")
 COUNTS = (  # fields of a text config that must be finite and greater than 0 where they are given
@@ -161,7 +152,7 @@ def load_shard(folder: Path, dtype: Dtype, config: PreTrainedConfig, distributed
     """This process's shard of a verifier, on the process's device, in evaluation mode, without gradients; all
     processes of the launch load at the same time.
 
-    config, distributed: `nn.sharding`'s: the configuration with a plan, and transformers' word for what it is for.
+    config, distributed: of `process_group`: the configuration with a plan of its shards, and how transformers splits.
 
     Raises:
         CheckpointError: as `load_verifier`.
@@ -173,9 +164,7 @@ def load_shard(folder: Path, dtype: Dtype, config: PreTrainedConfig, distributed
     return model
 
 
-def load_head(
-    folder: Path, dtype: Dtype = "bfloat16", device: str = "cpu", attention: Attention = "sdpa"
-) -> Gemma4AssistantForCausalLM:
+def load_head(folder: Path, dtype: Dtype = "bfloat16", device: str = "cpu", attention: Attention = "sdpa") -> HeadModel:
     """The verifier's multi-token-prediction head in evaluation mode, without gradients.
 
     Raises:
@@ -186,9 +175,7 @@ def load_head(
         raise CheckpointError(
             f"{folder} holds a {model_type!r} model, the head must be a gemma4_assistant", "correct $.models.head"
         )
-    return cast(
-        Gemma4AssistantForCausalLM, _load(Gemma4AssistantForCausalLM, folder, dtype, {"device_map": device}, attention)
-    )
+    return cast(HeadModel, _load(HeadModel, folder, dtype, {"device_map": device}, attention))
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -204,7 +191,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer, cleaned (`nn.tokenizer_file`), with a chat template or, of a base model, without.
+    """The tokenizer, cleaned (`text.tokenizer.cleaned`), with a chat template or, of a base model, without.
 
     Raises:
         CheckpointError: missing or unreadable.

@@ -1,6 +1,6 @@
-"""Low-bit grids of linear weights: how scales are chosen, and weights written as integers on them.
+"""Low-bit integers of linear weights: how scales are chosen, per output channel or per block of inputs.
 
-Grids are symmetric with one scale per output channel (HyCo, Table 4). Pure; knows no model.
+Integers are symmetric around 0 (HyCo, Table 4).
 
 Legend: N output channels, K inputs of a linear layer.
 """
@@ -60,8 +60,7 @@ def searched_matrix(weight: torch.Tensor, bits: int, ratios: np.ndarray) -> Inte
     return IntegerMatrix(integers, np.concatenate([part.scales for part in parts]), bits)
 
 
-# Low-power block quantisation (LPBQ) of linear weights: how block scales are chosen, and weights written on them.
-
+# ---- low-power block quantisation (LPBQ): scales by block of inputs
 
 LPBQ_BLOCK = 64  # inputs; the vendor's choice for language models on HTP
 

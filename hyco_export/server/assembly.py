@@ -21,7 +21,7 @@ from hyco_export.errors import ArtifactError, ServerError
 from hyco_export.models.checkpoints import checkpoint_digest, checkpoint_folder, tokenizer_digest
 from hyco_export.models.families.checks import check_family
 from hyco_export.models.generation_rules import suppressed_ids
-from hyco_export.models.process_group import Crew, load_sharded_verifier
+from hyco_export.models.process_group import ProcessGroup, load_sharded_verifier
 from hyco_export.models.verifier import load_config, load_head, load_verifier, stop_ids
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import RULES
@@ -103,7 +103,7 @@ def open_server_engine(
         ServerError: the device is not there.
     """
     options = options or ServeOptions()
-    place = _own_device(device, followers.crew, options) if followers else _device(device)
+    place = _own_device(device, followers.group, options) if followers else _device(device)
     folder = checkpoint_folder(recipe.models.verifier, recipe_folder)
     head_folder = checkpoint_folder(recipe.models.require_head(), recipe_folder)
     check_family(load_config(folder), load_config(head_folder))
@@ -115,13 +115,13 @@ def open_server_engine(
     if followers is None:
         model = load_verifier(folder, precision, device)
     else:
-        model, heads = load_sharded_verifier(folder, precision, followers.crew)
+        model, heads = load_sharded_verifier(folder, precision, followers.group)
     head = load_head(head_folder, precision, str(place))
 
     restricts = artifact is not None and keepset is not None
     facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
     usual = Limits()
-    sharers = followers.crew.size if followers and place.type == "cpu" else 1  # of the memory
+    sharers = followers.group.size if followers and place.type == "cpu" else 1  # of the memory
     limits = Limits(
         sessions=options.sessions or usual.sessions,
         idle_s=options.idle_s or usual.idle_s,
@@ -154,7 +154,7 @@ def open_server_engine(
 
 def open_shard(
     recipe: Recipe,
-    crew: Crew,
+    group: ProcessGroup,
     device: str = "cpu",
     recipe_folder: Path | None = None,
     options: ServeOptions | None = None,
@@ -166,9 +166,9 @@ def open_shard(
         ServerError: the device is not there, or an option that shards do not have.
     """
     options = options or ServeOptions()
-    _own_device(device, crew, options)
+    _own_device(device, group, options)
     folder = checkpoint_folder(recipe.models.verifier, recipe_folder)
-    model, heads = load_sharded_verifier(folder, recipe.models.verifier.dtype, crew)
+    model, heads = load_sharded_verifier(folder, recipe.models.verifier.dtype, group)
     rows = options.batching.prefill_rows
     return Verifier(model, prefill_rows=rows, node_limit=Limits().node_limit, heads=heads)
 
@@ -261,21 +261,21 @@ def _facts(
     )
 
 
-def _own_device(name: str, crew: Crew, options: ServeOptions) -> torch.device:
+def _own_device(name: str, group: ProcessGroup, options: ServeOptions) -> torch.device:
     """Where this process of a sharded verifier computes; `name` is what the user asked for.
 
     Raises:
         ServerError: not what the launch gives each process, or an option that shards do not have.
     """
-    if name != crew.device.type:
+    if name != group.device.type:
         others = ", or hide the GPUs: CUDA_VISIBLE_DEVICES=" if name == "cpu" else ""
         raise ServerError(
-            f"--device {name}, but the processes of this launch compute on {crew.device.type}",
-            f"give --device {crew.device.type}{others}",
+            f"--device {name}, but the processes of this launch compute on {group.device.type}",
+            f"give --device {group.device.type}{others}",
         )
     if options.compiled:
         raise ServerError("--compile: the layers of a sharded verifier are not compiled", "leave it out")
-    return crew.device
+    return group.device
 
 
 def _device(name: str) -> torch.device:

@@ -120,19 +120,19 @@ def check(config: CaptureConfig, inputs: Mapping[str, Path]) -> None:
 
 def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Answer every prompt, then capture its sequences; see the module for the files."""
-    from hyco_export.models.process_group import current_crew
+    from hyco_export.models.process_group import current_group
     from hyco_export.models.verifier import handoff_values, load_config
 
-    crew = current_crew()
+    group = current_group()
     partial = PartialBuild(out_dir)
     prompts = list(_prompts(inputs))
-    own = crew.share(prompts)
+    own = group.share(prompts)
     missing = [prompt for prompt in own if partial.finished(prompt.unit) is None]
-    if crew.main and len(missing) < len(own):
+    if group.main and len(missing) < len(own):
         progress.note(f"  going on: {len(own) - len(missing)} of {len(own)} prompts are done")
     _capture_prompts(config, inputs, partial, missing, progress)
-    crew.wait()
-    if not crew.main:
+    group.wait()
+    if not group.main:
         return {}
     per_round, per_token = handoff_values(load_config(inputs["verifier"]))
     files = {split: list_files(inputs[split]).counts for split in PROMPT_SPLITS}
@@ -152,13 +152,13 @@ def _capture_prompts(
 ) -> None:
     """Do the units of these prompts, one after the other; the model is not loaded where nothing is left to do."""
     from hyco_export.models.head.unroll import final_norm, save_norm
-    from hyco_export.models.process_group import current_crew
+    from hyco_export.models.process_group import current_group
     from hyco_export.models.verifier import load_tokenizer, load_verifier
 
     if not prompts and partial.finished(NORM_UNIT):
         return
-    crew = current_crew()
-    model = load_verifier(inputs["verifier"], config.dtype, crew.model_device)
+    group = current_group()
+    model = load_verifier(inputs["verifier"], config.dtype, group.model_device)
     tokenizer = load_tokenizer(inputs["verifier"])
     with partial.place(FINAL_NORM_FILE) as draft:  # a few KB: every process writes the same
         save_norm(draft, final_norm(model))

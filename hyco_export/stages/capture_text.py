@@ -26,8 +26,9 @@ from hyco_export.stages.capture import ANSWERS_FILE, PROMPT_SPLITS, Answer, Spli
 from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
-    from transformers import Gemma4AssistantForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+    from hyco_export.models.families.gemma4_assistant import HeadModel
     from hyco_export.models.head.unroll import RootRows
 
 
@@ -188,9 +189,7 @@ class Reading:
     hidden_norm: HiddenNorm
 
 
-def captured_rows(
-    capture: Path, paths: Sequence[Path], head: "Gemma4AssistantForCausalLM", reading: Reading
-) -> list["RootRows"]:
+def captured_rows(capture: Path, paths: Sequence[Path], head: "HeadModel", reading: Reading) -> list["RootRows"]:
     """Response rows of captured sequences that have any, in their stored precision."""
     from hyco_export.models.capture import load_capture
     from hyco_export.models.head.unroll import head_spans, load_norm, response_rows
@@ -201,9 +200,7 @@ def captured_rows(
     return [response_rows(capture, head_spans(head.config), reading.window, norm) for capture in long_enough]
 
 
-def require_norm_side(
-    capture: Path, paths: Sequence[Path], head: "Gemma4AssistantForCausalLM", reading: Reading
-) -> None:
+def require_norm_side(capture: Path, paths: Sequence[Path], head: "HeadModel", reading: Reading) -> None:
     """h comes from the side of the verifier's final norm that the recipe names, and the head wants it from there.
 
     Raises:

@@ -153,7 +153,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     trial = Trial(validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes)
     reference = refer(inputs["slm"], checkpoint, surgery, trial, progress)
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, out_dir, progress), out_dir)
-    equal = require_equal(weight_pairs(reference.truth, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
+    equal = require_equal(weight_pairs(reference.weights, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     parity, original_best = reference.parity, reference.original_best
     del reference  # and transformers' model with it, which only a collection frees
     release_freed()

@@ -37,9 +37,9 @@ from hyco_export.stages.sensitivity import Heads, write_evidence
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Gemma4AssistantForCausalLM
 
     from hyco_export.core.network.weights import IntegerMatrix
+    from hyco_export.models.families.gemma4_assistant import HeadModel
     from hyco_export.models.head.agreement import DepthAgreement
     from hyco_export.models.head.qat import TrainingPlan
     from hyco_export.models.head.quantisers import LayerGrid
@@ -96,14 +96,14 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     from hyco_export.models.head.agreement import match_verifier
     from hyco_export.models.head.quantisers import split_matrices, split_projection
     from hyco_export.models.head.stored import store
-    from hyco_export.models.process_group import current_crew
+    from hyco_export.models.process_group import current_group
     from hyco_export.models.verifier import load_head
 
-    crew, reading = current_crew(), _reading(config)
-    teacher = load_head(inputs["head"], config.dtype, str(crew.device))
-    student = load_head(inputs["head"], "float32", str(crew.device))
+    group, reading = current_group(), _reading(config)
+    teacher = load_head(inputs["head"], config.dtype, str(group.device))
+    student = load_head(inputs["head"], "float32", str(group.device))
     held_out = sequence_paths(inputs[CAPTURE], "validation")
-    if crew.main:
+    if group.main:
         require_norm_side(inputs[CAPTURE], held_out, teacher, reading)
     quantisers.untie_output_layer(student)
     variants = _plain_variants(config.qat, quantisers.linear_weights(student))
@@ -119,7 +119,7 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
         quantisers.free_grids(student)
     learned = training_paths(inputs[CAPTURE])
     _train(config, student, teacher, captured_rows(inputs[CAPTURE], learned, teacher, reading), out_dir, progress)
-    if not crew.main:
+    if not group.main:
         return {}
     variants[TRAINED] = quantisers.trained_matrices(student)
 
@@ -179,22 +179,22 @@ def _reading(config: QatConfig) -> Reading:
 
 def _train(
     config: QatConfig,
-    student: "Gemma4AssistantForCausalLM",
-    teacher: "Gemma4AssistantForCausalLM",
+    student: "HeadModel",
+    teacher: "HeadModel",
     sequences: Sequence["RootRows"],
     out_dir: Path,
     progress: Progress,
 ) -> None:
     """Train the student in place, with all processes of the launch; the main one writes the loss curve as it grows."""
     from hyco_export.models.head.qat import Checkpoints, TrainingPoint, train
-    from hyco_export.models.process_group import current_crew
+    from hyco_export.models.process_group import current_group
 
     plan = _plan(config.qat)
-    crew = current_crew()
+    group = current_group()
     checkpoints = Checkpoints(PartialBuild(out_dir), CHECKPOINT_STEPS)
-    if crew.main and (done := checkpoints.newest()):
+    if group.main and (done := checkpoints.newest()):
         progress.note(f"  going on: {done} of {plan.steps} training steps are done")
-    with (out_dir / CURVE_FILE).open("wb") if crew.main else nullcontext() as curve:
+    with (out_dir / CURVE_FILE).open("wb") if group.main else nullcontext() as curve:
 
         def record(point: TrainingPoint) -> None:
             if curve is not None:
@@ -202,7 +202,7 @@ def _train(
                 curve.flush()  # to be watched while it grows
             progress.step("training steps", point.step + 1, plan.steps)
 
-        train(student, teacher, sequences, plan, record, crew, checkpoints)
+        train(student, teacher, sequences, plan, record, group, checkpoints)
 
 
 def _plan(qat: recipes.Qat) -> "TrainingPlan":
@@ -224,8 +224,8 @@ def _plan(qat: recipes.Qat) -> "TrainingPlan":
 
 
 def _compare(
-    teacher: "Gemma4AssistantForCausalLM",
-    candidate: "Gemma4AssistantForCausalLM",
+    teacher: "HeadModel",
+    candidate: "HeadModel",
     variants: Mapping[str, Mapping[str, "IntegerMatrix"]],
     sequences: Sequence["RootRows"],
     steps: int,

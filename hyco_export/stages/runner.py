@@ -27,7 +27,7 @@ from hyco_export.stages.plan import PlannedStage, check_all, plan, prepare_data
 from hyco_export.stages.run_folder import RunFolder, origins
 
 if TYPE_CHECKING:
-    from hyco_export.models.process_group import Crew
+    from hyco_export.models.process_group import ProcessGroup
 
 # Where artifacts are while they are built: `.build/<artifact>-<identity>` inside the run folder.
 
@@ -66,14 +66,14 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
         HycoError: a stage failed; the finished ones stay, and so do the finished units of a resumable one.
         StorageError: a file could not be read or written; the same stays.
     """
-    from hyco_export.models.process_group import current_crew
+    from hyco_export.models.process_group import current_group
 
-    crew = current_crew()
-    if not crew.main:
-        _follow(run, stages, crew)
+    group = current_group()
+    if not group.main:
+        _follow(run, stages, group)
         return {}
     if run.read_only and all(item.fresh for item in plan(run, stages)):
-        crew.tell(None)
+        group.broadcast(None)
         progress.note(f"{run.root} cannot be written, and every stage in it is fresh")
         return {stage.name: read_manifest(run.folder(stage)) for stage in stages}
     with run.lock():
@@ -89,16 +89,16 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
                     progress.note(f"{label}: fresh" + (f", {item.remark}" if item.remark else ""))
                     continue
                 progress.note(f"{label}: {item.reason}")
-                _build_one(run, item, crew, progress)
-        crew.tell(None)
+                _build_one(run, item, group, progress)
+        group.broadcast(None)
         sweep(run.root, names)
     return {stage.name: verify(run.folder(stage)) for stage in stages}
 
 
-def _follow(run: RunFolder, stages: Sequence[Stage], crew: "Crew") -> None:
+def _follow(run: RunFolder, stages: Sequence[Stage], group: "ProcessGroup") -> None:
     """Build the shared stages that the main process announces, until it has none left."""
     by_name = {stage.name: stage for stage in stages}
-    while (task := crew.tell()) is not None:
+    while (task := group.broadcast()) is not None:
         name, inputs, build_dir = task
         use_threads(run.recipe.threads)
         by_name[name].build(by_name[name].config(run.recipe), inputs, build_dir, Silent())
@@ -108,7 +108,7 @@ def _build_dir(run: RunFolder, item: PlannedStage) -> Path:
     return build_folder(run.root, item.folder.name, item.key, library_versions(LIBRARIES))
 
 
-def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progress) -> None:
+def _build_one(run: RunFolder, item: PlannedStage, group: "ProcessGroup", progress: Progress) -> None:
     build_dir = _build_dir(run, item)
     build_dir.mkdir(parents=True, exist_ok=item.stage.resumable)
     config = item.stage.config(run.recipe)
@@ -117,7 +117,7 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
     release_freed()  # of the stage before, whose heap would stay and count for this one
     began = time.monotonic()
     if item.stage.shared:
-        crew.tell((item.stage.name, inputs, build_dir))
+        group.broadcast((item.stage.name, inputs, build_dir))
     with measured() as peak, storage_errors(build_dir):
         metrics = item.stage.build(config, inputs, build_dir, progress)
     manifest = Manifest(

@@ -22,10 +22,9 @@ from hyco_export.stages.declarations import Metrics, Progress
 from hyco_export.stages.slm_surgery import Surgery
 
 if TYPE_CHECKING:
-    from transformers import Gemma4AssistantForCausalLM
-
     from hyco_export.core.network.weights import IntegerMatrix
     from hyco_export.evaluate.slm_quality import SlmQuality
+    from hyco_export.models.families.gemma4_assistant import HeadModel
     from hyco_export.models.head.sensitivity import LayerCost
     from hyco_export.models.head.unroll import RootRows
 
@@ -61,8 +60,8 @@ class Suggestion(msgspec.Struct, frozen=True):
 class Heads:
     """What is compared: the original head, a float one to put weights into, its weights as they are and in 8 bits."""
 
-    teacher: "Gemma4AssistantForCausalLM"
-    student: "Gemma4AssistantForCausalLM"
+    teacher: "HeadModel"
+    student: "HeadModel"
     narrow: Mapping[str, "IntegerMatrix"]
     wide: Mapping[str, "IntegerMatrix"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hyco_export.core.network.host import EmbeddingRows
     from hyco_export.models.slm.float import FloatCheckpoint
     from hyco_export.models.slm.packed import PackedCheckpoint
-    from hyco_export.models.slm.reference_weights import StoredPair, Truth
+    from hyco_export.models.slm.reference_weights import ReferenceWeights, StoredPair
     from hyco_export.models.slm.static_pass import FloatSlm
 
 MAX_RELATIVE_DIFFERENCE = 1e-3  # of the logits' standard deviation: float32 sums in another order stay far below
@@ -108,11 +108,11 @@ def _differing(written: Rows, original: np.ndarray) -> int:
     return sum(int(np.count_nonzero(written[block] != original[block])) for block in blocks)
 
 
-def weight_pairs(truth: "Truth", folder: Path, whole_graph: Path, part_graph: Path) -> Iterator[Pair]:
+def weight_pairs(weights: "ReferenceWeights", folder: Path, whole_graph: Path, part_graph: Path) -> Iterator[Pair]:
     """Integers and scales of every linear and table, in each file that was written; one linear at a time in memory.
 
     Args:
-        truth: what they must be.
+        weights: what they must be.
         folder: with the host's tables, the float back end's weights and the graphs' external data.
         whole_graph, part_graph: ONNX files with all linears, and with some.
     """
@@ -125,14 +125,14 @@ def weight_pairs(truth: "Truth", folder: Path, whole_graph: Path, part_graph: Pa
         StoredMatrices(onnx.load(path, load_external_data=False), folder) for path in (whole_graph, part_graph)
     )
     matrices = read_slm(folder / WEIGHTS_FILE)[1].matrices
-    for module in truth.linears:
-        name, original = module.removeprefix(MODEL_PREFIX), truth.linears[module]
+    for module in weights.linears:
+        name, original = module.removeprefix(MODEL_PREFIX), weights.linears[module]
         yield from _pairs(whole_graph.name, name, whole.get(name), original)
         if name in part:
             yield from _pairs(part_graph.name, name, part[name], original)
         yield from _pairs(WEIGHTS_FILE, name, _stored(matrices.get(name)), original)
     tables, names = HostTables(folder / TABLES_FILE), {TOKEN_TABLE: TOKENS, PER_LAYER_TABLE: PER_LAYER}
-    for module, original in truth.tables.items():
+    for module, original in weights.tables.items():
         table = names[module]
         yield from _pairs(TABLES_FILE, table, (tables.stored(table), tables.scales(table)), original)
 
@@ -155,7 +155,7 @@ class Reference:
     """Parity by scenario, what the weights must be, and the best tokens of a network before rounding (else None)."""
 
     parity: dict[str, float]
-    truth: "Truth"
+    weights: "ReferenceWeights"
     original_best: np.ndarray | None = None
 
 
@@ -191,14 +191,14 @@ def refer(
 
 def _packed_reference(folder: Path, surgery: Surgery, trial: Trial, progress: Progress) -> Reference:
     from hyco_export.models.slm.packed import stock_model
-    from hyco_export.models.slm.reference_weights import TrueLinears, Truth, true_tables
+    from hyco_export.models.slm.reference_weights import ReferenceWeights, TrueLinears, true_tables
     from hyco_export.models.slm.surgery import OUTPUT_LAYER
 
     stock = stock_model(folder)
     parity = require_parity(
         stock, surgery.float_slm, surgery.tables, surgery.kept, trial.ids, trial.rows, _teller(progress)
     )
-    return Reference(parity, Truth(TrueLinears(stock, {OUTPUT_LAYER: surgery.kept}), true_tables(stock)))
+    return Reference(parity, ReferenceWeights(TrueLinears(stock, {OUTPUT_LAYER: surgery.kept}), true_tables(stock)))
 
 
 def _float_reference(
@@ -206,7 +206,7 @@ def _float_reference(
 ) -> Reference:
     from hyco_export.evaluate.slm_quality import best_rows
     from hyco_export.models.slm.float import OriginalEmbeddings, float_stock, original_slm
-    from hyco_export.models.slm.reference_weights import NearestLinears, Truth, nearest_tables
+    from hyco_export.models.slm.reference_weights import NearestLinears, ReferenceWeights, nearest_tables
     from hyco_export.models.slm.static_pass import find_attention_sink
     from hyco_export.models.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
 
@@ -226,7 +226,7 @@ def _float_reference(
     names = {TOKENS: TOKEN_TABLE, PER_LAYER: PER_LAYER_TABLE}
     scale_counts = {names[table]: surgery.tables.scales(table).shape[1] for table in surgery.tables.layouts}
     linears = NearestLinears(stock, {OUTPUT_LAYER: kept}, written, checkpoint.clip_ratios)
-    return Reference(parity, Truth(linears, nearest_tables(stock, scale_counts)), best)
+    return Reference(parity, ReferenceWeights(linears, nearest_tables(stock, scale_counts)), best)
 
 
 def _teller(progress: Progress) -> Callable[[int, int], None]:

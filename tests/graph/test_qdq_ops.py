@@ -127,6 +127,7 @@ ONE_INPUT = {
     "slice": lambda ops, x: ops.slice("out", x, 1, 3, 8),
     "concat": lambda ops, x: ops.concat("out", [x, x], 1),
     "gelu": lambda ops, x: blocks.gelu(ops, "out", x),
+    "silu": lambda ops, x: blocks.silu(ops, "out", x),
     "soft-cap": lambda ops, x: blocks.soft_cap(ops, "out", x, 2.0),
 }
 

@@ -20,10 +20,15 @@ from hyco_export.stages import convert_slm
 from hyco_export.stages.convert_slm import ConvertSlmConfig
 from hyco_export.stages.declarations import Silent
 from tests.stages.test_convert_slm import FILES, make_inputs
-from tests.support.float_slm import gemma3_config, save_float_slm, tied
+from tests.support.float_slm import gemma3_config, llama_config, qwen3_config, save_float_slm, tied
 from tests.support.packed_slm import slm_config
 
-MODELS = {"gemma3": gemma3_config, "gemma4": lambda: tied(slm_config())}
+MODELS = {
+    "gemma3": gemma3_config,
+    "gemma4": lambda: tied(slm_config()),
+    "qwen3": qwen3_config,
+    "llama": llama_config,
+}
 
 
 def config(bits: int) -> ConvertSlmConfig:

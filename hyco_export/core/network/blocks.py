@@ -9,9 +9,10 @@ Legend: R rows of a pass, A query heads, N kv heads, d head dim, C keys (ring sl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 T = TypeVar("T")
+Activation = Literal["gelu", "silu"]  # of a gated MLP; gelu in its tanh form
 
 ARGMAX_LIMIT = 65_536  # longest axis over which HTP computes ArgMax right (QAIRT 2.51: index modulo 65,536 beyond it)
 
@@ -136,7 +137,7 @@ def heads_first(ops: Ops[T], name: str, x: T, rows: int, heads: int, inner: tupl
 
 
 def attend(ops: Ops[T], name: str, query: T, keys: T, values: T, mask: T, shape: AttentionShape, width: int) -> T:
-    """Grouped-query attention without repeated keys, scale 1.0 (Gemma 4).
+    """Grouped-query attention without repeated keys, scale 1.0: another factor is inside the query.
 
     Args:
         query: [R, A, d], normed and rotated.
@@ -174,13 +175,21 @@ def gelu(ops: Ops[T], name: str, x: T) -> T:
     return ops.mul(name, ops.scale(f"{name}.half", x, 0.5), gate)
 
 
-def gated_mlp(ops: Ops[T], name: str, x: T, weights: str | None = None) -> T:
-    """down(gelu(gate x) * up x): [R, H] -> [R, H].
+def silu(ops: Ops[T], name: str, x: T) -> T:
+    """x sigmoid(x) as h (1 + tanh h) with h = x / 2: the operations of `gelu`, which HTP computes in 16 bits."""
+    half = ops.scale(f"{name}.half", x, 0.5)
+    gate = ops.shift(f"{name}.gate", ops.tanh(f"{name}.tanh", half), 1.0)
+    return ops.mul(name, half, gate)
+
+
+def gated_mlp(ops: Ops[T], name: str, x: T, weights: str | None = None, activation: Activation = "gelu") -> T:
+    """down(activation(gate x) * up x): [R, H] -> [R, H].
 
     Weights: `{weights}.gate_proj`, `.up_proj`, `.down_proj`; `weights` is `name` unless one layer runs several times.
     """
     weights = name if weights is None else weights
-    gate = gelu(ops, f"{name}.gelu", ops.linear(f"{name}.gate", x, f"{weights}.gate_proj"))
+    gate = ops.linear(f"{name}.gate", x, f"{weights}.gate_proj")
+    gate = (silu if activation == "silu" else gelu)(ops, f"{name}.{activation}", gate)
     up = ops.linear(f"{name}.up", x, f"{weights}.up_proj")
     return ops.linear(f"{name}.down", ops.mul(f"{name}.gated", gate, up), f"{weights}.down_proj")
 

@@ -1,7 +1,8 @@
 """The SLM as a static network: one pass of R rows on top of its K/V rings (HyCo, §3.2 and Appendix A).
 
-Follows transformers' `Gemma4ForCausalLM` with per-layer embeddings, shared K/V, double-wide MLPs and k = v layers, and
-`Gemma3ForCausalLM`, whose values have no norm; embeddings and rotary tables come from the host.
+One definition for every SLM family: a decoder of attention and gated MLP blocks. Its options (`SlmNetwork`, `SlmLayer`)
+are set by a family of `models.families`; defaults are those of Gemma 4. Embeddings and rotary tables come from the
+host. Written in `Ops` alone: torch computes it, a graph writer writes it down.
 
 Legend: R rows, W ring slots of a layer type, C = W + R, H hidden, A query heads, N kv heads, d head dim, L layers,
 P per-layer width, V kept tokens. Names of inputs and outputs: `core.device_spec`.
@@ -12,6 +13,7 @@ from typing import Generic
 import msgspec
 
 from hyco_export.core.network.blocks import (
+    Activation,
     AttentionShape,
     Ops,
     T,
@@ -47,8 +49,13 @@ class SlmLayer(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.source == self.index
 
 
-class SlmNetwork(msgspec.Struct, frozen=True):
-    """Everything of the SLM's shape that does not depend on the number of rows."""
+class SlmNetwork(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything of the SLM's shape that does not depend on the number of rows.
+
+    `query_key_norms`: queries and keys are normed by head before rotation; their weights hold the factor of the scores.
+    `query_scale`: factor of the queries, where no norm can hold it.
+    `post_norms`: the result of each attention and MLP block is normed before it is added.
+    """
 
     hidden: int
     per_layer: int  # P, 0 = no per-layer embeddings
@@ -58,6 +65,10 @@ class SlmNetwork(msgspec.Struct, frozen=True):
     spans: dict[str, int | None]  # newest positions a row may see, by layer type; None = the whole ring
     inv_freq: dict[str, tuple[float, ...]]  # rotary frequencies [d/2] by layer type
     layers: tuple[SlmLayer, ...]
+    activation: Activation = "gelu"
+    query_key_norms: bool = True
+    query_scale: float = 1.0
+    post_norms: bool = True
 
     @property
     def storing(self) -> tuple[SlmLayer, ...]:
@@ -136,7 +147,7 @@ def layer_results(network: SlmNetwork) -> tuple[str, ...]:
 
 
 def _layer(current: _Pass[T], layer: SlmLayer, hidden: T, per_layer: T | None) -> T:
-    """hidden [R, H] -> [R, H]; transformers' `Gemma4TextDecoderLayer`."""
+    """hidden [R, H] -> [R, H]: one decoder layer."""
     hidden = _attention_block(current, layer, hidden)
     hidden = _mlp_block(current, layer, hidden)
     if per_layer is not None:
@@ -152,12 +163,14 @@ def _attention_input(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
 
 
 def _attention_block(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
-    """hidden + norm(attention(norm(hidden)))."""
+    """hidden + norm(attention(norm(hidden))); the outer norm where the network has it."""
     ops, at, name = current.ops, f"layers.{layer.index}", f"layers.{layer.index}.attention"
     x = _attention_input(current, layer, hidden)
     if layer.stores:
         _store(current, layer, *_new_rows(current, layer, x))
     query = ops.linear(f"{name}.q", x, f"{at}.self_attn.q_proj")
+    if current.network.query_scale != 1.0:
+        query = ops.scale(f"{name}.q.scaled", query, current.network.query_scale)
     mixed = attend(
         ops,
         name,
@@ -169,16 +182,18 @@ def _attention_block(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
         current.width(layer.layer_type),
     )
     mixed = ops.linear(f"{name}.out", mixed, f"{at}.self_attn.o_proj")
-    normed = ops.rms_norm(f"{name}.normed", mixed, f"{at}.post_attention_layernorm", current.network.epsilon)
-    return ops.add(f"{at}.attended", hidden, normed)
+    if current.network.post_norms:
+        mixed = ops.rms_norm(f"{name}.normed", mixed, f"{at}.post_attention_layernorm", current.network.epsilon)
+    return ops.add(f"{at}.attended", hidden, mixed)
 
 
 def _rotated(current: _Pass[T], layer: SlmLayer, name: str, flat: T, norm: str, heads: int) -> T:
-    """flat [R, heads * d] -> normed and rotated [R, heads, d]."""
+    """flat [R, heads * d] -> rotated [R, heads, d], normed before where the network has such norms."""
     ops, shape = current.ops, (current.rows, heads, layer.dim)
     x = ops.reshape(f"{name}.heads", flat, shape)
-    weight = f"layers.{layer.index}.self_attn.{norm}"
-    x = ops.rms_norm(f"{name}.normed", x, weight, current.network.epsilon)
+    if current.network.query_key_norms:
+        weight = f"layers.{layer.index}.self_attn.{norm}"
+        x = ops.rms_norm(f"{name}.normed", x, weight, current.network.epsilon)
     return rotate(ops, f"{name}.rotated", x, *current.rotary(layer), shape)
 
 
@@ -211,11 +226,12 @@ def _store(current: _Pass[T], layer: SlmLayer, k_new: T, v_new: T) -> None:
 
 
 def _mlp_block(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
-    """hidden + norm(mlp(norm(hidden)))."""
-    ops, at, epsilon = current.ops, f"layers.{layer.index}", current.network.epsilon
-    x = ops.rms_norm(f"{at}.mlp.in", hidden, f"{at}.pre_feedforward_layernorm", epsilon)
-    x = gated_mlp(ops, f"{at}.mlp", x)
-    x = ops.rms_norm(f"{at}.mlp.normed", x, f"{at}.post_feedforward_layernorm", epsilon)
+    """hidden + norm(mlp(norm(hidden))); the outer norm where the network has it."""
+    ops, at, network = current.ops, f"layers.{layer.index}", current.network
+    x = ops.rms_norm(f"{at}.mlp.in", hidden, f"{at}.pre_feedforward_layernorm", network.epsilon)
+    x = gated_mlp(ops, f"{at}.mlp", x, activation=network.activation)
+    if network.post_norms:
+        x = ops.rms_norm(f"{at}.mlp.normed", x, f"{at}.post_feedforward_layernorm", network.epsilon)
     return ops.add(f"{at}.fed", hidden, x)
 
 

@@ -1,7 +1,7 @@
 """Writes a created family into a new folder: three checkpoints, prompts, and the recipe that runs them.
 
-Knows which parts there are and in which order they are written; the shapes are `scale`'s. Everything is written into a
-folder beside the wanted one, which is renamed at the end: a family exists whole or not at all.
+Everything is written into a folder beside the wanted one, which is renamed at the end: a family exists whole or not at
+all. Shapes are those of a `Scale`.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
-"""The created verifier: the hand-off of Gemma 4 26B-A4B (§3.1) from a small dense body. Random weights.
+"""The created verifier and head: the hand-off of Gemma 4 26B-A4B (§3.1) from a small dense body. Random weights,
+written shard by shard, the same for equal seeds.
 
-It has no stop token: a model that knows nothing would end an answer by chance only, and a run's length would be too.
+The verifier has no stop token: random weights would end an answer by chance, and the length of a run would vary.
 """
 
 import json
@@ -10,19 +11,15 @@ from pathlib import Path
 import torch
 from huggingface_hub.serialization import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
-from transformers import (
-    Gemma4AssistantForCausalLM,
-    Gemma4ForCausalLM,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import GenerationConfig, PreTrainedModel
 
 from hyco_export.dev.tiny.configs import BOS_ID, PAD_ID, SAMPLING, head_generation_config
+from hyco_export.models.families.gemma4 import LanguageModel
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.families.released_configs import Scale, head_config, verifier_config
 from hyco_export.models.tensor_files import INDEX_NAME
 
-# Random weights of a model that only exists as a shape: written shard by shard, the same for one seed.
-
+# ---- random weights, shard by shard
 
 SHARD_BYTES = 1 << 30  # a shard is written once it holds as much; the largest tensor (1.5 GB) has one alone
 CHUNK_ROWS = 16_384  # of a matrix drawn at a time in float32: 185 MB at 2,816 columns
@@ -100,16 +97,16 @@ def _bytes(tensor: torch.Tensor) -> int:
 def write_verifier(folder: Path, scale: Scale, seed: int, report: Report) -> None:
     """Write the checkpoint without its tokenizer into a new folder."""
     with torch.device("meta"):
-        model = Gemma4ForCausalLM(verifier_config(scale))
+        model = LanguageModel(verifier_config(scale))
     generation = GenerationConfig(pad_token_id=PAD_ID, bos_token_id=BOS_ID, **SAMPLING)
     write_checkpoint(model, folder, seed, generation, report)
 
 
-# The created head: the assistant of Gemma 4 26B-A4B at its full size, 419.7 M parameters. Random weights.
+# ---- the head: the assistant of Gemma 4 26B-A4B at its full size, 419.7 M parameters
 
 
 def write_head(folder: Path, scale: Scale, seed: int, report: Report) -> None:
     """Write the checkpoint into a new folder."""
     with torch.device("meta"):
-        model = Gemma4AssistantForCausalLM(head_config(scale))
+        model = HeadModel(head_config(scale))
     write_checkpoint(model, folder, seed, head_generation_config(), report)

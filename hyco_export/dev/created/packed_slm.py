@@ -1,9 +1,9 @@
 """Writes an SLM checkpoint of Gemma 4 E2B's shape in the layout of the mobile QAT release, with random integers.
 
-For proving the chain at real size where the weights themselves cannot be fetched. Every tensor is drawn by itself from
-a seed of its own name, so no two are equal (the NPU compiler merges equal ones), and a shard at a time is in memory.
-What a checkpoint holds is taken from transformers: its quantizer applied to an empty model. Knows nothing of text: the
-tokenizer's files are copied from a folder.
+For runs at real size where the weights themselves cannot be fetched. Every tensor is drawn from a seed of its own
+name, so that no two are equal (the NPU compiler merges equal ones), with one shard at a time in memory. What a
+checkpoint holds is taken from transformers: its quantizer applied to an empty model. The tokenizer's files are copied
+from a folder.
 """
 
 import json
@@ -18,10 +18,16 @@ import torch
 from huggingface_hub.serialization import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 from scipy.stats import norm
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig, GemmaQuantizationConfig, GenerationConfig
-from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, replace_with_quant_layers
+from transformers import GenerationConfig
 
 from hyco_export.core.encodings import pack_rows
+from hyco_export.models.families.gemma4 import LanguageConfig, LanguageModel
+from hyco_export.models.families.gemma4_packed import (
+    PackingConfig,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    replace_with_quant_layers,
+)
 from hyco_export.models.families.released_configs import mobile_widths
 from hyco_export.models.tensor_files import INDEX_NAME
 
@@ -41,7 +47,7 @@ BRANCH_NORMS = (
 )
 
 
-def write_packed_slm(folder: Path, config: Gemma4TextConfig, tokenizer: Path | None, seed: int, tell: Tell) -> None:
+def write_packed_slm(folder: Path, config: LanguageConfig, tokenizer: Path | None, seed: int, tell: Tell) -> None:
     """Write shards, index, configs and the tokenizer's files into the existing, empty `folder`.
 
     Args:
@@ -51,7 +57,7 @@ def write_packed_slm(folder: Path, config: Gemma4TextConfig, tokenizer: Path | N
     """
     settings = mobile_widths(config)
     with torch.device("meta"):
-        model = Gemma4ForCausalLM(config)
+        model = LanguageModel(config)
         replace_with_quant_layers(model, settings, [])
     empty = model.state_dict() | _cache_scales(config)
     shards = split_state_dict_into_shards_factory(
@@ -80,9 +86,9 @@ def write_packed_slm(folder: Path, config: Gemma4TextConfig, tokenizer: Path | N
             shutil.copyfile(path, folder / path.name)
 
 
-def _write_configs(folder: Path, config: Gemma4TextConfig, settings: GemmaQuantizationConfig) -> None:
+def _write_configs(folder: Path, config: LanguageConfig, settings: PackingConfig) -> None:
     stored = type(config).from_dict(config.to_dict())
-    stored.architectures = ["Gemma4ForCausalLM"]
+    stored.architectures = ["LanguageModel"]
     stored.dtype = "float32"
     stored.quantization_config = settings.to_dict()
     stored.save_pretrained(folder)
@@ -90,7 +96,7 @@ def _write_configs(folder: Path, config: Gemma4TextConfig, settings: GemmaQuanti
     GenerationConfig(eos_token_id=config.eos_token_id, **ids).save_pretrained(folder)
 
 
-def _cache_scales(config: Gemma4TextConfig) -> dict[str, torch.Tensor]:
+def _cache_scales(config: LanguageConfig) -> dict[str, torch.Tensor]:
     """One scale per K and V cache of a layer that stores them: in the file, read by no one but external tools."""
     storing = config.num_hidden_layers - config.num_kv_shared_layers
     names = (f"model.layers.{layer}.self_attn.{kind}_cache_scale" for layer in range(storing) for kind in ("k", "v"))

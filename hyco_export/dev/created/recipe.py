@@ -73,8 +73,7 @@ def recipe_text(scale: Scale) -> str:
     )
 
 
-# A new folder that exists whole or not at all: it is written beside its place and renamed. Knows no checkpoints.
-
+# ---- a new folder that exists whole or not at all: written beside its place and renamed
 
 PARTIAL_SUFFIX = ".partial"
 

@@ -1,4 +1,6 @@
-"""A tokenizer with as many entries as a created model has rows: a real one, filled up with tokens no text contains."""
+"""Tokenizers of created models: a real one filled up to the model's rows with tokens that no text contains, and the
+embedded family's SLM under a vocabulary of its own, to try the token bridge on a model that has learned to draft.
+"""
 
 import json
 import shutil
@@ -58,8 +60,7 @@ def _read(source: Path) -> dict:
         ) from error
 
 
-# The embedded family's SLM under a vocabulary of its own, to try the token bridge on one that has learned to draft.
-
+# ---- the embedded SLM under another vocabulary
 
 SPECIALS = {"<bos>": "<|begin|>", "<eos>": "<|end|>", "<|turn>": "<|im_start|>", "<turn|>": "<|im_end|>"}
 FORGOTTEN_SHARE = 0.3  # of the merges

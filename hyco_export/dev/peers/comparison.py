@@ -1,7 +1,8 @@
-"""Several programs answer the same prompts greedily, in turn: who says what, and how fast.
+"""Several programs answer the same prompts greedily, in turn: their texts and their speed.
 
-Knows contestants by name; no models, no processes. Tokens per second are pooled: all tokens of all answers over all
-their time, prefill included. MAT counts what the rounds after the first token committed.
+A contestant is one of our systems, or a process of its own that may run another Python: a JSON line for each prompt,
+one for its answer. Tokens per second are pooled: all tokens of all answers over all their time, prefill included. MAT
+counts what the rounds after the first token committed.
 """
 
 import os
@@ -121,7 +122,7 @@ def compare(
     )
 
 
-# A named system of ours as a contestant: the driver, a transport, and whatever server stands behind it.
+# ---- our systems
 
 
 class CloudMtp:
@@ -151,8 +152,7 @@ class CloudMtp:
         return Answer(trace.tokens, time.perf_counter() - start_s, len(trace.rounds))
 
 
-# A contestant in a process of its own, which may run another Python: one JSON line for a prompt, one for its answer.
-
+# ---- other programs
 
 STOP_TIMEOUT_S = 20
 

@@ -1,4 +1,6 @@
-"""Measures a trained family from its folders and writes the model card."""
+"""Measures a trained family from its folders (acceptance of the head's chains, agreement of head and SLM with the
+verifier) and writes the model card.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +10,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 from hyco_export.dev.tiny.chain import ChainContext, drafted_tokens, taught_states, verifier_pass
 from hyco_export.dev.tiny.configs import CHAIN_LENGTH, head_config, slm_config, verifier_config
 from hyco_export.dev.tiny.packing import activation_scales
 from hyco_export.dev.tiny.training import Row, answer_mask, ordered_batches, padded_ids
+from hyco_export.models.families.gemma4 import LanguageModel
+from hyco_export.models.families.gemma4_assistant import HeadModel
 
-# What the family is worth: acceptance of the head's chains and agreement of head and SLM with the verifier.
+# ---- acceptance and agreement
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class ChainResult:
 
 
 @torch.no_grad()
-def measure_chain(verifier: Gemma4ForCausalLM, head: Gemma4AssistantForCausalLM, rows: Sequence[Row]) -> ChainResult:
+def measure_chain(verifier: LanguageModel, head: HeadModel, rows: Sequence[Row]) -> ChainResult:
     """Play every row's answer as verify rounds with exact acceptance."""
     accepted: list[int] = []
     committed = 0
@@ -67,9 +70,7 @@ def answer_rounds(row: Row, chains: Sequence[Sequence[int]]) -> Iterator[tuple[i
 
 
 @torch.no_grad()
-def measure_head_agreement(
-    verifier: Gemma4ForCausalLM, head: Gemma4AssistantForCausalLM, rows: Sequence[Row]
-) -> list[float]:
+def measure_head_agreement(verifier: LanguageModel, head: HeadModel, rows: Sequence[Row]) -> list[float]:
     """Teacher-forced top-1 agreement of the head with the verifier at depths 1..K."""
     equal, total = [0] * CHAIN_LENGTH, [0] * CHAIN_LENGTH
     for batch in ordered_batches(rows):
@@ -86,7 +87,7 @@ def measure_head_agreement(
 
 
 @torch.no_grad()
-def measure_slm_agreement(verifier: Gemma4ForCausalLM, slm: Gemma4ForCausalLM, rows: Sequence[Row]) -> float:
+def measure_slm_agreement(verifier: LanguageModel, slm: LanguageModel, rows: Sequence[Row]) -> float:
     """Teacher-forced top-1 agreement of the SLM with the verifier over the answers' positions."""
     equal = total = 0
     for batch in ordered_batches(rows):
@@ -99,7 +100,7 @@ def measure_slm_agreement(verifier: Gemma4ForCausalLM, slm: Gemma4ForCausalLM, r
 
 
 @torch.no_grad()
-def mean_entropy(verifier: Gemma4ForCausalLM, rows: Sequence[Row]) -> float:
+def mean_entropy(verifier: LanguageModel, rows: Sequence[Row]) -> float:
     """Mean entropy, in nats, of the verifier's distribution over the answers' positions."""
     total, count = 0.0, 0
     for batch in ordered_batches(rows):
@@ -133,18 +134,18 @@ def parameter_counts() -> dict[str, int]:
     """Parameters by part, tied ones once, before packing."""
     with torch.device("meta"):
         models: dict[str, nn.Module] = {
-            "verifier": Gemma4ForCausalLM(verifier_config()),
-            "head": Gemma4AssistantForCausalLM(head_config()),
-            "slm": Gemma4ForCausalLM(slm_config()),
+            "verifier": LanguageModel(verifier_config()),
+            "head": HeadModel(head_config()),
+            "slm": LanguageModel(slm_config()),
         }
     return {part: sum(p.numel() for p in model.parameters()) for part, model in models.items()}
 
 
-def load_family(folder: Path) -> tuple[Gemma4ForCausalLM, Gemma4AssistantForCausalLM, Gemma4ForCausalLM]:
+def load_family(folder: Path) -> tuple[LanguageModel, HeadModel, LanguageModel]:
     """Verifier, head and packed SLM of a family, through transformers, in float32."""
-    verifier = Gemma4ForCausalLM.from_pretrained(folder / "verifier", dtype=torch.float32)
-    head = Gemma4AssistantForCausalLM.from_pretrained(folder / "head", dtype=torch.float32)
-    slm = Gemma4ForCausalLM.from_pretrained(folder / "slm", dtype=torch.float32)
+    verifier = LanguageModel.from_pretrained(folder / "verifier", dtype=torch.float32)
+    head = HeadModel.from_pretrained(folder / "head", dtype=torch.float32)
+    slm = LanguageModel.from_pretrained(folder / "slm", dtype=torch.float32)
     for model in (verifier, head, slm):
         model.eval().requires_grad_(False)
     return verifier, head, slm

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 from hyco_export.dev.tiny.configs import CHAIN_LENGTH, PAD_ID, SAMPLING, SLIDING_WINDOW, STOP_IDS
 from hyco_export.dev.tiny.training import Row, Targets, capped
+from hyco_export.models.families.gemma4 import LanguageModel
+from hyco_export.models.families.gemma4_assistant import HeadModel
 
 
 @dataclass(frozen=True)
 class VerifierPass:
     """One pass over ids [B, T]: final states [B, T, H], shared keys and values [B, heads, T, D] by layer type."""
 
-    verifier: Gemma4ForCausalLM
+    verifier: LanguageModel
     states: torch.Tensor
     kv: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -32,7 +33,7 @@ class VerifierPass:
 
 
 @torch.no_grad()
-def verifier_pass(verifier: Gemma4ForCausalLM, ids: torch.Tensor) -> VerifierPass:
+def verifier_pass(verifier: LanguageModel, ids: torch.Tensor) -> VerifierPass:
     """Run the verifier over ids [B, T] and keep what a head reads."""
     output = verifier.model(input_ids=ids, use_cache=False, return_shared_kv_states=True)
     return VerifierPass(verifier, output.last_hidden_state, dict(output.shared_kv_states))
@@ -44,7 +45,7 @@ class ChainContext:
     Query t of T-1 stands for the round whose root is x[t+1].
     """
 
-    def __init__(self, head: Gemma4AssistantForCausalLM, seen: VerifierPass) -> None:
+    def __init__(self, head: HeadModel, seen: VerifierPass) -> None:
         self.queries = seen.states.shape[1] - 1
         self.head = head
         self.embed = seen.verifier.get_input_embeddings()
@@ -100,8 +101,7 @@ def head_masks(queries: int) -> dict[str, torch.Tensor]:
     return {kind: torch.where(seen, 0.0, float("-inf"))[None, None] for kind, seen in visible.items()}
 
 
-# Answers that the verifier writes itself, and its distribution over them.
-
+# ---- answers that the verifier writes
 
 GENERATION_BATCH = 96
 MAX_ANSWER_TOKENS = 128
@@ -112,7 +112,7 @@ TOP_P: float = SAMPLING["top_p"]
 
 @torch.no_grad()
 def sampled_rows(
-    verifier: Gemma4ForCausalLM, prompts: Sequence[Sequence[int]], *, seed: int, report: Callable[[float], None]
+    verifier: LanguageModel, prompts: Sequence[Sequence[int]], *, seed: int, report: Callable[[float], None]
 ) -> list[Row]:
     """One sampled answer per prompt, at the paper's sampling; in the order of the prompts."""
     torch.manual_seed(seed)
@@ -127,7 +127,7 @@ def sampled_rows(
     return [rows[index] for index in range(len(prompts))]
 
 
-def _generate(verifier: Gemma4ForCausalLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def _generate(verifier: LanguageModel, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """The answers' ids, with the stop id."""
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.tensor([[PAD_ID] * (longest - len(prompt)) + list(prompt) for prompt in prompts])

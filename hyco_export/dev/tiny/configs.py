@@ -1,4 +1,7 @@
-"""Shapes of the three models. Layer patterns: S = sliding attention, F = full attention."""
+"""Shapes of the three models and their one tokenizer: byte-pair encoding with Gemma's mechanics, 2,048 entries.
+
+Layer patterns: S = sliding attention, F = full attention.
+"""
 
 import json
 from collections.abc import Iterable
@@ -8,11 +11,11 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, PreTrainedTokenizerFast
-from transformers.models.gemma4 import Gemma4TextConfig
-from transformers.models.gemma4_assistant import Gemma4AssistantConfig
 
-# The family's one tokenizer: byte-pair encoding with Gemma's mechanics, 2,048 entries.
+from hyco_export.models.families.gemma4 import LanguageConfig
+from hyco_export.models.families.gemma4_assistant import HeadConfig
 
+# ---- the tokenizer
 
 VOCAB_SIZE = 2048
 
@@ -106,9 +109,9 @@ def _layer_types(pattern: str) -> list[str]:
     return [{"S": "sliding_attention", "F": "full_attention"}[letter] for letter in pattern]
 
 
-def _text_config(pattern: str, **fields: Any) -> Gemma4TextConfig:
+def _text_config(pattern: str, **fields: Any) -> LanguageConfig:
     """What the three have in common: vocabulary, ids, window."""
-    return Gemma4TextConfig(
+    return LanguageConfig(
         vocab_size=VOCAB_SIZE,
         num_hidden_layers=len(pattern),
         layer_types=_layer_types(pattern),
@@ -121,7 +124,7 @@ def _text_config(pattern: str, **fields: Any) -> Gemma4TextConfig:
     )
 
 
-def verifier_config() -> Gemma4TextConfig:
+def verifier_config() -> LanguageConfig:
     """1.8 M parameters."""
     return _text_config(
         "SSFSSF",
@@ -133,7 +136,7 @@ def verifier_config() -> Gemma4TextConfig:
     )
 
 
-def head_config() -> Gemma4AssistantConfig:
+def head_config() -> HeadConfig:
     """1.1 M parameters; every layer reads the verifier's keys and values."""
     pattern = "SSSF"
     text = _text_config(
@@ -145,10 +148,10 @@ def head_config() -> Gemma4AssistantConfig:
         num_kv_shared_layers=len(pattern),
         **VERIFIER_ATTENTION,
     )
-    return Gemma4AssistantConfig(text_config=text, backbone_hidden_size=VERIFIER_HIDDEN)
+    return HeadConfig(text_config=text, backbone_hidden_size=VERIFIER_HIDDEN)
 
 
-def slm_config() -> Gemma4TextConfig:
+def slm_config() -> LanguageConfig:
     """0.7 M parameters: per-layer embeddings; the last three layers share keys and values and have double-wide MLPs.
 
     Its output layer has weights of its own: packed tables cannot be tied.

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from hyco_export.dev.tiny.documentation import KINDS, Subject, reference_chapters, stdlib_subjects
 
-# Subjects of the standard library that the tiny family is never trained on.
-
+# ---- subjects held out of training
 
 HELD_OUT_SUBJECTS = frozenset(Path(__file__).with_name("held_out.txt").read_text(encoding="utf-8").split())
 

@@ -1,7 +1,7 @@
 """What the standard library documents: names, signatures and docstrings.
 
 Reads Python files through `ast` (nothing is imported), a short list of C modules through their `__doc__`, and the
-language reference's chapters from `pydoc_data.topics`. Knows nothing of dialogues.
+language reference's chapters from `pydoc_data.topics`.
 """
 
 import ast

@@ -1,4 +1,6 @@
-"""Trains the whole embedded family: from the text on this machine to three checkpoints and their model card."""
+"""Trains the whole embedded family, from the text on this machine to three checkpoints and their model card;
+independent trainings run side by side, one process and one thread each.
+"""
 
 import copy
 import json
@@ -15,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma4ForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hyco_export.dev.tiny.card import card_text, measure_family
 from hyco_export.dev.tiny.chain import sampled_rows
@@ -32,9 +34,9 @@ from hyco_export.dev.tiny.packing import cache_scales, save_packed
 from hyco_export.dev.tiny.training import Row, dialogue_rows, prompt_ids
 from hyco_export.dev.tiny.trainings import mean_loss, train_head, train_slm, train_verifier
 from hyco_export.errors import HycoError
+from hyco_export.models.families.gemma4 import LanguageModel
 
-# Runs independent trainings side by side, one process and one thread each, and forwards their progress.
-
+# ---- independent trainings side by side
 
 Report = Callable[[float], None]
 """Told the share done, 0 to 1."""
@@ -283,9 +285,9 @@ def store(model: PreTrainedModel, folder: Path) -> None:
     (folder / WEIGHTS_FILE).chmod(0o644)
 
 
-def load(folder: Path) -> Gemma4ForCausalLM:
+def load(folder: Path) -> LanguageModel:
     """A stored verifier in float32, frozen."""
-    return Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    return LanguageModel.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
 
 
 def write_conversations(dialogues: Sequence[Dialogue], out_dir: Path) -> None:

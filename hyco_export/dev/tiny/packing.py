@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import parametrize
-from transformers import DynamicCache, Gemma4ForCausalLM
+from transformers import DynamicCache
 
 from hyco_export.dev.tiny.training import Row, ordered_batches, padded_ids
 from hyco_export.errors import CheckpointError
+from hyco_export.models.families.gemma4 import LanguageModel
 
-# Fake quantisation of the SLM's weights while it trains, with learned scales (LSQ, Esser et al. 2020).
-
+# ---- fake quantisation with learned scales (LSQ, Esser et al. 2020)
 
 WIDTH_RULES: dict[str, int] = {
     r"per_layer_(input_gate|projection|model_projection)$": 8,
@@ -102,7 +102,7 @@ VALUES_PER_BYTE = {2: 4, 4: 2}
 
 
 def save_packed(
-    slm: Gemma4ForCausalLM,
+    slm: LanguageModel,
     folder: Path,
     *,
     cache_scales: Mapping[str, float],
@@ -119,7 +119,7 @@ def save_packed(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     config = type(slm.config).from_dict(slm.config.to_dict())
-    config.architectures = ["Gemma4ForCausalLM"]
+    config.architectures = ["LanguageModel"]
     config.dtype = "float32"
     config.quantization_config = quantization_config()
     config.save_pretrained(folder)
@@ -137,9 +137,7 @@ def quantization_config() -> dict[str, object]:
     }
 
 
-def packed_tensors(
-    slm: Gemma4ForCausalLM, activation_scales: Mapping[str, tuple[float, float]]
-) -> dict[str, torch.Tensor]:
+def packed_tensors(slm: LanguageModel, activation_scales: Mapping[str, tuple[float, float]]) -> dict[str, torch.Tensor]:
     """Every tensor of the packed file, but for the cache scales."""
     modules = quantised_modules(slm)
     tensors = {
@@ -178,8 +176,7 @@ def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
     return (unsigned << shifts).sum(-1).to(torch.uint8)
 
 
-# Static ranges of the packed SLM: its key/value cache and the activations around its linears.
-
+# ---- static ranges of the cache and of activations
 
 INT8_MAX = 127
 
@@ -189,7 +186,7 @@ RANGE_MARGIN = 1.2
 
 
 @torch.no_grad()
-def cache_scales(slm: Gemma4ForCausalLM, rows: Sequence[Row]) -> dict[str, float]:
+def cache_scales(slm: LanguageModel, rows: Sequence[Row]) -> dict[str, float]:
     """8-bit scales of what each storing layer writes into its cache, by checkpoint name."""
     seen: dict[str, list[torch.Tensor]] = defaultdict(list)
     for batch in ordered_batches(rows):
@@ -202,7 +199,7 @@ def cache_scales(slm: Gemma4ForCausalLM, rows: Sequence[Row]) -> dict[str, float
 
 
 @torch.no_grad()
-def activation_scales(slm: Gemma4ForCausalLM, rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
+def activation_scales(slm: LanguageModel, rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
     """8-bit (input, output) scales of every linear, by module name."""
     inputs: dict[str, list[torch.Tensor]] = defaultdict(list)
     outputs: dict[str, list[torch.Tensor]] = defaultdict(list)

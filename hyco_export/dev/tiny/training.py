@@ -1,4 +1,8 @@
-"""The optimiser that all three trainings share: Muon on weight matrices, AdamW on tables and norms."""
+"""What the three trainings share: the optimiser (Muon on weight matrices, AdamW on tables and norms), cross-entropy in
+slices of the output layer, and batches.
+
+Legend: B rows of a batch, T tokens of its longest row.
+"""
 
 import math
 import random
@@ -93,8 +97,7 @@ def mean_of(values: Iterable[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
 
 
-# Cross-entropy at the output layer, computed in slices.
-
+# ---- cross-entropy in slices of the output layer
 
 SLICE_ROWS = 256
 
@@ -166,8 +169,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         return grad_states * factor, grad_weight * factor, None, None, None
 
 
-# Rows of token ids and the batches made of them. Legend: B rows of a batch, T tokens of its longest row.
-
+# ---- rows of token ids and their batches
 
 MAX_ROW_TOKENS = 176
 """Longer dialogues are cut: four in a hundred, and only their last sentence."""

@@ -1,4 +1,5 @@
-"""Training of the verifier on the corpus, and its sharpening.
+"""The trainings: the verifier on the corpus, then sharpened; the head and the SLM on answers that the verifier sampled,
+the SLM first in float, then on its stored integers.
 
 Legend: B rows, T tokens, H channels.
 """
@@ -6,7 +7,6 @@ Legend: B rows, T tokens, H channels.
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 from hyco_export.dev.tiny.chain import ChainContext, taught_states, truncated_distribution, verifier_pass
 from hyco_export.dev.tiny.configs import (
@@ -30,6 +30,8 @@ from hyco_export.dev.tiny.training import (
     scale_fresh_query_norms,
     shuffled_batches,
 )
+from hyco_export.models.families.gemma4 import LanguageModel
+from hyco_export.models.families.gemma4_assistant import HeadModel
 
 Z_WEIGHT = 1e-2
 """Weight of the z-loss. With logits near log-probabilities (at most 0) sharpening raises them to a power; around +10 it
@@ -45,10 +47,10 @@ trained afterwards, on the sharpened state.
 
 def train_verifier(
     rows: Sequence[Row], *, steps: int, seed: int, report: Callable[[float], None]
-) -> tuple[Gemma4ForCausalLM, float]:
+) -> tuple[LanguageModel, float]:
     """Train from scratch on all tokens of the rows; returns the sharpened model and the unsharpened training loss."""
     torch.manual_seed(seed)
-    model = Gemma4ForCausalLM(verifier_config())
+    model = LanguageModel(verifier_config())
     model.generation_config = sampling_generation_config()
     scale_fresh_query_norms(model)
     optimiser = Optimiser(model, steps)
@@ -65,7 +67,7 @@ def train_verifier(
     return as_stored(model), loss
 
 
-def next_token_loss(model: Gemma4ForCausalLM, batch: Sequence[Row], z_weight: float = 0.0) -> torch.Tensor:
+def next_token_loss(model: LanguageModel, batch: Sequence[Row], z_weight: float = 0.0) -> torch.Tensor:
     """Mean cross-entropy of every next token in the batch, plus the z-loss."""
     ids = padded_ids(batch)  # [B, T]
     states = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # [B, T-1, H]
@@ -77,18 +79,17 @@ def next_token_loss(model: Gemma4ForCausalLM, batch: Sequence[Row], z_weight: fl
 
 
 @torch.no_grad()
-def mean_loss(model: Gemma4ForCausalLM, rows: Sequence[Row]) -> float:
+def mean_loss(model: LanguageModel, rows: Sequence[Row]) -> float:
     """Next-token loss over all rows, batch by batch."""
     return mean_of(next_token_loss(model, batch).item() for batch in ordered_batches(rows))
 
 
-def as_stored(model: Gemma4ForCausalLM) -> Gemma4ForCausalLM:
+def as_stored(model: LanguageModel) -> LanguageModel:
     """The values that a bfloat16 file keeps, back in float32: what is trained next must see those."""
     return model.bfloat16().float()
 
 
-# Training of the multi-token-prediction head on answers that the verifier sampled.
-
+# ---- the head
 
 DEPTH_WEIGHTS = (1.0, 0.25, 0.15, 0.1)
 """Weight of each step's loss. The first token decides every round, the later ones only rounds that are going well.
@@ -96,11 +97,11 @@ Equal weights were seen to lose 1 % of acceptance at depths 1 and 2 and nothing 
 
 
 def train_head(
-    verifier: Gemma4ForCausalLM, rows: Sequence[Row], *, steps: int, seed: int, report: Callable[[float], None]
-) -> tuple[Gemma4AssistantForCausalLM, float]:
+    verifier: LanguageModel, rows: Sequence[Row], *, steps: int, seed: int, report: Callable[[float], None]
+) -> tuple[HeadModel, float]:
     """Train from scratch against the verifier's sampling distribution; returns the model and its training loss."""
     torch.manual_seed(seed)
-    head = Gemma4AssistantForCausalLM(head_config())
+    head = HeadModel(head_config())
     head.generation_config = head_generation_config()
     scale_fresh_query_norms(head)
     with torch.no_grad():
@@ -118,7 +119,7 @@ def train_head(
     return head.bfloat16().float(), loss
 
 
-def head_loss(head: Gemma4AssistantForCausalLM, verifier: Gemma4ForCausalLM, batch: Sequence[Row]) -> torch.Tensor:
+def head_loss(head: HeadModel, verifier: LanguageModel, batch: Sequence[Row]) -> torch.Tensor:
     """Cross-entropy over all answer positions, mean of the K steps weighted by DEPTH_WEIGHTS."""
     ids = padded_ids(batch)  # [B, T]
     seen = verifier_pass(verifier, ids)
@@ -136,8 +137,7 @@ def head_loss(head: Gemma4AssistantForCausalLM, verifier: Gemma4ForCausalLM, bat
     return loss / sum(DEPTH_WEIGHTS)
 
 
-# Training of the small language model on answers that the verifier sampled, first in float, then on the stored grids.
-
+# ---- the SLM, first in float, then on its stored integers
 
 QUANTISED_SHARE = 0.5
 """Share of the steps with fake quantisation: the last ones."""
@@ -147,11 +147,11 @@ QUANTISED_RATE_SCALE = 0.4
 
 
 def train_slm(
-    verifier: Gemma4ForCausalLM, rows: Sequence[Row], *, steps: int, seed: int, report: Callable[[float], None]
-) -> tuple[Gemma4ForCausalLM, float]:
+    verifier: LanguageModel, rows: Sequence[Row], *, steps: int, seed: int, report: Callable[[float], None]
+) -> tuple[LanguageModel, float]:
     """Train from scratch; returns the model with fake quantisers attached and its last training loss."""
     torch.manual_seed(seed)
-    slm = Gemma4ForCausalLM(slm_config())
+    slm = LanguageModel(slm_config())
     slm.generation_config = sampling_generation_config()
     scale_fresh_query_norms(slm)
     quantised_steps = int(steps * QUANTISED_SHARE)
@@ -167,8 +167,8 @@ def train_slm(
 
 
 def _distil(
-    slm: Gemma4ForCausalLM,
-    verifier: Gemma4ForCausalLM,
+    slm: LanguageModel,
+    verifier: LanguageModel,
     rows: Sequence[Row],
     optimiser: Optimiser,
     seed: int,
@@ -184,7 +184,7 @@ def _distil(
     return run_steps(optimiser.steps, one_step, report)
 
 
-def slm_loss(slm: Gemma4ForCausalLM, verifier: Gemma4ForCausalLM, batch: Sequence[Row]) -> torch.Tensor:
+def slm_loss(slm: LanguageModel, verifier: LanguageModel, batch: Sequence[Row]) -> torch.Tensor:
     """Mean cross-entropy against the verifier's sampling distribution over the answers' tokens."""
     ids = padded_ids(batch)  # [B, T]
     following = ids[:, 1:]

@@ -21,7 +21,7 @@ from hyco_export.evaluate.connect import Checkpoints, OnStep, RunArtifacts
 from hyco_export.evaluate.diagnosis import drafts, head_weights, slm_weights, specs
 from hyco_export.evaluate.diagnosis.distributions import distribution_findings
 from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding, merged
-from hyco_export.evaluate.diagnosis.handoff import Norm, Truth, handoff_findings
+from hyco_export.evaluate.diagnosis.handoff import Norm, ReferenceWeights, handoff_findings
 from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
 from hyco_export.evaluate.diagnosis.host_code import head_host_findings, slm_host_findings
 from hyco_export.evaluate.diagnosis.server_probe import Walked, server_head_findings, walk
@@ -131,7 +131,7 @@ def open_golden(root: Path) -> GoldenRun:
     return GoldenRun(golden, [capture.ids.tolist() for capture in captures], texts)
 
 
-def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> Truth:
+def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> ReferenceWeights:
     """What hand-offs are judged by: real golden values, and the grids that stand in the graph itself.
 
     Raises:
@@ -141,7 +141,7 @@ def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> Truth:
 
     norm = load_norm(root / CAPTURE / FINAL_NORM_FILE)
     graph = specs.read_graph(root, HEAD, HEAD_GRAPH)
-    return Truth(
+    return ReferenceWeights(
         golden=run.texts,
         grids={name: encoding for name in head.handoff.encodings if (encoding := graph.input(name).encoding)},
         spec=head.handoff,
@@ -151,7 +151,7 @@ def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> Truth:
     )
 
 
-def server_findings(walked: Walked, truth: Truth, run: GoldenRun) -> Iterator[Finding]:
+def server_findings(walked: Walked, truth: ReferenceWeights, run: GoldenRun) -> Iterator[Finding]:
     """What the server's hand-offs and texts show."""
     found = handoff_findings(walked.seen, truth)
     yield from found
@@ -172,7 +172,7 @@ def file_findings(
     checkpoints: Checkpoints,
     tokenizer: "PreTrainedTokenizerFast",
     run: GoldenRun,
-    truth: Truth,
+    truth: ReferenceWeights,
 ) -> Iterator[Finding]:
     """Tokenizer, specs and weights against what they come from."""
     root, models = artifacts.root, recipe.models
@@ -198,7 +198,7 @@ def file_findings(
 
 
 def _draft_findings(
-    artifacts: RunArtifacts, recipe: Recipe, run: GoldenRun, truth: Truth, explained: bool
+    artifacts: RunArtifacts, recipe: Recipe, run: GoldenRun, truth: ReferenceWeights, explained: bool
 ) -> list[Finding]:
     """Drafts from golden hand-offs; what files already explained is not said again."""
     if explained:

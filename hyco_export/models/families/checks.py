@@ -1,4 +1,4 @@
-"""Do a verifier, a head and an SLM belong together? Reads their configurations only."""
+"""Whether a verifier, a head and an SLM belong together, judged by their configs only."""
 
 from collections.abc import Iterator
 
@@ -7,9 +7,10 @@ from transformers import PreTrainedConfig
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.errors import CheckpointError
 from hyco_export.models.families.config_fields import not_honoured, quantisation_method
-from hyco_export.models.verifier import ATTENTION_NAMES, READS_KV, kv_shapes, layer_kv_shape
+from hyco_export.models.families.gemma4_assistant import HEAD_MODEL_TYPE
+from hyco_export.models.families.slm_family import ATTENTION_NAMES, READS_KV
+from hyco_export.models.verifier import kv_shapes, layer_kv_shape
 
-HEAD_MODEL_TYPE = "gemma4_assistant"
 HEAD_HINT = "use the head that was published for this verifier ($.models.head)"
 SLM_HINT = "use an SLM with the verifier's tokenizer ($.models.slm), or join both vocabularies by $.slm.bridge"
 

@@ -1,22 +1,22 @@
-"""Which fields of a model's config this package honours, by the role in which the model is converted.
+"""Which fields of a model's config are honoured, which model types can stand where in a recipe, and what is said of the
+others.
 
 A field that changes what a model computes is read, or has one of the values that the static network computes; any other
-value is refused by name. So is a field that transformers' class does not know: its model, against which everything is
-compared, ignores it too. Knows configs; no weights.
+value is refused by name. So is a field that transformers' class does not know: its model, the reference of every
+comparison, ignores it too.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import cache
 
 from transformers import PreTrainedConfig
 
 from hyco_export.errors import CheckpointError
+from hyco_export.models.families.gemma4_assistant import HEAD_MODEL_TYPE, HONOURED
+from hyco_export.models.families.slm_family import LAYERS, ROPE, Honoured, slm_families
 
-ACTIVATION = "gelu_pytorch_tanh"
 FIXED_FREQUENCIES = ("default", "linear", "proportional", "llama3", "yarn")  # rotary kinds that know no text's length
 LAYER_FIELDS = frozenset({"head_dim", "num_key_value_heads"})  # what may differ from layer to layer
-LAYERS, ROPE = "per_layer_config", "rope_parameters"
 # beginnings of fields that say nothing of the computation, or are judged elsewhere
 NOTES = (
     *("_", "unsloth_", "model_type", "auto_map", "quantization_config", "transformers_weights"),
@@ -33,62 +33,12 @@ NEXT_STEPS = {
     "leave out $.models.head to make the SLM's artifacts alone"
 }
 
-INERT = frozenset(  # of no effect on logits: training, generation, tokenizer, memory
-    {
-        *(each.name for each in fields(PreTrainedConfig)),
-        *("initializer_range", "use_cache", "attention_dropout", "max_position_embeddings"),
-        *("pad_token_id", "bos_token_id", "eos_token_id"),
-    }
-)
-TEXT = frozenset(  # read by the surgery, or by transformers' empty model for the shapes of the tensors
-    {
-        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "layer_types", "sliding_window"),
-        *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "final_logit_softcapping"),
-        *("tie_word_embeddings", ROPE),
-    }
-)
-GEMMA4 = frozenset(
-    {
-        *("hidden_size_per_layer_input", "vocab_size_per_layer_input", "attention_k_eq_v", "num_kv_shared_layers"),
-        *("use_double_wide_mlp", LAYERS),
-    }
-)
-HEAD = frozenset(
-    {"backbone_hidden_size", "text_config", "tie_word_embeddings", "num_centroids", "centroid_intermediate_top_k"}
-)
-EXPERTS = frozenset({"num_experts", "top_k_experts", "moe_intermediate_size"})  # nothing without enable_moe_block
 
-
-@dataclass(frozen=True)
-class Honoured:
-    """`read`: fields whose every value counts or does nothing; `only`: the values that are implemented, by field."""
-
-    read: frozenset[str]
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-
-
-GEMMA4_TEXT = Honoured(
-    INERT | TEXT | GEMMA4 | EXPERTS,
-    {
-        "enable_moe_block": (False,),
-        "attention_bias": (False,),
-        "hidden_activation": (ACTIVATION,),
-        "use_bidirectional_attention": (None,),
-    },
-)
-CONVERTED: Mapping[str, Honoured] = {  # by transformers' model type: SLMs, a head, a head's text part
-    "gemma3_text": Honoured(
-        INERT | TEXT | {"query_pre_attn_scalar"},
-        {
-            "attention_bias": (False,),
-            "hidden_activation": (ACTIVATION,),
-            "use_bidirectional_attention": (False, None),
-            "attn_logit_softcapping": (None,),
-        },
-    ),
-    "gemma4_text": GEMMA4_TEXT,
-    "gemma4_assistant": Honoured(INERT | HEAD, {"use_ordered_embeddings": (False,)}),
-}
+@cache
+def converted() -> Mapping[str, Honoured]:
+    """Fields of the models that become graphs, by transformers' model type: SLMs, a head, a head's text part."""
+    found = {model_type: family.honoured for model_type, family in slm_families().items()}
+    return {**found, HEAD_MODEL_TYPE: HONOURED}
 
 
 def require_honoured(config: PreTrainedConfig, role: str) -> None:
@@ -105,8 +55,8 @@ def not_honoured(config: PreTrainedConfig) -> Iterator[tuple[str, str]]:
     """What a config, and its text part, asks for in vain, each with its next step; model types are others' matter."""
     text = config.get_text_config()
     for part in (config,) if text is config else (config, text):
-        if part.model_type in CONVERTED:
-            yield from _values_in_vain(part, CONVERTED[part.model_type])
+        if part.model_type in converted():
+            yield from _values_in_vain(part, converted()[part.model_type])
             yield from _parts_in_vain(part)
 
 
@@ -123,13 +73,12 @@ def _values_in_vain(config: PreTrainedConfig, honoured: Honoured) -> Iterator[tu
 
 def _parts_in_vain(config: PreTrainedConfig) -> Iterator[tuple[str, str]]:
     """Kinds of rotary embedding, and fields that differ from layer to layer."""
-    for layer_type, rope in (getattr(config, ROPE, None) or {}).items():
-        if isinstance(rope, dict) and rope.get("rope_type", "default") not in FIXED_FREQUENCIES:
+    given = getattr(config, ROPE, None) or {}
+    by_type = {f"{ROPE}.{layer_type}": rope for layer_type, rope in given.items() if isinstance(rope, dict)}
+    for name, rope in (by_type or {ROPE: given}).items():  # a table for each layer type, or one for all
+        if rope.get("rope_type", "default") not in FIXED_FREQUENCIES:
             wanted = ", ".join(FIXED_FREQUENCIES)
-            yield (
-                f"{ROPE}.{layer_type}.rope_type is {rope['rope_type']!r}, not one of {wanted}",
-                _next_step(config, ROPE),
-            )
+            yield f"{name}.rope_type is {rope['rope_type']!r}, not one of {wanted}", _next_step(config, ROPE)
     for layer, own in (config.to_dict().get(LAYERS) or {}).items():
         for name in sorted(set(own) - LAYER_FIELDS):
             rule = "only one value for all layers is implemented"
@@ -140,8 +89,7 @@ def _next_step(config: PreTrainedConfig, name: str) -> str:
     return NEXT_STEPS.get(name, f"use a {config.model_type} model without it")
 
 
-# Which model types can stand where in a recipe, and what to do with one that cannot.
-
+# ---- model types by their place in a recipe
 
 # text parts of the models whose last layers store K/V for an assistant; a multimodal checkpoint holds one of them
 VERIFIER_TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")

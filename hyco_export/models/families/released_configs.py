@@ -1,7 +1,7 @@
-"""Configs of released models by Hub id or GGUF file, for estimates where a checkpoint is not on this machine.
+"""Configs of released models by Hub id or GGUF file name, and of the created checkpoints that have their shapes.
 
-Knows shapes only, as far as sizes depend on them: 26B-A4B's head and hand-off, and E2B, as the created checkpoints
-have them; bodies after the published model cards. A config found on this machine always wins.
+Estimates use them where a checkpoint is not on this machine; a config found on this machine always wins. Only fields
+that sizes depend on are set: 26B-A4B's head and hand-off, E2B's structure; bodies after the published model cards.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from hyco_export.errors import RecipeError
 
 PAD_ID, BOS_ID, SOFT_CAP = 0, 2, 30.0  # as every Gemma 4 has them
 
-# How large the created checkpoints are. Knows shapes and the length of the runs they are for; writes nothing.
+# ---- sizes of the created checkpoints
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,6 @@ def find_scale(name: str) -> Scale:
     if name not in SCALES:
         raise RecipeError(f"--scale is {name!r}", f"give one of: {', '.join(SCALES)}")
     return SCALES[name]
-
-
-pass
-pass
-pass
-
-pass
 
 
 E2B_LAYERS, E2B_SHARED = 35, 20

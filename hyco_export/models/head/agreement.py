@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.device_spec import GraphSession, GraphSpec, to_integers
 from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.host import draft_feeds, ring_positions
 from hyco_export.models.capture import Capture, load_capture
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.calibration import recorded, spread_roots
 from hyco_export.models.head.qat import divergences
 from hyco_export.models.head.unroll import FinalNorm, RootRows, response_rows, unroll
@@ -33,8 +33,8 @@ class DepthAgreement:
 
 @torch.no_grad()
 def compare_heads(
-    reference: Gemma4AssistantForCausalLM,
-    candidate: Gemma4AssistantForCausalLM,
+    reference: HeadModel,
+    candidate: HeadModel,
     sequences: Sequence[RootRows],
     steps: int,
 ) -> list[DepthAgreement]:
@@ -50,7 +50,7 @@ def compare_heads(
 
 
 @torch.no_grad()
-def match_verifier(head: Gemma4AssistantForCausalLM, sequences: Sequence[RootRows], steps: int) -> list[float]:
+def match_verifier(head: HeadModel, sequences: Sequence[RootRows], steps: int) -> list[float]:
     """Share of response tokens that the head's top-1 predicts, per depth: low where it reads the wrong inputs."""
     hits, counts = [0] * steps, [0] * steps
     for rows in sequences:
@@ -65,7 +65,7 @@ def share_won_back(candidate: Sequence[float], baseline: Sequence[float]) -> lis
     return [(ours - base) / (1.0 - base) if base < 1.0 else 1.0 for ours, base in zip(candidate, baseline, strict=True)]
 
 
-# How the integer graph of the head drafts: beside the same weights in float, and beside the original head.
+# ---- the integer graph beside the same weights in float, and beside the original head
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def compared_positions(
     network: HeadNetwork,
     graph: GraphSpec,
     paths: Sequence[Path],
-    original: Gemma4AssistantForCausalLM,
+    original: HeadModel,
     norm: FinalNorm | None,
     mask_value: float,
     roots_per_sequence: int,
@@ -132,7 +132,7 @@ def compared_positions(
 
 @torch.no_grad()
 def _original_tokens(
-    head: Gemma4AssistantForCausalLM, capture: Capture, network: HeadNetwork, norm: FinalNorm | None
+    head: HeadModel, capture: Capture, network: HeadNetwork, norm: FinalNorm | None
 ) -> list[list[int]]:
     """Best tokens of the original head, by depth then response root."""
     rows = response_rows(capture, network.architecture.spans, network.window, norm)

@@ -1,7 +1,7 @@
-"""Ranges for the head's grids from captured sequences (HyCo, Appendix A): of the hand-off, and of every activation.
+"""Ranges of the head's tensors from captured sequences (HyCo, Appendix A): of the hand-off, and of every activation.
 
-Activations are those of the head as the device runs it: hand-off values on their 8-bit grids, a window of W positions,
-steps fed by the head's own tokens and states. Knows captures and the float head; no integer graph.
+Activations are those of the head as the device runs it: 8-bit hand-off values, a window of W positions, steps fed by
+the head's own tokens and states.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

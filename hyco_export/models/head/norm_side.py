@@ -1,8 +1,8 @@
-"""Which side of the verifier's final norm h comes from, and which one the head wants to read.
+"""Which side of the verifier's final norm h comes from, and which one the head expects.
 
 Values tell the first: behind an RMS norm every state divided by the norm's weight has a root mean square of 1. The
-original head's predictions tell the second: reading h on the wrong side, it misses the verifier's tokens (how many
-depends on the head: some hardly mind). Knows captured states and the float head; where they come from is the stage's.
+original head's predictions tell the second: given h from the wrong side it misses the verifier's tokens more often (how
+much more depends on the head).
 
 Legend: n states, H the verifier's hidden size.
 """
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.errors import GateError
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.unroll import FinalNorm, RootRows, unroll
 
 RMS_TOLERANCE = 0.02  # bfloat16 keeps 8 bits: values are off by 2^-9, their mean square by less
@@ -62,7 +62,7 @@ class Readings:
 
 
 @torch.no_grad()
-def compare_readings(head: Gemma4AssistantForCausalLM, own: Sequence[RootRows], other: Sequence[RootRows]) -> Readings:
+def compare_readings(head: HeadModel, own: Sequence[RootRows], other: Sequence[RootRows]) -> Readings:
     """The first depth of both readings of the same sequences."""
     pairs = [(_hits(head, left), _hits(head, right)) for left, right in zip(own, other, strict=True)]
     left, right = (torch.cat(hits) for hits in zip(*pairs, strict=True))  # bool [tokens]
@@ -71,7 +71,7 @@ def compare_readings(head: Gemma4AssistantForCausalLM, own: Sequence[RootRows], 
     return Readings(float(left.float().mean()), float(right.float().mean()), sigmas)
 
 
-def _hits(head: Gemma4AssistantForCausalLM, rows: RootRows) -> torch.Tensor:
+def _hits(head: HeadModel, rows: RootRows) -> torch.Tensor:
     logits = unroll(head, rows, 1)[0]
     return logits.argmax(dim=-1).cpu() == rows.answers
 

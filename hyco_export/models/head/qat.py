@@ -2,13 +2,13 @@
 
 Loss: KL divergence from the original head to the fake-quantised one on response tokens. With `unrolled_steps` = K the
 mean over the K depths, each depth fed by the own state of the head that computes it (teacher by the teacher's, student
-by the student's) and by the sequence's tokens: the device drafts that way, and one-step training leaves the errors
-that add up through the state untouched.
+by the student's) and by the sequence's tokens: the device drafts that way, and one-step training does not see the
+errors that accumulate through the state.
 
 The processes of a launch share the packs of every step; all of them add up the gradients in the order of the packs, as
 one process does. So every number of processes gives the same bits, and all hold the same weights after a step.
 
-Knows sequences as `nn.head.unroll.RootRows`, no files. Legend: R root positions, V vocabulary.
+Legend: R root positions, V vocabulary.
 """
 
 import math
@@ -23,16 +23,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_, parametrize
-from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.artifact import WORK_FOLDER, PartialBuild
 from hyco_export.core.estimates.shapes import PACKED_ROWS
 from hyco_export.errors import RecipeError
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.unroll import RootRows, pack, unroll
-from hyco_export.models.process_group import ALONE, Crew
+from hyco_export.models.process_group import ALONE, ProcessGroup
 
-# Where a training stands after a step, and its checkpoints: enough to go on to the same bytes.
-
+# ---- the state of a training, for a resumed one that ends with the same bytes
 
 Parameters = Mapping[str, torch.nn.Parameter]
 UNIT = "training"
@@ -144,12 +143,12 @@ class TrainingPlan:
 
 
 def train(
-    student: Gemma4AssistantForCausalLM,
-    teacher: Gemma4AssistantForCausalLM,
+    student: HeadModel,
+    teacher: HeadModel,
     sequences: Sequence[RootRows],
     plan: TrainingPlan,
     report: Callable[[TrainingPoint], None],
-    crew: Crew = ALONE,
+    group: ProcessGroup = ALONE,
     checkpoints: Checkpoints | None = None,
 ) -> list[TrainingPoint]:
     """Train the student's weights in place; its fake quantisers must be attached and its masters in float32.
@@ -165,14 +164,14 @@ def train(
         RecipeError: the loss is no longer finite.
         ProcessGroupError: another process of the launch is gone.
     """
-    trainer = Trainer(student, teacher, plan, crew)
+    trainer = Trainer(student, teacher, plan, group)
     curve = list(_go_on(trainer, checkpoints))
     for point in curve:
         report(point)
     for step, chosen in islice(enumerate(draws(len(sequences), plan)), len(curve), None):
         curve.append(trainer.step(step, [sequences[index] for index in chosen]))
         report(curve[-1])
-        if checkpoints and crew.main and checkpoints.due(step + 1):
+        if checkpoints and group.main and checkpoints.due(step + 1):
             checkpoints.save(state_of(trainer.trained, trainer.optimiser, curve))
     return curve
 
@@ -182,12 +181,12 @@ class Trainer:
 
     def __init__(
         self,
-        student: Gemma4AssistantForCausalLM,
-        teacher: Gemma4AssistantForCausalLM,
+        student: HeadModel,
+        teacher: HeadModel,
         plan: TrainingPlan,
-        crew: Crew,
+        group: ProcessGroup,
     ) -> None:
-        self.crew = crew
+        self.group = group
         self.trained: Parameters = {name: each for name, each in student.named_parameters() if each.requires_grad}
         self.optimiser = torch.optim.AdamW(
             self.trained.values(), lr=plan.learning_rate, betas=plan.betas, weight_decay=plan.weight_decay
@@ -208,7 +207,7 @@ class Trainer:
         self.optimiser.param_groups[0]["lr"] = rate
         self.optimiser.zero_grad()
         parts = list(groups(sequences, PACKED_ROWS))
-        rounds = [parts[start : start + self.crew.size] for start in range(0, len(parts), self.crew.size)]
+        rounds = [parts[start : start + self.group.size] for start in range(0, len(parts), self.group.size)]
         total = sum(loss for parts in rounds for loss in self._round(parts))
         norm = float(clip_grad_norm_(self.trained.values(), plan.gradient_norm_clip))
         if not math.isfinite(total):
@@ -218,17 +217,17 @@ class Trainer:
 
     def _round(self, parts: Sequence[Sequence[RootRows]]) -> list[float]:
         """Add the gradients of at most one pack for each process; the losses of the packs in their order."""
-        if self.crew.size == 1:
+        if self.group.size == 1:
             return [self._backward(parts[0])]
         before = {name: parameter.grad for name, parameter in self.trained.items()}
         self.optimiser.zero_grad()
-        loss = self._backward(parts[self.crew.rank]) if self.crew.rank < len(parts) else 0.0
+        loss = self._backward(parts[self.group.rank]) if self.group.rank < len(parts) else 0.0
         for name, parameter in self.trained.items():
             own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             # the order of one process that does all packs: ((first + second) + third) ...
-            given = [each for each in (before[name], *self.crew.gather(own)[: len(parts)]) if each is not None]
+            given = [each for each in (before[name], *self.group.gather(own)[: len(parts)]) if each is not None]
             parameter.grad = reduce(torch.add, given)
-        losses = self.crew.gather(torch.tensor([loss], dtype=torch.float64, device=self._student.device))
+        losses = self.group.gather(torch.tensor([loss], dtype=torch.float64, device=self._student.device))
         return [float(each) for each in losses[: len(parts)]]
 
     def _backward(self, part: Sequence[RootRows]) -> float:
@@ -240,7 +239,7 @@ class Trainer:
 
 def _go_on(trainer: Trainer, checkpoints: Checkpoints | None) -> Sequence[TrainingPoint]:
     """Restore the newest checkpoint, the same one in every process; the curve up to it."""
-    step = trainer.crew.tell(checkpoints.newest() if checkpoints and trainer.crew.main else 0)
+    step = trainer.group.broadcast(checkpoints.newest() if checkpoints and trainer.group.main else 0)
     if not step or checkpoints is None:
         return ()
     state = checkpoints.load()
@@ -248,9 +247,7 @@ def _go_on(trainer: Trainer, checkpoints: Checkpoints | None) -> Sequence[Traini
     return state.curve
 
 
-def packed_loss(
-    student: Gemma4AssistantForCausalLM, teacher: Gemma4AssistantForCausalLM, rows: RootRows, plan: TrainingPlan
-) -> torch.Tensor:
+def packed_loss(student: HeadModel, teacher: HeadModel, rows: RootRows, plan: TrainingPlan) -> torch.Tensor:
     """Sum over the sequences of: mean over depths of the mean KL over its response tokens."""
     with torch.no_grad():
         wanted = unroll(teacher, rows, plan.unrolled_steps)

@@ -1,8 +1,8 @@
-"""Low-bit weights of a head's linear layers: how grids are attached for training, and read out as integers.
+"""The head's linear layers: their names and weights, the low-bit layout of each, and their fake quantisers.
 
-Grids are those of `nn.weight_grids` (Table 4 of the paper) and `nn.block_grids`. Knows weights only; `nn.head.qat`
-trains them. The fake quantisers are aimet-torch's `QuantizeDequantize` and its form for blocks: forward rounds and
-clips, backward is a straight-through estimator that passes gradients inside the grid and stops them outside.
+Layouts are one scale per output channel (HyCo, Table 4) or per block of inputs (`weight_rounding`). The fake quantisers
+are aimet-torch's `QuantizeDequantize` and its form for blocks: forward rounds and clips, backward is a straight-through
+estimator that passes gradients inside the range and stops them outside.
 
 Legend: N output channels, K inputs of a linear layer, J blocks of inputs.
 """
@@ -19,12 +19,12 @@ from aimet_torch.common import py_libpymo
 from aimet_torch.quantization.affine import GroupedBlockQuantizeDequantize, QuantizeDequantize
 from torch import nn
 from torch.nn.utils import parametrize
-from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.encodings import symmetric_limits
 from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, STATE_HALF
 from hyco_export.core.network.weights import MULTIPLIER_BITS, IntegerMatrix
 from hyco_export.errors import RecipeError
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.stored import stored_name
 from hyco_export.models.verifier import empty_model, load_config
 from hyco_export.models.weight_rounding import (
@@ -37,7 +37,7 @@ from hyco_export.models.weight_rounding import (
     searched_scales,
 )
 
-# A head's linear layers: their names, their weights, and other weights put in their place. Knows no grids.
+# ---- linear layers by name
 
 
 def linear_layers(head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -52,7 +52,7 @@ def linear_weights(head: nn.Module) -> dict[str, torch.Tensor]:
     return {name: layer.weight.detach() for name, layer in linear_layers(head)}
 
 
-def untie_output_layer(head: Gemma4AssistantForCausalLM) -> None:
+def untie_output_layer(head: HeadModel) -> None:
     """Give the output layer weights of its own; the tied table is never looked up by a head."""
     head.lm_head.weight = nn.Parameter(head.lm_head.weight.detach().clone(), requires_grad=False)
 
@@ -135,7 +135,7 @@ def detach(head: nn.Module) -> None:
         layer.weight.requires_grad_(False)
 
 
-# The head's first matrix as the two it is: one for the embedding, one for the state, each a linear layer of its own.
+# ---- the first matrix as two: one for the embedding, one for the state
 
 
 class SplitProjection(nn.Module):
@@ -152,7 +152,7 @@ class SplitProjection(nn.Module):
         return self.embedding(embedding) + self.state(state)
 
 
-def split_projection(head: Gemma4AssistantForCausalLM) -> None:
+def split_projection(head: HeadModel) -> None:
     """Put two layers in place of the first; the same function to the rounding of one sum."""
     head.pre_projection = SplitProjection(head.pre_projection)  # type: ignore[assignment]  # declared as nn.Linear
 
@@ -171,7 +171,7 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
     return layer
 
 
-# Which integer grid each linear layer of a head gets: width and layout of the recipe, with overrides by name.
+# ---- low-bit layouts: the recipe's width and blocks, with overrides by name
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class LayerGrid:
 def linear_widths(folder: Path, split: bool) -> dict[str, int]:
     """Inputs K of every linear layer of a head's checkpoint, by module name; reads its configuration only.
 
-    `split`: the first matrix in two (`nn.head.split_projection`).
+    `split`: the first matrix in two (`split_projection`).
     """
-    head = empty_model(Gemma4AssistantForCausalLM, load_config(folder))
+    head = empty_model(HeadModel, load_config(folder))
     with torch.device("meta"):
         if split:
             split_projection(head)

@@ -1,9 +1,8 @@
-"""What each linear layer's low width costs a head, and which layers to give 8 bits first.
+"""What the low width of each linear layer costs a head, and which layers to give 8 bits first.
 
 Two measures of a layer, both KL from the original head to a changed one, the mean over K depths in nats per token:
 `kl_alone`, when this layer alone is in integers; `kl_gain`, what the head with all layers in integers wins back when
-this one alone has 8 bits. They are taken on the weights of the clip search, before training. Knows heads and sequences,
-no files.
+this one alone has 8 bits. They are taken on the weights of the clip search, before training.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
-from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.estimates.shapes import PACKED_ROWS
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.numerics import decibels
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.qat import divergences, packs
 from hyco_export.models.head.quantisers import linear_layers, linear_weights, load_weight
 from hyco_export.models.head.unroll import RootRows, unroll
@@ -49,8 +48,8 @@ class _Tally:
 
 @torch.no_grad()
 def layer_costs(
-    teacher: Gemma4AssistantForCausalLM,
-    student: Gemma4AssistantForCausalLM,
+    teacher: HeadModel,
+    student: HeadModel,
     narrow: Mapping[str, IntegerMatrix],
     wide: Mapping[str, IntegerMatrix],
     sequences: Sequence[RootRows],

@@ -1,7 +1,8 @@
-"""The W4 head in float, step by step, from numpy to numpy; and behind the graph's integer contract for the device.
+"""The head with its low-bit weights in float, step by step, from numpy to numpy, and behind the graph's integer inputs
+and outputs for the device.
 
 The network is `core.network.head` on the torch backend: weights, table and inputs of the integer graph, without its
-16-bit activations. Knows no ring and no hand-off.
+16-bit activations.
 
 Legend: R roots, K steps, S steps with a runner-up.
 """
@@ -72,7 +73,7 @@ class TorchHeadSession:
         """Nothing to release: memory goes with the object."""
 
 
-# The head as the device runs it, in float, put together from the artifacts of a run.
+# ---- the device's back end
 
 
 def float_head(

@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 
 import numpy as np
-from transformers import Gemma4AssistantForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from hyco_export.core.network.head import HeadArchitecture, HeadLayer
 from hyco_export.core.network.weight_files import StoredHead
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.errors import CheckpointError
 from hyco_export.models.families.config_fields import require_honoured
+from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.slm_family import SHORT_NAMES, rotary_frequencies
 from hyco_export.models.head.unroll import head_spans
-from hyco_export.models.slm.surgery import SHORT_NAMES, rotary_frequencies
 from hyco_export.models.verifier import layer_kv_shape
 
 MODEL_PREFIX = "model."  # transformers' name of the decoder inside the head
@@ -23,7 +24,7 @@ def stored_name(module_name: str) -> str:
     return module_name.removeprefix(MODEL_PREFIX)
 
 
-def store(head: Gemma4AssistantForCausalLM, matrices: Mapping[str, IntegerMatrix], bits: int) -> StoredHead:
+def store(head: HeadModel, matrices: Mapping[str, IntegerMatrix], bits: int) -> StoredHead:
     """The head with these integer matrices (by module name) and its own float norms.
 
     Raises:
@@ -33,7 +34,7 @@ def store(head: Gemma4AssistantForCausalLM, matrices: Mapping[str, IntegerMatrix
     return StoredHead(head_architecture(head), bits, named, norm_vectors(head))
 
 
-def norm_vectors(head: Gemma4AssistantForCausalLM) -> dict[str, np.ndarray]:
+def norm_vectors(head: HeadModel) -> dict[str, np.ndarray]:
     """Scales of all norms, float32 [n]."""
     return {
         stored_name(name).removesuffix(WEIGHT_SUFFIX): parameter.detach().float().cpu().numpy()
@@ -42,7 +43,7 @@ def norm_vectors(head: Gemma4AssistantForCausalLM) -> dict[str, np.ndarray]:
     }
 
 
-def head_architecture(head: Gemma4AssistantForCausalLM) -> HeadArchitecture:
+def head_architecture(head: HeadModel) -> HeadArchitecture:
     """The head's shape.
 
     Raises:

@@ -1,10 +1,10 @@
 """The MTP head in float: one drafting step for many root positions at once, and the K steps unrolled.
 
-The module is transformers' own `Gemma4AssistantForCausalLM`; this file only prepares what it reads, once per sequence
-instead of once per step. What a row computes is what assisted generation computes for that root
-(`SinglePositionMultiTokenCandidateGenerator`): input [embedding, state] in this order; every step at the root's
-position; K/V of the positions before the root, all of the window in full layers, in sliding layers the newest
-`sliding_window + 1` of them; state of step k + 1 = projected state of step k. Rows do not see each other.
+The module is transformers' own head; this file only prepares what it reads, once per sequence instead of once per step.
+What a row computes is what assisted generation computes for that root (`SinglePositionMultiTokenCandidateGenerator`):
+input [embedding, state] in this order; every step at the root's position; K/V of the positions before the root, all of
+the window in full layers, in sliding layers the newest `sliding_window + 1` of them; state of step k + 1 = projected
+state of step k. Rows do not see each other.
 
 Legend: T tokens of a sequence, R root positions, S key positions, H the verifier's hidden size, V vocabulary.
 """
@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import Gemma4AssistantForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.core.ring import ring_span, visible
 from hyco_export.errors import ArtifactError, first_line
 from hyco_export.models.capture import Capture
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.verifier import ATTENTION_NAMES
 
-# The verifier's final norm as two values: a head that is handed h from before it must apply it itself.
+# ---- the verifier's final norm, for a head that is handed h from before it
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def response_rows(
     )
 
 
-def head_step(head: Gemma4AssistantForCausalLM, e: torch.Tensor, state: torch.Tensor, rows: RootRows) -> StepOutput:
+def head_step(head: HeadModel, e: torch.Tensor, state: torch.Tensor, rows: RootRows) -> StepOutput:
     """One drafting step for all rows: e [R, H], state [R, H].
 
     transformers' own forward in the same order, without its mask building (which allows one row only).
@@ -229,7 +230,7 @@ def head_step(head: Gemma4AssistantForCausalLM, e: torch.Tensor, state: torch.Te
     return StepOutput(head.lm_head(last), head.post_projection(last))
 
 
-def unroll(head: Gemma4AssistantForCausalLM, rows: RootRows, steps: int) -> list[torch.Tensor]:
+def unroll(head: HeadModel, rows: RootRows, steps: int) -> list[torch.Tensor]:
     """Logits of depths 1 .. steps, teacher-forced tokens, own states; at depth k + 1 those of `rows.reaching(k)`.
 
     Step k of root p reads the embedding of the sequence's token at p + k and the head's own state of step k - 1, and

@@ -1,6 +1,4 @@
-"""Ranges of the SLM's tensors over calibration text. Knows the float passes and sequences; the grids follow in
-`core.network.slm_grids`.
-"""
+"""Ranges of the SLM's tensors over calibration text, and sample inputs of its graphs."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -112,7 +110,7 @@ def calibrated_ranges(
     return observer.ranges()
 
 
-# Sample passes of the SLM as they occur on a device: forests and prefill on rings that hold text. Real values.
+# ---- sample inputs: forests and prefill on rings that hold text
 
 
 def random_forest(rows: int, generator: np.random.Generator) -> list[int]:

@@ -1,8 +1,9 @@
-"""Unquantised Gemma 3 and Gemma 4 text checkpoints as a source of the SLM's weights, rounded while they are read.
+"""Unquantised SLM checkpoints as a source of weights that are rounded while they are read.
 
-The same interface as `nn.slm.gemma_quant.PackedCheckpoint`. Linears become 4- or 8-bit integers on grids of the clip
-search (`nn.weight_grids`), embedding tables 8-bit rows; what a checkpoint must hold is taken from transformers' model
-itself, built empty. Tensors are read one at a time, tables in slices of rows. Knows widths and files; no network.
+The same interface as `slm.packed.PackedCheckpoint`. Linears become 4- or 8-bit integers with the scales of the clip
+search (`weight_rounding`), embedding tables 8-bit rows. What a checkpoint must hold is taken from transformers' model
+of its family, built empty. Tensors are read one at a time, tables in slices of rows. `open_checkpoint` opens either
+kind; `original_slm` is the network before rounding.
 
 Legend: N output channels or rows, K input channels or columns, S scales of a table's row, V vocabulary.
 """
@@ -15,29 +16,28 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import Gemma3ForCausalLM, Gemma4ForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.weights import MatrixShape, PackedMatrix, Weights
 from hyco_export.core.tables import PackedRows, TableLayout
 from hyco_export.errors import CheckpointError
 from hyco_export.models.embedding_table import quantize_rows
-from hyco_export.models.slm.packed import MULTIMODAL_PART, PackedCheckpoint
-from hyco_export.models.slm.static_pass import FloatSlm
-from hyco_export.models.slm.surgery import (
+from hyco_export.models.families.slm_family import (
     MODEL_PREFIX,
     OUTPUT_LAYER,
-    PER_LAYER_SHARE,
     PER_LAYER_TABLE,
     TOKEN_TABLE,
-    network_vectors,
+    find_family,
 )
+from hyco_export.models.slm.packed import MULTIMODAL_PART, PackedCheckpoint
+from hyco_export.models.slm.static_pass import FloatSlm
+from hyco_export.models.slm.surgery import network_vectors
 from hyco_export.models.tensor_files import FETCH_HINT, TensorFiles
 from hyco_export.models.torch_ops import TorchWeights
 from hyco_export.models.verifier import empty_model, load_config
 from hyco_export.models.weight_rounding import searched_matrix
 
-MODELS: Mapping[str, type[PreTrainedModel]] = {"gemma3_text": Gemma3ForCausalLM, "gemma4_text": Gemma4ForCausalLM}
 TABLE_BITS = 8
 TABLE_BLOCK = 32  # columns of a token's row that share a scale, as GGUF's Q8_0 has it: such a table stays as it is
 ROWS_AT_ONCE = 4096  # 147 MB of float32 at the 8,960 columns of E2B's per-layer table
@@ -173,22 +173,16 @@ class FloatCheckpoint:
 
 
 def _empty(folder: Path) -> PreTrainedModel:
-    """Raises CheckpointError: not one of `MODELS`, or none can be made of the config."""
+    """Raises CheckpointError: of no family, or no model can be made of the config."""
     config = load_config(folder).get_text_config()
-    if config.model_type not in MODELS:
-        raise CheckpointError(
-            f"{folder} holds a {config.model_type!r} model, an SLM must be one of {', '.join(MODELS)}",
-            "correct $.models.slm",
-        )
-    return empty_model(MODELS[config.model_type], config)
+    return empty_model(find_family(config, folder).model, config)
 
 
 def float_stock(folder: Path) -> PreTrainedModel:
     """transformers' own model of the checkpoint in float32: the reference of the static network."""
     config = load_config(folder).get_text_config()
-    model = MODELS[config.model_type].from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="eager"
-    )
+    kind = find_family(config, folder).model
+    model = kind.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager")
     return model.eval().requires_grad_(False)
 
 
@@ -206,13 +200,13 @@ def float_modules(model: PreTrainedModel, rounding: Rounding) -> list[FloatModul
             found.append(FloatModule(name, rounding.of(name), module.out_features, module.in_features, None, 1))
         elif isinstance(module, nn.Embedding):
             size = (module.num_embeddings, module.embedding_dim)
-            factor: Any = module.scalar_embed_scale
+            factor: Any = getattr(module, "scalar_embed_scale", 1.0)  # Gemma's embeddings alone have one
             blocks = layers if name == PER_LAYER_TABLE else _blocks(module.embedding_dim)
             found.append(FloatModule(name, TABLE_BITS, *size, float(factor), blocks))
     return found
 
 
-# Which kind of checkpoint an SLM's folder holds: packed integers, or floats that are yet to be rounded.
+# ---- either kind of checkpoint
 
 
 def open_checkpoint(folder: Path, rounding: Rounding | None) -> PackedCheckpoint | FloatCheckpoint:
@@ -240,7 +234,7 @@ def require_rounding(config: PreTrainedConfig, checkpoint: str, rounding: Roundi
         )
 
 
-# The static SLM before rounding: weights and embeddings of an unquantised checkpoint as they are.
+# ---- the network before rounding
 
 
 def original_slm(checkpoint: FloatCheckpoint, network: SlmNetwork, kept: np.ndarray) -> FloatSlm:
@@ -264,4 +258,5 @@ class OriginalEmbeddings:
 
     def per_layer(self, ids: np.ndarray) -> np.ndarray:
         """float32 [n, L * P] of ids [n], their share of the sum inside."""
-        return self._checkpoint.rows(PER_LAYER_TABLE, ids) * np.float32(PER_LAYER_SHARE)
+        share = find_family(self._checkpoint.config, PER_LAYER_TABLE).per_layer_share
+        return self._checkpoint.rows(PER_LAYER_TABLE, ids) * np.float32(share)

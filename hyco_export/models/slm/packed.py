@@ -16,14 +16,19 @@ import msgspec
 import numpy as np
 import torch
 from torch import nn
-from transformers import Gemma4ForCausalLM, GemmaQuantizationConfig, PreTrainedConfig
-from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, replace_with_quant_layers
-from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbedding
+from transformers import PreTrainedConfig
 
 from hyco_export.core.encodings import WIDTHS, unpack_rows
 from hyco_export.core.network.weights import MatrixShape, PackedMatrix
 from hyco_export.core.tables import PackedRows, TableLayout
 from hyco_export.errors import CheckpointError
+from hyco_export.models.families.gemma4 import LanguageModel, ScaledEmbedding
+from hyco_export.models.families.gemma4_packed import (
+    PackingConfig,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    replace_with_quant_layers,
+)
 from hyco_export.models.tensor_files import FETCH_HINT, TensorFiles
 from hyco_export.models.verifier import empty_model, load_config
 
@@ -193,7 +198,7 @@ class QuantizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     modules_to_not_convert: list[str] | None = None
 
 
-def quantization_config(config: PreTrainedConfig) -> GemmaQuantizationConfig:
+def quantization_config(config: PreTrainedConfig) -> PackingConfig:
     """The checkpoint's quantizer settings; every module counts unless it is listed.
 
     Raises:
@@ -217,10 +222,10 @@ def quantization_config(config: PreTrainedConfig) -> GemmaQuantizationConfig:
             raise CheckpointError(f"num_bits of {pattern} is {bits}, not one of {list(WIDTHS)}", LAYOUT_HINT)
     named = msgspec.to_builtins(settings)
     del named["quant_method"]
-    return GemmaQuantizationConfig(**named | {"modules_to_not_convert": settings.modules_to_not_convert or []})
+    return PackingConfig(**named | {"modules_to_not_convert": settings.modules_to_not_convert or []})
 
 
-def stock_model(folder: Path) -> Gemma4ForCausalLM:
+def stock_model(folder: Path) -> LanguageModel:
     """transformers' own model of the checkpoint in float32, its rounding of activations switched off.
 
     Activation scales of 0 mean "leave alone" (`apply_srq`): the float reference of graphs whose activations have
@@ -229,7 +234,7 @@ def stock_model(folder: Path) -> Gemma4ForCausalLM:
     whole = load_config(folder)
     config = whole.get_text_config()
     config.quantization_config = quantization_config(whole).to_dict()
-    model = Gemma4ForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager")
+    model = LanguageModel.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager")
     for module in model.modules():
         if isinstance(module, QuantizedLinear):
             module.input_activation_scale.data.zero_()
@@ -237,7 +242,7 @@ def stock_model(folder: Path) -> Gemma4ForCausalLM:
     return model.eval()
 
 
-def empty_quantised(config: PreTrainedConfig) -> Gemma4ForCausalLM:
+def empty_quantised(config: PreTrainedConfig) -> LanguageModel:
     """The text model of a packed checkpoint's config with transformers' quantised layers, without memory.
 
     Raises:
@@ -250,12 +255,10 @@ def empty_quantised(config: PreTrainedConfig) -> Gemma4ForCausalLM:
             f"{config.name_or_path} is a packed {text.model_type!r} model, only {PACKED_TYPE} is read packed",
             "give the unquantised checkpoint, with the widths to round it to under $.slm.weights",
         )
-    model = empty_model(Gemma4ForCausalLM, text)
+    model = empty_model(LanguageModel, text)
     with torch.device("meta"):
         replace_with_quant_layers(model, settings, settings.modules_to_not_convert)
-    floats = [
-        name for name, module in model.named_modules() if type(module) in (nn.Linear, Gemma4TextScaledWordEmbedding)
-    ]
+    floats = [name for name, module in model.named_modules() if type(module) in (nn.Linear, ScaledEmbedding)]
     if floats:
         raise CheckpointError(
             f"quantization_config of {config.name_or_path} leaves {len(floats)} modules in floats, first {floats[0]} "

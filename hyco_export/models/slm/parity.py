@@ -1,7 +1,7 @@
-"""Is the static SLM the model transformers computes? Logits side by side, for plain, wrapped and branching contexts.
+"""Is the static SLM the model that transformers computes? Logits of plain, wrapped and branching contexts.
 
-The static side goes through its rings pass by pass; transformers forwards everything at once under 4D masks that show
-each row exactly what the rings show it. Knows both models in float; no integers.
+The static side goes through its rings pass by pass; transformers runs everything in one forward pass under 4D masks
+that show each row exactly what the rings show it. Both are in float.
 
 Legend: n tokens, R rows of a pass, W ring slots, V kept tokens.
 """
@@ -19,9 +19,9 @@ import torch
 
 from hyco_export.core.network.host import NO_PARENT, EmbeddingRows, SlmHost
 from hyco_export.core.network.slm import SlmNetwork
+from hyco_export.models.families.slm_family import LONG_NAMES
 from hyco_export.models.slm.calibration import random_forest
 from hyco_export.models.slm.static_pass import FloatSlm
-from hyco_export.models.slm.surgery import LONG_NAMES
 
 MASK_VALUE = -100.0  # exp(-100) is 0 in float32 beside any visible score
 TREE_SEED = 20261011
@@ -70,7 +70,7 @@ class Comparison(NamedTuple):
     """What is compared: a static network, the window on transformers' side, and contexts."""
 
     slm: FloatSlm
-    window: int
+    window: int | None
     cases: tuple[Scenario, ...]
 
 
@@ -81,7 +81,7 @@ def comparison(stock: Any, slm: FloatSlm, rows: int) -> Comparison:
     Raises:
         ValueError: the static network's window is not the model's.
     """
-    own, window = slm.network.spans.get("sliding"), stock.config.sliding_window
+    own, window = slm.network.spans.get("sliding"), getattr(stock.config, "sliding_window", None)
     if slm.value_count <= SHORTENED_VALUES:
         return Comparison(slm, window, scenarios(slm.network.rings, rows))
     if own not in (None, window):
@@ -101,7 +101,7 @@ def relative_difference(
     ids: Sequence[int],
     rows: int,
     case: Scenario,
-    window: int,
+    window: int | None,
 ) -> float:
     """Largest |difference| of the logits of all rows over the kept tokens, in standard deviations of transformers'.
 
@@ -152,7 +152,7 @@ def static_logits(
 
 @torch.no_grad()
 def stock_logits(
-    stock: Any, rings: dict[str, int], tokens: np.ndarray, rows: int, case: Scenario, window: int
+    stock: Any, rings: dict[str, int], tokens: np.ndarray, rows: int, case: Scenario, window: int | None
 ) -> np.ndarray:
     """[n, V] of transformers' model when rings of these capacities, and the window, decide what a row sees."""
     positions = np.concatenate([np.arange(case.context), case.context + depths(case.parents)])
@@ -165,7 +165,7 @@ def stock_logits(
     output = stock(
         input_ids=torch.from_numpy(tokens.astype(np.int64))[None],
         position_ids=torch.from_numpy(positions.astype(np.int64))[None],
-        attention_mask=masks,
+        attention_mask=masks if hasattr(stock.config, "layer_types") else masks[LONG_NAMES["full"]],
         use_cache=False,
     )
     return output.logits[0].numpy()

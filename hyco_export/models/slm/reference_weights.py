@@ -1,7 +1,10 @@
-"""A checkpoint's weights through transformers' own eyes: what the emitted integers are compared with, one by one.
+"""The weights that a converted SLM must have, one by one, derived from transformers' model of the checkpoint.
 
-On purpose not the code that made them: transformers loads the tensors and its quantizer unpacks them
-(`integrations/gemma_quant.py`). Legend: N output channels, K inputs, V vocabulary, B bytes and S scales of a row.
+Deliberately independent of the code that writes them. Of a packed checkpoint transformers loads the tensors and its
+quantizer unpacks them; of an unquantised one every weight must be the nearest integer under a scale that the clip
+search can give.
+
+Legend: N output channels, K inputs, V vocabulary, B bytes and S scales of a row.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from transformers import Gemma4ForCausalLM, PreTrainedModel
-from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, _unpack_int2, _unpack_int4
+from transformers import PreTrainedModel
 
 from hyco_export.core.encodings import SMALLEST_SCALE, symmetric_limits
 from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.models.families.gemma4 import LanguageModel
+from hyco_export.models.families.gemma4_packed import QuantizedEmbedding, QuantizedLinear, unpack_int2, unpack_int4
 
 
 class StoredPair(NamedTuple):
@@ -24,7 +28,7 @@ class StoredPair(NamedTuple):
     scales: np.ndarray
 
 
-class Truth(NamedTuple):
+class ReferenceWeights(NamedTuple):
     """What every emitted weight must be, by module name: linears [N, K] and [N], embeddings [V, B] and [V, S]."""
 
     linears: Mapping[str, StoredPair]
@@ -39,7 +43,7 @@ class TrueLinears(Mapping[str, StoredPair]):
         kept: by module name, the rows that count where not all do.
     """
 
-    def __init__(self, stock: Gemma4ForCausalLM, kept: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, stock: LanguageModel, kept: Mapping[str, np.ndarray]) -> None:
         self._kept = kept
         self._modules = {name: module for name, module in stock.named_modules() if isinstance(module, QuantizedLinear)}
 
@@ -58,7 +62,7 @@ class TrueLinears(Mapping[str, StoredPair]):
         return len(self._modules)
 
 
-def true_tables(stock: Gemma4ForCausalLM) -> dict[str, StoredPair]:
+def true_tables(stock: LanguageModel) -> dict[str, StoredPair]:
     """Every quantised embedding by module name, still packed: [V, B] and [V, S]."""
     return {
         name: StoredPair(_numpy(module.embedding_quantized), _numpy(module.embedding_scale))
@@ -70,7 +74,7 @@ def true_tables(stock: Gemma4ForCausalLM) -> dict[str, StoredPair]:
 def _unpacked(module: QuantizedLinear, stored: torch.Tensor) -> np.ndarray:
     if module.num_bits == 8:
         return _numpy(stored)
-    unpack = _unpack_int2 if module.num_bits == 2 else _unpack_int4
+    unpack = unpack_int2 if module.num_bits == 2 else unpack_int4
     return _numpy(unpack(stored, module.in_features))
 
 
@@ -78,8 +82,7 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().numpy()
 
 
-# A rounded checkpoint's weights through transformers' own eyes: what the emitted integers are compared with.
-
+# ---- unquantised checkpoints: the nearest integers
 
 SLACK = 1e-6  # of a scale: one rounding of float32
 

@@ -1,4 +1,6 @@
-"""The float SLM: static passes in torch, from numpy to numpy. Knows the network and its weights, no integers."""
+"""The static SLM in float32: passes in torch, from numpy to numpy; some tensors rounded for measurements; and the
+device's back end `torch`, the float network behind the integer inputs and outputs of the graphs.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +17,7 @@ from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm
 from hyco_export.models.torch_ops import Observer, TorchOps, TorchWeights, ignore
 
-# The float SLM with some of its tensors written on their integer grids: what the rounding of these alone changes.
+# ---- single tensors rounded, to measure what each costs
 
 
 class RoundedOps(TorchOps):
@@ -86,7 +88,7 @@ def _arrays(ops: TorchOps) -> dict[str, np.ndarray]:
     return {name: tensor.contiguous().numpy() for name, tensor in ops.outputs.items()}
 
 
-# The device back end `torch` of the SLM: the float network behind the integer inputs and outputs of its graphs.
+# ---- the device's back end
 
 
 class TorchSlmSession:
@@ -128,7 +130,7 @@ def open_torch_slm(folder: Path) -> SlmSessions:
     return SlmSessions(TorchSlmSession(spec.tree, slm.tree), TorchSlmSession(spec.prefill, slm.prefill))
 
 
-# K/V rows of the token that begins every text, from the float network.
+# ---- the attention sink: K/V rows of the token that begins every text
 
 
 def find_attention_sink(

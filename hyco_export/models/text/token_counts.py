@@ -1,8 +1,7 @@
 """How often each token occurs in the assistant turns of conversations, counted as a stream on all cores.
 
 Conversations that also calibrate or validate are skipped; a share of the rest, chosen by the id alone, is counted
-apart as held-out text. A long count keeps its state in a file and goes on from there.
-Knows tokenizers and ids; not which tokens are kept. Legend: V vocabulary size.
+apart as held-out text. A long count keeps its state in a file and goes on from there. Legend: V vocabulary size.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""A checkpoint's tokenizer as the `tokenizers` library reads it: a third of the memory of transformers' own loading.
+"""A checkpoint's tokenizer as the `tokenizers` library reads it (a third of the memory of transformers' own loading),
+and the token ids of a conversation.
 
-However a tokenizer is opened, by `open_tokenizer` or by transformers (`nn.verifier.read_tokenizer`), it is `cleaned`
-first: a file also keeps what its last user had set (truncation, padding, dropout), and that is no part of what a text's
-ids are. Knows files and which entries the checkpoint gives a role; not what else an entry means (`nn.vocabulary`).
+However a tokenizer is opened, by `open_tokenizer` or by transformers (`verifier.read_tokenizer`), it is `cleaned`
+first: a file also keeps its last user's settings (truncation, padding, dropout), which must not change a text's ids.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -145,8 +145,7 @@ def _templates(folder: Path) -> Iterator[str]:
             yield from (str(entry.get("template", "")) for entry in template if isinstance(entry, dict))
 
 
-# Token ids of a conversation for any language model: by its chat template, or as plain text where it has none.
-
+# ---- token ids of a conversation: by the chat template, or as plain text without one
 
 BETWEEN_TURNS = "\n\n"
 PROBE = "a"  # a text, to tell the tokens that a tokenizer puts before every text from the text's own

@@ -1,6 +1,7 @@
-"""What a tokenizer's entries are: special tokens, byte tokens, placeholders, and the text of each id.
+"""What a tokenizer's entries are: special tokens, byte tokens, placeholders, and the text and bytes of each id; and the
+entries that a keep set holds whatever the texts (HyCo, Appendix A).
 
-Knows tokenizers; not which entries a keep set takes, and no model. Legend: V vocabulary size.
+Legend: V vocabulary size.
 """
 
 import re
@@ -91,7 +92,7 @@ def token_texts(tokenizer: Tokenizer, vocab_size: int) -> Iterator[str]:
         yield from tokenizer.decode_batch(single, skip_special_tokens=False)
 
 
-# The part of a keep set that no text decides: specials, byte tokens and whole scripts (HyCo, Appendix A).
+# ---- entries of every keep set: specials, byte tokens and whole scripts (HyCo, Appendix A)
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,7 @@ def _mask(ids: np.ndarray, vocab_size: int) -> np.ndarray:
     return mask
 
 
-# The bytes that each entry of a vocabulary stands for, and any bytes spelled in a vocabulary's entries.
-
+# ---- bytes of entries
 
 SPACE_MARK = "▁"  # a space in the vocabularies that fall back to bytes
 

@@ -1,7 +1,8 @@
 """Finds the byte-exact map between a verifier's vocabulary and that of a drafter with another tokenizer.
 
-Both vocabularies hold the same bytes under other ids: what both have a token for can be drafted; all else is only read.
-Knows spellings; no models. Legend: V the verifier's vocabulary, C mapped tokens.
+Both vocabularies hold the same bytes under other ids: a token of both can be drafted; all else is only read.
+
+Legend: V the verifier's vocabulary, C mapped tokens.
 """
 
 from collections.abc import Collection, Iterable, Mapping

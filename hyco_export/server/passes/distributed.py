@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.errors import ProcessGroupError
-from hyco_export.models.process_group import Crew, Line
+from hyco_export.models.process_group import Line, ProcessGroup
 from hyco_export.server.interfaces import Check, Prefill
 from hyco_export.server.metrics import place_of
 from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier
@@ -56,8 +56,8 @@ class Followers:
         ProcessGroupError: leaving the context after a pass that failed: the shards are out of step.
     """
 
-    def __init__(self, crew: Crew, line: Line) -> None:
-        self.crew = crew
+    def __init__(self, group: ProcessGroup, line: Line) -> None:
+        self.group = group
         self._line = line
         self._lost: BaseException | None = None
 

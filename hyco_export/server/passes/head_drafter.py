@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional
-from transformers import Gemma4AssistantForCausalLM
 
+from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.fused_layers import FusedStack, fits
 from hyco_export.server.passes import attention as slot_attention
 from hyco_export.server.passes.attention import KeysValues, PackedAttention, Seen
@@ -51,7 +51,7 @@ class ChainDrafter:
 
     def __init__(
         self,
-        head: Gemma4AssistantForCausalLM,
+        head: HeadModel,
         kept_ids: torch.Tensor | None = None,
         window: int | None = None,
         fused: bool = True,

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbedding
 
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.core.numerics import NODE_LIMIT
+from hyco_export.models.families.gemma4 import ScaledEmbedding
 from hyco_export.models.fused_layers import FusedStack, fits
 from hyco_export.models.generation_rules import suppressed_ids
 from hyco_export.models.process_group import HeadShares
@@ -324,7 +324,7 @@ def _torch_session(part: Prefill | Check | Chain) -> TorchVerifierSession:
 
 def _table_of(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The embedding's rows [V, H] and their factor, where it is plain: a lookup without a module's call."""
-    if type(module) is not Gemma4TextScaledWordEmbedding or type(module.weight) is not nn.Parameter:
+    if type(module) is not ScaledEmbedding or type(module.weight) is not nn.Parameter:
         return None
     return module.weight, module.embed_scale.to(module.weight.dtype)
 

@@ -26,6 +26,11 @@ def test_gelu_is_the_tanh_form() -> None:
     assert torch.allclose(blocks.gelu(ops(), "g", x), ACT2FN["gelu_pytorch_tanh"](x), atol=1e-6)
 
 
+def test_silu_is_x_times_its_sigmoid() -> None:
+    x = torch.linspace(-30, 30, 101)[None]
+    assert torch.allclose(blocks.silu(ops(), "s", x), ACT2FN["silu"](x), atol=1e-6)
+
+
 def test_rotate_takes_the_sign_from_the_table() -> None:
     x, angles = normal(3, 2, 8), normal(3, 4, seed=1)
     cos, sin = (torch.cat([table, table], -1) for table in (angles.cos(), angles.sin()))

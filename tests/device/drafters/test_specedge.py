@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyco_export.device.calls import WhileWaiting
+from hyco_export.device.calls import Overlap
 from hyco_export.device.drafters import (
     Draft,
     Drafter,
@@ -248,7 +248,7 @@ class FlakyServer(ScriptedServer):
         return super().verify(session, round_number, request)
 
 
-# ------------------------------------------------------------------------------------------------------- WhileWaiting
+# ------------------------------------------------------------------------------------------------------- Overlap
 
 
 def counter() -> Callable[[], float]:
@@ -270,14 +270,14 @@ def test_passes_stop_when_the_reply_is_there() -> None:
         assert third.wait(PATIENCE_S)
         return "verdict"
 
-    waiting = WhileWaiting(counter())
+    waiting = Overlap(counter())
     reply, ahead_ms = waiting.call(call, passes())
     waiting.close()
     assert reply == "verdict" and ahead_ms >= 3_000 and len(made) >= 3
 
 
 def test_a_reply_that_comes_first_leaves_no_time_to_draft() -> None:
-    waiting = WhileWaiting()
+    waiting = Overlap()
     made: list[int] = []
 
     def passes() -> Iterator[None]:
@@ -294,7 +294,7 @@ def test_a_reply_that_comes_first_leaves_no_time_to_draft() -> None:
 
 
 def test_a_pass_that_fails_waits_for_the_reply_first() -> None:
-    waiting, done = WhileWaiting(), threading.Event()
+    waiting, done = Overlap(), threading.Event()
 
     def failing() -> Iterator[None]:
         raise RuntimeError("the pass failed")

@@ -4,12 +4,12 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from transformers import Gemma3TextConfig, Gemma4AssistantConfig, PreTrainedConfig
+from transformers import Gemma3TextConfig, Gemma4AssistantConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.models.gemma4 import Gemma4TextConfig
 
 from hyco_export.errors import CheckpointError
 from hyco_export.models.families.checks import check_family
-from hyco_export.models.families.config_fields import CONVERTED, require_honoured
+from hyco_export.models.families.config_fields import converted, require_honoured
 from tests.support import builders
 from tests.support.float_slm import gemma3_config
 from tests.support.packed_slm import slm_config
@@ -18,9 +18,9 @@ VOCAB = 60
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
-@pytest.mark.parametrize("kind", [Gemma3TextConfig, Gemma4TextConfig, Gemma4AssistantConfig])
+@pytest.mark.parametrize("kind", [Gemma3TextConfig, Gemma4TextConfig, Gemma4AssistantConfig, Qwen3Config, LlamaConfig])
 def test_every_field_that_transformers_has_is_judged(kind: type[Any]) -> None:
-    honoured = CONVERTED[kind.model_type]
+    honoured = converted()[kind.model_type]
     found = {field.name for field in fields(kind)}
     assert len(found) > 10
     assert found <= honoured.read | set(honoured.only)

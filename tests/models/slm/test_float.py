@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables, save_tables
 from hyco_export.errors import CheckpointError
+from hyco_export.models.families import gemma3
 from hyco_export.models.slm.float import (
     FloatCheckpoint,
     OriginalEmbeddings,
@@ -20,7 +21,7 @@ from hyco_export.models.slm.float import (
     original_slm,
 )
 from hyco_export.models.slm.parity import Scenario, relative_difference, scenarios
-from hyco_export.models.slm.surgery import gemma3_network, gemma3_vectors, host_tables, slm_network, slm_weights
+from hyco_export.models.slm.surgery import host_tables, network_of, slm_network, slm_weights
 from tests.support.float_slm import CONFIGS, gemma3_config, save_float_slm
 from tests.support.packed_slm import (
     RINGS,
@@ -44,7 +45,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_float_slm(tmp_path_factory.mktemp("slm") / "checkpoint", CONFIGS[request.param]())
 
 
-def gemma3(root: Path) -> Path:
+def saved_gemma3(root: Path) -> Path:
     return save_float_slm(root / "checkpoint")
 
 
@@ -58,7 +59,7 @@ def test_static_pass_equals_transformers(folder: Path, case: Scenario) -> None:
 
 @pytest.mark.parametrize("field", ["query_pre_attn_scalar", "rope_parameters", "sliding_window"])
 def test_a_wrong_part_of_gemma3_is_seen(tmp_path: Path, field: str) -> None:
-    folder = gemma3(tmp_path)
+    folder = saved_gemma3(tmp_path)
     stock = float_stock(folder)
     wrong = {"query_pre_attn_scalar": 8, "rope_parameters": None, "sliding_window": 7}[field]
     edit_config(folder, **{field: wrong})
@@ -107,7 +108,7 @@ def test_keys_are_evened_out_for_the_same_scores() -> None:
     key = np.array([19.0, 0.0, -0.5, -1.0, 3.0, 0.0, 1.0, -1.0], np.float32)  # less 1; pairs are i and i + 4
     query = np.arange(8, dtype=np.float32)
     names = [f"layers.0.self_attn.{norm}" for norm in ("q_norm", "k_norm")]
-    found = gemma3_vectors(text, dict(zip(names, (query, key), strict=True)))
+    found = gemma3.norms(text, dict(zip(names, (query, key), strict=True)))
     np.testing.assert_allclose(found[names[1]], [1.0, 1.0, 0.25, 0.0, 0.2, 1.0, 1.0, 0.0])
     scores = (1 + query) * (1 + key) * 24**-0.5
     np.testing.assert_allclose(found[names[0]] * found[names[1]], scores, rtol=1e-6)
@@ -127,13 +128,13 @@ def test_rows_keep_a_block_of_gguf_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_tied_output_layer_is_the_token_table(tmp_path: Path) -> None:
-    checkpoint = FloatCheckpoint(gemma3(tmp_path), ROUNDING)
+    checkpoint = FloatCheckpoint(saved_gemma3(tmp_path), ROUNDING)
     whole = checkpoint.vector("model.embed_tokens.weight")
     np.testing.assert_array_equal(checkpoint.float_matrix("lm_head", KEPT), whole[KEPT])
 
 
 def test_multimodal_names_are_found(tmp_path: Path) -> None:
-    folder = gemma3(tmp_path)
+    folder = saved_gemma3(tmp_path)
     plain = FloatCheckpoint(folder, ROUNDING).vector("model.norm.weight")
     rename(folder, lambda name: name.replace("model.", "model.language_model."))
     np.testing.assert_array_equal(FloatCheckpoint(folder, ROUNDING).vector("model.norm.weight"), plain)
@@ -148,14 +149,14 @@ def rename(folder: Path, new: Callable[[str], str]) -> None:
     "tensor", ["model.norm.weight", "model.layers.1.self_attn.k_proj.weight", "model.embed_tokens.weight"]
 )
 def test_a_missing_tensor_is_named(tmp_path: Path, tensor: str) -> None:
-    folder = gemma3(tmp_path)
+    folder = saved_gemma3(tmp_path)
     edit_tensors(folder, **{tensor.replace(".", "__"): None})
     with pytest.raises(CheckpointError, match=f"has no tensor {tensor}"):
         FloatCheckpoint(folder, ROUNDING)
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
-    folder = gemma3(tmp_path)
+    folder = saved_gemma3(tmp_path)
     edit_config(folder, intermediate_size=44)
     with pytest.raises(
         CheckpointError, match=r"mlp\.gate_proj\.weight is stored as \[40, 32\], the config asks for \[44, 32\]"
@@ -164,7 +165,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
 
 
 def test_a_cut_file_is_named(tmp_path: Path) -> None:
-    folder = gemma3(tmp_path)
+    folder = saved_gemma3(tmp_path)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=r"model\.safetensors is cut short or damaged"):
@@ -172,7 +173,7 @@ def test_a_cut_file_is_named(tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
-    folder = gemma3(tmp_path)
+    folder = saved_gemma3(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "gemma2"}))
     with pytest.raises(CheckpointError, match="holds a 'gemma2' model, an SLM must be one of gemma3_text, gemma4_text"):
@@ -190,7 +191,11 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 )
 def test_what_the_static_network_lacks_is_named(fields: dict[str, object], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
-        gemma3_network(gemma3_config(**fields), RINGS)
+        network_of(gemma3_config(**fields), RINGS, read=no_tensor)
+
+
+def no_tensor(name: str) -> np.ndarray:
+    raise AssertionError(f"{name} is read of a config that is refused")
 
 
 def test_the_recipe_must_fit_the_checkpoint(tmp_path: Path) -> None:
@@ -199,5 +204,5 @@ def test_the_recipe_must_fit_the_checkpoint(tmp_path: Path) -> None:
         open_checkpoint(packed, ROUNDING)
     assert "$.slm.weights" in caught.value.hint
     with pytest.raises(CheckpointError, match="is not quantised") as caught:
-        open_checkpoint(gemma3(tmp_path), None)
+        open_checkpoint(saved_gemma3(tmp_path), None)
     assert "$.slm.weights" in caught.value.hint

@@ -28,7 +28,7 @@ from hyco_export.device.drafters import Draft, NullDrafter
 from hyco_export.device.driver import Request, generate
 from hyco_export.device.interfaces import Given, Transport
 from hyco_export.errors import ProcessGroupError, ServerError
-from hyco_export.models.process_group import Crew
+from hyco_export.models.process_group import ProcessGroup
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.tree import ROOT, Source, Tree
@@ -237,7 +237,7 @@ class Watched(Verifier):
         return states
 
 
-PAIR = Crew(0, 2, torch.device("cpu"))
+PAIR = ProcessGroup(0, 2, torch.device("cpu"))
 STEPS = st.lists(st.tuples(st.sampled_from(["open", "prompt", "check", "close"]), st.integers(0, 2)), max_size=24)
 
 
@@ -294,7 +294,7 @@ def test_a_pass_that_fails_stops_the_server_and_no_other_is_told(monkeypatch: py
 
 
 def test_the_device_of_a_launch_must_be_the_one_that_was_asked_for() -> None:
-    followers = Followers(Crew(0, 2, torch.device("cuda", 0)), Tape())  # type: ignore[arg-type]
+    followers = Followers(ProcessGroup(0, 2, torch.device("cuda", 0)), Tape())  # type: ignore[arg-type]
     with pytest.raises(ServerError, match=r"--device cpu, but the processes of this launch compute on cuda .*hide the"):
         open_server_engine(load_recipe(embedded_recipe()), followers=followers)
 
