@@ -106,7 +106,8 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
         write_json(folder / RESULT_FILE, measured)
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
     over = f", times as over {reach.link}" if reach.link else ""
-    output.print(bench_table(measured, f"{len(prompts)} prompts{seeds}, device back end {plan.backend}{over}"))
+    title = f"{len(prompts)} prompts{seeds}, device back end {plan.backend}{over}"
+    output.print(bench_table(measured, title), crop=False)
     for line in caveats(measured):
         output.print(f"note: {line}", style="dim", soft_wrap=True)
     output.print(f"traces: {folder}", soft_wrap=True)

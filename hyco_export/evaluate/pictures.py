@@ -196,7 +196,7 @@ def tokens_by_source(systems: Sequence[SystemMetrics]) -> str:
 def round_timeline(times: Sequence[RoundTimes]) -> str:
     """Bars of a round's phases in the order in which they happen."""
     rows = [(entry.system, entry.phases) for entry in times]
-    return _stacked_bars(rows, PHASE_COLORS, "milliseconds, medians over all rounds on this machine", "{:.1f}")
+    return _stacked_bars(rows, PHASE_COLORS, "milliseconds", "{:.1f}")
 
 
 def draft_tree(tree: DrawnTree) -> str:
