@@ -190,10 +190,11 @@ def run_interleaved(
     """Generations by system, in `turns`, after a warm-up."""
     warm_up(runner, systems, backend, prompts[0], sampling)
     traces: dict[str, list[GenerationTrace]] = {system: [] for system in systems}
+    label = f"prompts answered by {len(systems)} system{'s' if len(systems) > 1 else ''}"
     for done, (system, prompt) in enumerate(turns(systems, prompts), 1):
         traces[system].append(runner.generate(system, backend, prompt, sampling, max_new_tokens))
         if done % len(systems) == 0:
-            on_step(f"prompts answered by {', '.join(systems)}", done // len(systems), len(prompts))
+            on_step(label, done // len(systems), len(prompts))
     return traces
 
 

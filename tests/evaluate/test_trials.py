@@ -65,7 +65,7 @@ def test_a_shorter_run_is_compared_with_the_beginning_of_the_plain_text():
 def test_progress_counts_prompts():
     seen = []
     run_interleaved(ScriptedRunner(), ("x", "y"), "torch", PROMPTS, PAPER_SAMPLING, 4, lambda *step: seen.append(step))
-    assert seen == [("prompts answered by x, y", done, 3) for done in (1, 2, 3)]
+    assert seen == [("prompts answered by 2 systems", done, 3) for done in (1, 2, 3)]
 
 
 def test_a_prompt_that_was_not_decoded_plainly_is_an_error():
