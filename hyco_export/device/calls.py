@@ -23,7 +23,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # doubled from one to the other
 SOON_CODES = ("shutting_down", "sessions_full", "cache_full", "connections_full", "rate")  # refusals that time cures
 
 
-class PersistentTransport:
+class RetryingTransport:
     """Repeats the calls of `inner`.
 
     Args:
@@ -88,7 +88,7 @@ class PersistentTransport:
 # Using the time in which a reply is on its way: the call runs on a thread, drafting goes on in the caller's.
 
 
-class WhileWaiting:
+class Overlap:
     """One thread for the calls of one generation; no two calls at a time, as a transport wants it.
 
     Args:

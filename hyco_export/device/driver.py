@@ -11,10 +11,10 @@ from contextlib import suppress
 import msgspec
 
 from hyco_export.core.constants import MS_PER_S
-from hyco_export.device.answers import ID_LIMIT, check_ids, check_reply
-from hyco_export.device.calls import WhileWaiting
+from hyco_export.device.calls import Overlap
 from hyco_export.device.drafters import Draft, Drafter, ProactiveDrafter
 from hyco_export.device.interfaces import Given, Transport
+from hyco_export.device.kv_state import ID_LIMIT, check_ids, check_reply
 from hyco_export.device.offload import AskForAll, OffloadPolicy
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
@@ -108,7 +108,7 @@ class Generation:
         self._drafter = drafter
         self._transport = transport
         self._policy = policy or AskForAll()
-        self._waiting = WhileWaiting() if isinstance(drafter, ProactiveDrafter) else None
+        self._waiting = Overlap() if isinstance(drafter, ProactiveDrafter) else None
         self._clock = clock
         self._started = clock()
         self._session = ""
@@ -215,12 +215,12 @@ class Generation:
         start_ms = self._now_ms()
         draft = self._drafter.propose(self._ids)
         draft_ms = self._now_ms() - start_ms
-        path = self._policy.keep(draft.tree, len(self._unsent))
+        path = self._policy.keep(draft.tree, len(self._unsent)) if self._policy.keeps else ()
         if not path:
-            return Proposal(draft, draft.tree, tuple(range(len(draft.tree))), (), start_ms, draft_ms)
+            return Proposal(draft, draft.tree, tuple(range(len(draft.tree.tokens))), (), start_ms, draft_ms)
         kept = self._keep(draft, path, start_ms, draft_ms)
         rest, rows = subtree(draft.tree, kept[-1])
-        if not self.finished and self._policy.asks and len(rest):
+        if not self.finished and self._policy.asks and rest.tokens:
             return Proposal(msgspec.structs.replace(draft, head_ms=0.0, slm_ms=0.0), rest, rows, kept, start_ms, 0.0)
         if not self.finished:
             self._drafter.observe(kept[:-1], self._ids, Given())  # the last one is the new root

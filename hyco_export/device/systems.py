@@ -22,8 +22,9 @@ from hyco_export.device.drafters import (
     TreeRule,
 )
 from hyco_export.device.driver import Request
-from hyco_export.device.kv_state import HeadFeed, ReplyChain, SlmFeed
+from hyco_export.device.kv_state import HeadState, ReplyChain
 from hyco_export.device.offload import AskForAll, AskForNone, KeepConfident, OffloadPolicy
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import EPSILON, RULES
@@ -198,22 +199,22 @@ class DrafterRow(NamedTuple):
 
 
 def _hybrid(device: Device, settings: Settings, passes: int = 1) -> Drafter:
-    head, slm = HeadFeed(device.head, device.handoff), SlmFeed(device.slm)
+    head, slm = HeadState(device.head, device.handoff), SlmState(device.slm)
     return HybridDrafter(head, slm, device.slm_ids, settings.tree, settings.stop_ids, passes)
 
 
 def _reply_chain(device: Device, settings: Settings) -> Drafter:
-    return HybridDrafter(ReplyChain(), SlmFeed(device.slm), device.slm_ids, settings.tree, settings.stop_ids)
+    return HybridDrafter(ReplyChain(), SlmState(device.slm), device.slm_ids, settings.tree, settings.stop_ids)
 
 
 def _specedge(device: Device, settings: Settings) -> Drafter:
-    slm = SlmFeed(device.slm)
+    slm = SlmState(device.slm)
     return SpecEdgeDrafter(slm, device.slm_ids, settings.specedge, settings.stop_ids, settings.specedge_passes)
 
 
 def _specedge_pd(device: Device, settings: Settings) -> Drafter:
     return ProactiveSpecEdgeDrafter(
-        SlmFeed(device.slm),
+        SlmState(device.slm),
         device.slm_ids,
         settings.specedge,
         settings.stop_ids,
@@ -223,7 +224,7 @@ def _specedge_pd(device: Device, settings: Settings) -> Drafter:
 
 
 def _slm_chain(device: Device, settings: Settings, rule: ChainRule) -> Drafter:
-    return SlmChainDrafter(SlmFeed(device.slm), device.slm_ids, rule, settings.stop_ids)
+    return SlmChainDrafter(SlmState(device.slm), device.slm_ids, rule, settings.stop_ids)
 
 
 DRAFTERS: dict[str, DrafterRow] = {

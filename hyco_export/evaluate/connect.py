@@ -231,7 +231,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Connection:
     """Both sides, found to belong together."""
 
     transport: Transport
@@ -240,7 +240,7 @@ class Meeting:
     tokenizer: "PreTrainedTokenizerFast"
 
 
-def meet(subject: Subject, url: str, transport: Transport | None = None) -> Meeting:
+def connect(subject: Subject, url: str, transport: Transport | None = None) -> Connection:
     """Ask the server what it is, and compare that with the run; by plain calls without a transport.
 
     Raises:
@@ -257,7 +257,7 @@ def meet(subject: Subject, url: str, transport: Transport | None = None) -> Meet
     tokenizer = load_tokenizer(subject.checkpoints.verifier)
     expected = expected_server(subject.artifacts, tokenizer_digest(subject.checkpoints.verifier), subject.recipe)
     require_compatible(info, expected, url)
-    return Meeting(transport, info, subject.artifacts, tokenizer)
+    return Connection(transport, info, subject.artifacts, tokenizer)
 
 
 def wire_sampling(recipe: Recipe) -> Sampling:

@@ -23,7 +23,7 @@ from hyco_export.core.keepset import KeepSet
 from hyco_export.device.backends import BACKENDS, open_head
 from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import HeadFeed
+from hyco_export.device.kv_state import HeadState
 from hyco_export.evaluate.backend_parity import NPU
 from hyco_export.evaluate.connect import RunArtifacts
 from hyco_export.evaluate.diagnosis.finding import Finding
@@ -64,7 +64,7 @@ def golden_feeds(
     spec, made = artifacts.head, []
     recorder = Recorder(zeros(spec.graph))
     for session in golden.sessions:
-        feed = HeadFeed(GraphHead(spec, artifacts.keepset.ids, recorder), spec.handoff)
+        feed = HeadState(GraphHead(spec, artifacts.keepset.ids, recorder), spec.handoff)
         before = 0
         for root in session.roots:
             position = root.position
@@ -204,7 +204,7 @@ def live_acceptance(
     lengths = []
     head = open_head(artifacts.root, backend, target)
     with closing(head):
-        feed = HeadFeed(head, artifacts.head.handoff)
+        feed = HeadState(head, artifacts.head.handoff)
         for one in seen:
             committed = ids[one.text][: one.root + 1]
             if one.call == PRIME:

@@ -16,7 +16,7 @@ from hyco_export.core.network.host import EmbeddingRows
 from hyco_export.core.ring import rotary_tables
 from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import HeadFeed
+from hyco_export.device.kv_state import HeadState
 from hyco_export.device.slm import GraphSlm
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.protocol import wire
@@ -85,7 +85,7 @@ class _HeadTrial:
         self._kept_ids = kept_ids
         self._rng = np.random.default_rng(SEED)
         self._recorder = Recorder(self._outputs)
-        self._feed = HeadFeed(GraphHead(spec, kept_ids, self._recorder), spec.handoff)
+        self._feed = HeadState(GraphHead(spec, kept_ids, self._recorder), spec.handoff)
         self._rows: dict[str, list[np.ndarray]] = {}  # by graph input, [N, d] of every position
         self._newest: tuple[bytes, bytes] = (b"", b"")
 
