@@ -1,7 +1,7 @@
-"""The device's loop: prime, draft, verify, commit, until the answer is finished. Records every step.
+"""The device's loop: prime, draft, verify, commit, until the answer is finished; every step is recorded.
 
-Knows the wire's calls, the drafter's methods and the offload policy; no models, no HTTP, no scoring. Committed tokens
-are the device's: when the server has lost a session they are all sent again, and generation goes on behind them.
+The device owns the committed tokens: when the server has lost a session, all of them are sent again in a new PRIME and
+generation goes on behind them.
 """
 
 import time

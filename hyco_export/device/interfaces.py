@@ -1,3 +1,5 @@
+"""What the parts of the device expect of each other: the head, the SLM, a transport, and what a reply gives a drafter."""
+
 from typing import Protocol
 
 import msgspec

@@ -1,7 +1,7 @@
 """The systems that can be run, by name: each is a configuration of the same parts (HyCo, Table 2), not a code path.
 
-Knows which drafter, rule, draft side and offload policy belong to a name. A new system is a row in `SYSTEMS`, and at
-most one new class each with a row in `DRAFTERS`, `POLICIES` or `rules.RULES`; the driver knows none of them.
+A system names its drafter, acceptance rule, draft side and offload policy. A new system is a row in `SYSTEMS`, and at
+most one new class each with a row in `DRAFTERS`, `POLICIES` or `acceptance.RULES`; the driver stays as it is.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class System(msgspec.Struct, frozen=True):
     name: str
     summary: str
     drafter: str  # of DRAFTERS
-    rule: str  # of rules.RULES
+    rule: str  # of acceptance.RULES
     draft_side: wire.DraftSide = "device"
     draft_scope: wire.DraftScope = "full"
     offload: str = EVERYTHING  # of POLICIES: what the verifier is asked

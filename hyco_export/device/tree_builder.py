@@ -205,7 +205,7 @@ class TreeBuilder:
     """A tree under one root.
 
     Args:
-        feed: the SLM.
+        feed: the SLM and its rings.
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         stop_ids: tokens after which nothing is drafted.
         base: tokens from the rings' end to the root, the root last.

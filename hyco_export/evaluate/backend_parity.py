@@ -1,7 +1,4 @@
-"""Parity of a run's graphs: the saved sample feeds through every device back end, compared pair by pair.
-
-Opens sessions and reads samples; what is compared how is in `evaluate.parity`.
-"""
+"""Parity of a run's graphs: the saved sample inputs through every device back end, compared pair by pair."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,9 +14,6 @@ from hyco_export.device.backends import BACKENDS, Backend
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.connect import OnStep, RunArtifacts
 from hyco_export.graph.parity import logit_kl, max_abs, output_range, sqnr_db, top1_agreement
-
-# Parity: the same saved feeds through two back ends of one graph, compared as the drafters use them.
-
 
 FLOAT, INTEGER, NPU = "torch", "onnx-cpu", "qnn"  # the device back ends, by what they compute in
 

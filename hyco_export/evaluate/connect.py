@@ -1,6 +1,6 @@
-"""A run folder meets a server: what is driven, that both belong together, and the prompts as the verifier reads them.
+"""Connects a run folder with a server: checks that they belong together and reads the prompts as the verifier does.
 
-The start of `validate` and of `bench`. Knows where things lie; drives nothing.
+`validate` and `bench` begin here.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +25,6 @@ from hyco_export.protocol.wire import PROTOCOL_VERSION, Sampling, ServerInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-# Does a server belong to this run? Compares what it says of itself with the artifacts, before anything is drafted.
 
 
 SHOWN_DIGITS = 12  # of a digest in a message
@@ -130,9 +128,6 @@ def _short(digest: str) -> str:
     return f"{digest[:SHOWN_DIGITS]}…" if digest else "none"
 
 
-# The artifacts of a run that a device needs, read and checked against each other before anything is driven.
-
-
 @dataclass(frozen=True)
 class Checkpoints:
     """The folders that a run's artifacts were made from."""
@@ -206,9 +201,6 @@ def _require_one_run(manifests: dict[str, Manifest], root: Path) -> None:
                 )
 
 
-pass
-
-
 OnStep = Callable[[str, int, int], None]  # label, done, total
 
 
@@ -232,7 +224,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Connection:
-    """Both sides, found to belong together."""
+    """A server and a run that belong together."""
 
     transport: Transport
     info: ServerInfo

@@ -1,6 +1,6 @@
 """The report's pictures: acceptance by depth, tokens by source, a round's timeline, one drawn tree; each an inline SVG.
 
-Legends are the page's (`evaluate.canvas.css_colors`). Knows the shapes of figures; measures nothing.
+Their legends are part of the page (`charts.css_colors`).
 """
 
 from collections import Counter
@@ -17,8 +17,6 @@ from hyco_export.protocol.tree import ROOT, Source
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-# Where the nodes of a drawn tree stand: a column by depth, a row as high as possible. Pure; knows no colours.
 
 
 def layout(parents: Sequence[int], ranks: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
@@ -40,9 +38,6 @@ def layout(parents: Sequence[int], ranks: Sequence[int]) -> tuple[dict[int, int]
 
 def _last_first(nodes: Sequence[int], ranks: Sequence[int]) -> list[int]:
     return sorted(nodes, key=lambda node: (ranks[node], node), reverse=True)
-
-
-# Two things a reader can look at: where a median round's time goes, and one tree with readable tokens.
 
 
 LABEL_LENGTH = 12  # characters of a token in a picture

@@ -1,7 +1,6 @@
-"""What a validation found, as values; and its two files, `report.json` and the self-contained `report.html`.
+"""What a validation found, as values, and its two files: `report.json` and the self-contained `report.html`.
 
-Knows the outcome's parts and the page's template; measures nothing, draws nothing (`evaluate.pictures` does).
-The template is package data: `report.html.j2`.
+The page's template is package data: `report.html.j2`.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Runs generations of named systems with the device back ends of a run folder, each back end opened once and kept.
-
-Joins the recipe's drafting, the server's facts and the device; the loop itself is `runtime.driver`.
-"""
+"""Runs generations of named systems over prompts, with the device back ends of a run folder opened once each."""
 
 import hashlib
 import math
@@ -27,7 +24,7 @@ SEED_BYTES = 4
 
 
 class DeviceRunner:
-    """A `trials.SystemRunner` over the artifacts of a run and a server. Use as a context manager: devices are closed.
+    """A `SystemRunner` over the artifacts of a run and a server. Use as a context manager: devices are closed.
 
     Args:
         artifacts: the run's device artifacts.
@@ -145,9 +142,6 @@ def prompt_seed(seed: int, prompt_id: str) -> int:
     be drawn with equal random numbers."""
     digest = hashlib.blake2b(f"{seed}:{prompt_id}".encode(), digest_size=SEED_BYTES).digest()
     return int.from_bytes(digest, "little")
-
-
-# The generations a validation needs: systems interleaved per prompt, and greedy texts beside plain decoding.
 
 
 PLAIN = "plain"  # the server alone, one token a round

@@ -1,7 +1,7 @@
 """How far the SLM's integer graph is from its float network on held-out text: by layer, and in what it would draft.
 
 Both run over the same sequences pass by pass. SQNR compares them on the same integer inputs; top-1 agreement lets each
-go on with its own K/V. Knows sessions and the float passes; no files.
+go on with its own K/V. The cost of one layer's grids is the KL from float logits to those with that layer rounded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,9 +178,6 @@ def _decibel(signal: float, noise: float) -> float:
     if noise <= signal * limits.eps:
         return -10.0 * float(np.log10(limits.eps))
     return 10.0 * float(np.log10(max(signal, limits.tiny) / noise))
-
-
-# What the integer grids of one layer cost the SLM: KL from float logits to those of a pass with this layer rounded.
 
 
 NEW_ROWS = ("k_new", "v_new")  # what a layer writes into its ring, in 8 bits

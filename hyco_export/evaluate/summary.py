@@ -1,4 +1,4 @@
-"""The outcome of a validation in the terminal: tables, diagnosis, verdict. Knows rich; measures nothing."""
+"""The outcome of a validation in the terminal: tables, notes, diagnosis, verdict."""
 
 import math
 from typing import Literal

@@ -1,8 +1,7 @@
 """`validate`: drive a server with a run's artifacts and say what holds.
 
 The order: does the server answer and belong to this run; what is wrong with it or the artifacts (`diagnose`); do the
-graphs agree; how do the systems perform; are greedy texts lossless on every back end; then the gates. Knows the steps;
-each step's maths is elsewhere.
+graphs agree; how do the systems perform; are greedy texts lossless on every back end; then the gates.
 """
 
 import time

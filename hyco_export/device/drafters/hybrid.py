@@ -1,7 +1,4 @@
-"""HyCo's drafter: a chain gives the tree its depth, one or two SLM passes give it its width (§3.1).
-
-Knows scoring and the feeds; not the wire and not the loop.
-"""
+"""HyCo's drafter: a chain gives the tree its depth, one or two SLM passes give it its width (§3.1)."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -31,7 +28,7 @@ class TreeRule(msgspec.Struct, frozen=True):
 
 
 class Planter(Protocol):
-    """Where the chain comes from: `feeds.HeadState` on the device, or `feeds.ReplyChain` from the server."""
+    """Where the chain comes from: `kv_state.HeadState` on the device, or `kv_state.ReplyChain` from the server."""
 
     def begin(self, ids: Sequence[int], given: Given) -> None: ...
 
@@ -45,7 +42,7 @@ class HybridDrafter:
 
     Args:
         planter: what drafts the chain.
-        slm: fed with the committed tokens.
+        slm: its rings follow the committed tokens.
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         rule: scores and budget.
         stop_ids: tokens after which nothing is drafted.

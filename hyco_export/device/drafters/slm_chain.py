@@ -1,7 +1,6 @@
-"""A chain that the SLM drafts alone, token by token, as long as it is sure: SLED's drafter (Li et al. 2025a), and with
-other lengths that of Synera-like offload and of the SLM answering alone.
+"""A chain that the SLM drafts alone, token by token, as long as its confidence lasts (SLED; Li et al. 2025a).
 
-Knows the SLM's feed; not the wire, not the loop and not who judges the chain.
+With other lengths it also drafts for Synera-like offload and for the SLM answering alone.
 """
 
 import math
@@ -29,7 +28,7 @@ class SlmChainDrafter:
     """Top-1 tokens of sequential passes.
 
     Args:
-        slm: fed with the committed tokens.
+        slm: its rings follow the committed tokens.
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         rule: where the chain ends.
         stop_ids: tokens after which nothing is drafted.

@@ -1,6 +1,6 @@
-"""The SpecEdge-style drafter: a tree that the SLM alone grows, one pass a level (Park et al. 2025; HyCo, §4.2).
+"""SpecEdge-style drafters: a tree that the SLM alone builds, one pass a level (Park et al. 2025; HyCo, §4.2).
 
-Knows scoring and the SLM's feed; not the wire and not the loop.
+`ProactiveSpecEdgeDrafter` goes on drafting while the verdict on its tree is on its way.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +19,7 @@ class SpecEdgeDrafter:
     """Each pass forwards the best nodes without children, as many as fit, and keeps the best `budget` nodes overall.
 
     Args:
-        slm: fed with the committed tokens.
+        slm: its rings follow the committed tokens.
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         rule: scores and budget; ln 0.9 an edge, 32 nodes and 16 children a row in the paper.
         stop_ids: tokens after which nothing is drafted.
@@ -67,9 +67,6 @@ class SpecEdgeDrafter:
         builder.expand(nodes, self._edges)
         builder.trim(self._rule.budget)
         return builder.tree != before
-
-
-# SpecEdge's drafter that drafts on while the verdict on its tree is on its way (Park et al. 2025; HyCo, §4.2).
 
 
 class Guess(NamedTuple):

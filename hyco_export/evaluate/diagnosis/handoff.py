@@ -1,6 +1,6 @@
-"""What a server's hand-offs say of it: each tensor against the golden values under every hypothesis that has a name.
+"""What a server's hand-offs say of it: each tensor against the golden values under every named hypothesis.
 
-A hypothesis is taken when it explains the values, and clearly better than "all is right" does. Pure; knows no server.
+A hypothesis is taken when it explains the values, and clearly better than "all is right" does.
 
 Legend: n rows, D values of a row, H the verifier's hidden size.
 """

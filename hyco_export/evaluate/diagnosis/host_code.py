@@ -1,7 +1,7 @@
-"""Does the device's host code feed the head what it should? Random rows go in, and the graph's inputs are read back.
+"""Does the device's host code feed the head and the SLM what it should? Random rows go in, the inputs are read back.
 
-Every row is unique, so what a layer sees is told by content: which slot it lies in, and how masks are built, does not
-matter. Knows the real host classes and a recorder in place of the graph; what is expected is computed here.
+Every row is unique, so what a layer sees is told by content, whatever slot it lies in and however masks are built. The
+real host classes run with a recorder in place of the graph; what is expected is computed here.
 
 Legend: W ring slots, N kv heads, d head dim, K steps.
 """
@@ -20,9 +20,6 @@ from hyco_export.device.kv_state import HeadState
 from hyco_export.device.slm import GraphSlm
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.protocol import wire
-
-# A graph session that only remembers what it was fed: the device's host code is judged by it. Knows no network.
-
 
 Outputs = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
@@ -188,8 +185,7 @@ def judge_rows(
     return Finding("K/V rows", where, f"{what} sees positions {ends}{stray}, it must see {oldest} .. {end - 1}", REPORT)
 
 
-# Does the device's host code feed the SLM what it should? As `head_host`, for passes over trees and rings.
-
+# The SLM: the same over passes of trees and rings.
 
 SLM_CODE = "the device's host code of the SLM"
 PARENTS = (-1, 0, 0, 1, 3)  # a forest whose rows are no chain: row 4's path is 0, 1, 3

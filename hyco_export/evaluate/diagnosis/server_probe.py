@@ -1,4 +1,4 @@
-"""Drives a server over the golden sessions and keeps every hand-off it gives. Knows the wire's calls; judges nothing.
+"""The server probe: drives a server over the golden sessions, keeps its hand-offs, and compares its own head's chains.
 
 A round sends the text's next K tokens, each beside a token that is not the text's: a server that mistakes a row for a
 depth, or commits the wrong rows, shows it in the next hand-off.
@@ -149,9 +149,6 @@ def _round_request(committed: Sequence[int], path: Sequence[int]) -> wire.Verify
         tokens=tokens,
         parents=parents,
     )
-
-
-# Does the server's own head draft as the published one did? Its chains beside those of transformers' head, and how
 
 
 LEAST_SHARE = 0.6  # of the expected tokens, which are the same draws: another precision moves a near-tie here and there
