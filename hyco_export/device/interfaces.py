@@ -1,4 +1,4 @@
-"""What the parts of the device expect of each other: the head, the SLM, a transport, and what a reply gives a drafter."""
+"""What the parts of the device expect of each other: requests, the head, the SLM, a transport, and what a reply gives."""
 
 from typing import Protocol
 
