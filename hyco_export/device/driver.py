@@ -13,8 +13,8 @@ import msgspec
 from hyco_export.core.constants import MS_PER_S
 from hyco_export.device.calls import Overlap
 from hyco_export.device.drafters import Draft, Drafter, ProactiveDrafter
-from hyco_export.device.interfaces import Given, Transport
-from hyco_export.device.kv_state import ID_LIMIT, check_ids, check_reply
+from hyco_export.device.interfaces import Given, Request, Transport
+from hyco_export.device.kv_state import check_ids, check_reply
 from hyco_export.device.offload import AskForAll, OffloadPolicy
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
@@ -23,29 +23,6 @@ from hyco_export.protocol.trace import GenerationTrace, LocalTrace, PrimeTrace, 
 from hyco_export.protocol.tree import Tree, subtree
 
 Clock = Callable[[], float]  # seconds
-
-
-class Request(msgspec.Struct, frozen=True):
-    """What a generation asks of the server; `system` and `prompt_id` only stand in the trace.
-
-    `stop_ids` are the server's: tokens that the device keeps end the answer in the same way. Ids of `vocab_size` and
-    above are taken from no server.
-    """
-
-    system: str
-    prompt_id: str
-    sampling: wire.Sampling
-    acceptance: wire.Acceptance
-    seed: int
-    max_new_tokens: int
-    draft_side: wire.DraftSide = "device"
-    draft_steps: int = 0
-    head_digest: str = ""
-    trace: bool = False  # ask for what each round was judged by
-    stop_ids: tuple[int, ...] = ()
-    draft_scope: wire.DraftScope = "full"
-    first_rows: int = 0  # K/V rows of the first reply, the rest after it; 0: the whole window at once (HyCo, §3.1)
-    vocab_size: int = ID_LIMIT
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -162,7 +139,9 @@ class Generation:
         """Open a session on all committed ids; commits the token that the server draws."""
         start_ms = self._now_ms()
         sent = len(self._ids)
-        reply = self._transport.prime(self._prime_request())
+        reply = self._transport.prime(
+            self._request.prime_request(self._ids, self._prompt_length, unverified=self._policy.keeps)
+        )
         wait_ms = self._now_ms() - start_ms
         traffic = self._transport.traffic
         traffic = msgspec.structs.replace(traffic, repeats=traffic.repeats + self._lost_repeats)
@@ -189,25 +168,6 @@ class Generation:
                 traffic=traffic,
                 lost_ms=self._end_step(disturbed=traffic.repeats > 0 or continue_from > 0),
             )
-        )
-
-    def _prime_request(self) -> wire.PrimeRequest:
-        request = self._request
-        return wire.PrimeRequest(
-            version=wire.PROTOCOL_VERSION,
-            prompt=list(self._ids),
-            sampling=request.sampling,
-            acceptance=request.acceptance,
-            seed=request.seed,
-            max_new_tokens=request.max_new_tokens,
-            draft_side=request.draft_side,
-            draft_steps=request.draft_steps,
-            head_digest=request.head_digest,
-            continue_from=len(self._ids) - self._prompt_length,
-            trace=request.trace,
-            draft_scope=request.draft_scope,
-            unverified=self._policy.keeps,
-            first_rows=request.first_rows,
         )
 
     def _propose(self) -> Proposal | None:

@@ -11,13 +11,11 @@ import numpy as np
 from hyco_export.core.device_spec import GraphSpec, TensorSpec
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.ring import EMPTY, slot_positions, slots
-from hyco_export.device.interfaces import Given, HeadDevice, HeadDraft
+from hyco_export.device.interfaces import ID_LIMIT, Given, HeadDevice, HeadDraft
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT, Tree
 from hyco_export.protocol.wire import Handoff
-
-ID_LIMIT = 1 << 31  # of every token id: the digest of committed ids takes them as int32
 
 
 def check_ids(ids: Sequence[int], vocab_size: int = ID_LIMIT) -> None:

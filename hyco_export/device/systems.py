@@ -21,7 +21,7 @@ from hyco_export.device.drafters import (
     SpecEdgeDrafter,
     TreeRule,
 )
-from hyco_export.device.driver import Request
+from hyco_export.device.interfaces import Request
 from hyco_export.device.kv_state import HeadState, ReplyChain
 from hyco_export.device.offload import AskForAll, AskForNone, KeepConfident, OffloadPolicy
 from hyco_export.device.tree_builder import SlmState

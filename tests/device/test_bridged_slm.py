@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from hyco_export.core.token_bridge import TokenBridge
 from hyco_export.device.drafters import HybridDrafter, SpecEdgeDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.device.kv_state import HeadState
 from hyco_export.device.slm import BridgedSlm
 from hyco_export.device.tree_builder import SlmState

@@ -14,7 +14,8 @@ from hyco_export.device import client as transport_module
 from hyco_export.device.backends import Device
 from hyco_export.device.client import HttpTransport, Patience
 from hyco_export.device.drafters import HybridDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.device.kv_state import HeadState
 from hyco_export.device.systems import SYSTEMS, find_system, make_drafter, make_policy, make_request
 from hyco_export.device.tree_builder import SlmState

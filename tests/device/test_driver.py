@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyco_export.device.drafters import Draft, HybridDrafter, NullDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.interfaces import Given
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.kv_state import HeadState, check_reply
 from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hyco_export.core.keepset import KeepSet, require_keepset
 from hyco_export.device.backends import BACKENDS, find_backend, open_head
 from hyco_export.device.drafters import HybridDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
 from hyco_export.device.head import GraphHead
-from hyco_export.device.interfaces import Given
+from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.kv_state import HeadState, held_positions
 from hyco_export.device.slm import GraphSlm, log_softmax
 from hyco_export.device.tree_builder import SlmState

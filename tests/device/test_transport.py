@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from hyco_export.device.calls import RetryingTransport
 from hyco_export.device.drafters import Drafter, HybridDrafter, NullDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.device.kv_state import HeadState
 from hyco_export.device.link import LTE, Link, LinkTransport, SkippingClock, WaitingClock, over_link
 from hyco_export.device.tree_builder import SlmState

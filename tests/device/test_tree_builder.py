@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyco_export.device.drafters import Drafter, HybridDrafter, SpecEdgeDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.interfaces import Given
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.kv_state import HeadState
 from hyco_export.device.tree_builder import SlmState, TreeBuilder, plant
 from hyco_export.protocol import wire

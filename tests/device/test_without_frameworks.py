@@ -10,7 +10,8 @@ import torch
 
 from hyco_export.core.artifact import COMPILE
 from hyco_export.device.drafters import NullDrafter
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import Source
 from hyco_export.server.access import LocalTransport

@@ -26,8 +26,8 @@ import psutil
 from hyco_export.device.calls import RetryingTransport
 from hyco_export.device.client import Access, HttpTransport
 from hyco_export.device.drafters import Draft, NullDrafter
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.interfaces import Given
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Given, Request
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT, Source, Tree
 from tests.endurance.saboteur import Saboteur

@@ -26,7 +26,8 @@ from hyco_export.device.drafters import (
     SlmChainDrafter,
     TreeRule,
 )
-from hyco_export.device.driver import Generation, Request
+from hyco_export.device.driver import Generation
+from hyco_export.device.interfaces import Request
 from hyco_export.device.kv_state import HeadState, ReplyChain
 from hyco_export.device.offload import KeepConfident
 from hyco_export.device.tree_builder import SlmState

@@ -14,7 +14,8 @@ from hyco_export.core.keepset import KeepSet
 from hyco_export.dev.peers.comparison import CloudMtp
 from hyco_export.device.calls import RetryingTransport
 from hyco_export.device.client import HttpTransport
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.link_costs import estimate_link
 from hyco_export.evaluate.metrics import SystemMetrics, measure

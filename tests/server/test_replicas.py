@@ -15,7 +15,8 @@ import pytest
 
 from hyco_export.device.calls import RetryingTransport
 from hyco_export.device.client import HttpTransport
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.errors import ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace

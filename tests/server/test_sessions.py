@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hyco_export.core.handoff import LAYER_TYPES, KvRows
 from hyco_export.device.drafters import HybridDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
 from hyco_export.device.head import GraphHead
-from hyco_export.device.interfaces import Given
+from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.kv_state import HeadState
 from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError

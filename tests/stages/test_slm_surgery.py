@@ -18,7 +18,8 @@ from hyco_export.core.token_bridge import BRIDGE_FILE, read_bridge
 from hyco_export.dev.created.tokenizer import FORGOTTEN_SHARE, create_respelled
 from hyco_export.device.backends import open_slm
 from hyco_export.device.drafters import NullDrafter, SpecEdgeDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.device.slm import BridgedSlm
 from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import CheckpointError

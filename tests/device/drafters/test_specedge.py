@@ -19,8 +19,8 @@ from hyco_export.device.drafters import (
     SpecEdgeDrafter,
     TreeRule,
 )
-from hyco_export.device.driver import Generation, Request, generate
-from hyco_export.device.interfaces import Given
+from hyco_export.device.driver import Generation, generate
+from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.link import SkippingClock
 from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, ServerError
