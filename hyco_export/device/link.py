@@ -22,6 +22,7 @@ from hyco_export.protocol.wire import Traffic
 
 PACKET_BYTES = 1_400  # of a body in an IP packet over a mobile network
 BITS_PER_BYTE = 8
+Reply = TypeVar("Reply")
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -134,9 +135,6 @@ class WaitingClock:
 
 
 LinkClock = SkippingClock | WaitingClock
-
-
-Reply = TypeVar("Reply")
 
 
 class LinkTransport:

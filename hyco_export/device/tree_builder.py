@@ -205,7 +205,7 @@ class TreeBuilder:
     """A tree under one root.
 
     Args:
-        feed: the SLM and its rings.
+        slm: the SLM and its rings.
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         stop_ids: tokens after which nothing is drafted.
         base: tokens from the rings' end to the root, the root last.
@@ -214,7 +214,7 @@ class TreeBuilder:
 
     def __init__(
         self,
-        feed: SlmState,
+        slm: SlmState,
         keep_ids: np.ndarray,
         stop_ids: Collection[int],
         base: Sequence[int],
@@ -224,7 +224,7 @@ class TreeBuilder:
         self.base = tuple(base)
         self.base_rows: range = range(0)  # numbers of the base's rows, once they were forwarded
         self.slm_ms = 0.0  # of all passes
-        self._feed = feed
+        self._slm = slm
         self._keep_ids = keep_ids
         self._stop_ids = stop_ids
         self._rows: dict[int, int] = {}  # forwarded node -> number of its row
@@ -245,7 +245,7 @@ class TreeBuilder:
         """Those of `nodes`, first ones first, that fit into one pass with the base and their ancestors."""
         used: set[int] = set()
         chosen = []
-        room = self._feed.rows - len(self.base)
+        room = self._slm.rows - len(self.base)
         for node in nodes:
             wider = used | _with_ancestors(self.tree.parents, (node,))
             if len(wider) <= room:
@@ -265,7 +265,7 @@ class TreeBuilder:
         if ROOT in nodes and not self.base:
             raise RuntimeError("the root is in the rings already: its own pass is over")
         started = time.perf_counter()
-        log_probs, base_rows, rows = self._feed.forward(self.base, self.tree, nodes)
+        log_probs, base_rows, rows = self._slm.forward(self.base, self.tree, nodes)
         self.slm_ms += (time.perf_counter() - started) * MS_PER_S
         if not self.base_rows:
             self.base_rows = base_rows
@@ -275,7 +275,7 @@ class TreeBuilder:
 
     def settle_base(self) -> None:
         """The base is committed text: keep its rows, so that further passes need not feed it."""
-        self._feed.commit(self.base_rows)
+        self._slm.commit(self.base_rows)
         self.base = ()
 
     def trim(self, budget: int) -> None:
@@ -292,7 +292,7 @@ class TreeBuilder:
             if node not in self._rows:
                 break
             rows.append(self._rows[node])
-        self._feed.commit(rows)
+        self._slm.commit(rows)
 
     def best_guess(self) -> tuple[int, int] | None:
         """The leaf and the token after it with the best score, of the leaves that were forwarded; stops left out."""

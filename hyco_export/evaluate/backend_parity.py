@@ -16,6 +16,11 @@ from hyco_export.evaluate.connect import OnStep, RunArtifacts
 from hyco_export.graph.parity import logit_kl, max_abs, output_range, sqnr_db, top1_agreement
 
 FLOAT, INTEGER, NPU = "torch", "onnx-cpu", "qnn"  # the device back ends, by what they compute in
+COMPARISONS = ((FLOAT, INTEGER), (FLOAT, NPU), (INTEGER, NPU))  # reference, candidate
+EMULATOR_FEEDS = 24  # of each graph: the emulator takes about a second a feed, the others milliseconds
+CHAIN, RUNNER_UP, LOGITS = "chain", "runner_up", "logits"  # outputs, see core.device_spec
+Feeds = Sequence[Mapping[str, np.ndarray]]
+Arrays = list[np.ndarray]  # one per feed
 
 
 class GraphParity(msgspec.Struct, frozen=True):
@@ -80,12 +85,6 @@ def _stacked(graph: str, rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([np.asarray(row).ravel() for row in rows])
 
 
-COMPARISONS = ((FLOAT, INTEGER), (FLOAT, NPU), (INTEGER, NPU))  # reference, candidate
-EMULATOR_FEEDS = 24  # of each graph: the emulator takes about a second a feed, the others milliseconds
-CHAIN, RUNNER_UP, LOGITS = "chain", "runner_up", "logits"  # outputs, see core.devicespec
-
-Feeds = Sequence[Mapping[str, np.ndarray]]
-Arrays = list[np.ndarray]  # one per feed
 Compare = Callable[[str, str, str, Sequence[np.ndarray], Sequence[np.ndarray]], GraphParity]
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 SHOWN_DIGITS = 12  # of a digest in a message
+OnStep = Callable[[str, int, int], None]  # label, done, total
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -199,9 +200,6 @@ def _require_one_run(manifests: dict[str, Manifest], root: Path) -> None:
                     f"{root / stage} was built from another {need} than {root / need}",
                     f"build it again: hyco-export {stage}",
                 )
-
-
-OnStep = Callable[[str, int, int], None]  # label, done, total
 
 
 class Prompt(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from hyco_export.protocol.wire import padded_size
 
 CLEARLY = 4.0  # standard errors of the slope: below that it may be noise
 BITS_PER_BYTE = 8
+STEPS_BYTES = (4_096, 16_384, 65_536)
 
 
 class LinkEstimate(msgspec.Struct, frozen=True):
@@ -57,9 +58,6 @@ def link_note(traces: Iterable[Sequence[GenerationTrace]]) -> str:
         return f"The link was not measured: {error}."
     speed = "too fast to tell" if np.isnan(estimate.down_mbit_s) else f"{estimate.down_mbit_s:.3g} Mbit/s down"
     return f"The link as {estimate.calls} calls saw it: {estimate.rtt_ms:.3g} ms round trip, {speed}."
-
-
-STEPS_BYTES = (4_096, 16_384, 65_536)
 
 
 class PaddingCost(msgspec.Struct, frozen=True):

@@ -18,6 +18,28 @@ from hyco_export.protocol.tree import ROOT, Source
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LABEL_LENGTH = 12  # characters of a token in a picture
+SPACE_MARK, NEWLINE_MARK, EMPTY_MARK = "·", "⏎", "∅"
+SOURCE_COLORS = {"chain": SERIES[0], "runner-up": SERIES[1], "slm": SERIES[2], BONUS: SERIES[3]}
+NODE_COLORS = {Source.CHAIN: SERIES[0], Source.RUNNER_UP: SERIES[1], Source.SLM: SERIES[2]}
+PHASE_COLORS = {
+    "head": SERIES[0],
+    "slm": SERIES[2],
+    "scoring": SERIES[1],
+    "transfer": FAINT,
+    "server": SERIES[3],
+    "commit": SERIES[4],
+}
+ROW_IN = 0.46  # a horizontal bar with its gap
+AXIS_IN = 0.55  # below horizontal bars: ticks and label
+LEAF_IN = 0.28  # a row of the tree with its gap
+LABELLED_SHARE = 0.05  # of the longest bar; narrower segments get no number
+LABELLED_WIDTH = 0.3  # of a depth's column; a shorter bar has its number behind it
+COLUMN_PITCH = 1.15  # from one depth's column to the next, in its widths
+BAR_HEIGHT = 0.62  # of a row
+SMALL_PT = FONT_PT - 1
+THICK, THIN = 1.8, 0.9  # lines of the accepted path, of the others
+
 
 def layout(parents: Sequence[int], ranks: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
     """Columns and rows by node, ROOT included; siblings stand in the order of (rank, node)."""
@@ -38,10 +60,6 @@ def layout(parents: Sequence[int], ranks: Sequence[int]) -> tuple[dict[int, int]
 
 def _last_first(nodes: Sequence[int], ranks: Sequence[int]) -> list[int]:
     return sorted(nodes, key=lambda node: (ranks[node], node), reverse=True)
-
-
-LABEL_LENGTH = 12  # characters of a token in a picture
-SPACE_MARK, NEWLINE_MARK, EMPTY_MARK = "·", "⏎", "∅"
 
 
 class RoundTimes(msgspec.Struct, frozen=True):
@@ -133,28 +151,6 @@ def label(text: str) -> str:
 
 def _kinds(record: RoundTrace) -> int:
     return len({record.tree.sources[row] for row in taken(record)})
-
-
-SOURCE_COLORS = {"chain": SERIES[0], "runner-up": SERIES[1], "slm": SERIES[2], BONUS: SERIES[3]}
-NODE_COLORS = {Source.CHAIN: SERIES[0], Source.RUNNER_UP: SERIES[1], Source.SLM: SERIES[2]}
-PHASE_COLORS = {
-    "head": SERIES[0],
-    "slm": SERIES[2],
-    "scoring": SERIES[1],
-    "transfer": FAINT,
-    "server": SERIES[3],
-    "commit": SERIES[4],
-}
-
-ROW_IN = 0.46  # a horizontal bar with its gap
-AXIS_IN = 0.55  # below horizontal bars: ticks and label
-LEAF_IN = 0.28  # a row of the tree with its gap
-LABELLED_SHARE = 0.05  # of the longest bar; narrower segments get no number
-LABELLED_WIDTH = 0.3  # of a depth's column; a shorter bar has its number behind it
-COLUMN_PITCH = 1.15  # from one depth's column to the next, in its widths
-BAR_HEIGHT = 0.62  # of a row
-SMALL_PT = FONT_PT - 1
-THICK, THIN = 1.8, 0.9  # lines of the accepted path, of the others
 
 
 def acceptance_by_depth(systems: Sequence[SystemMetrics], assumed: float) -> str:

@@ -21,6 +21,9 @@ from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.wire import Sampling, ServerInfo
 
 SEED_BYTES = 4
+PLAIN = "plain"  # the server alone, one token a round
+GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0)
+WARM_UP_TOKENS = 4  # enough for one round of every part
 
 
 class DeviceRunner:
@@ -142,11 +145,6 @@ def prompt_seed(seed: int, prompt_id: str) -> int:
     be drawn with equal random numbers."""
     digest = hashlib.blake2b(f"{seed}:{prompt_id}".encode(), digest_size=SEED_BYTES).digest()
     return int.from_bytes(digest, "little")
-
-
-PLAIN = "plain"  # the server alone, one token a round
-GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0)
-WARM_UP_TOKENS = 4  # enough for one round of every part
 
 
 class SystemRunner(Protocol):

@@ -20,6 +20,8 @@ from hyco_export.graph.parity import logit_kl
 from hyco_export.models.slm.calibration import full_passes
 from hyco_export.models.slm.static_pass import FloatSlm
 
+NEW_ROWS = ("k_new", "v_new")  # what a layer writes into its ring, in 8 bits
+
 
 class SlmQuality(msgspec.Struct, frozen=True, omit_defaults=True):
     """Figures over `positions` tokens; by tensor, `layers` is the SQNR in dB, `clipped` the share outside its range.
@@ -178,9 +180,6 @@ def _decibel(signal: float, noise: float) -> float:
     if noise <= signal * limits.eps:
         return -10.0 * float(np.log10(limits.eps))
     return 10.0 * float(np.log10(max(signal, limits.tiny) / noise))
-
-
-NEW_ROWS = ("k_new", "v_new")  # what a layer writes into its ring, in 8 bits
 
 
 def grids_by_row(results: Sequence[str], encodings: Mapping[str, Encoding]) -> dict[str, dict[str, Encoding]]:

@@ -82,14 +82,14 @@ class _HeadTrial:
         self._kept_ids = kept_ids
         self._rng = np.random.default_rng(SEED)
         self._recorder = Recorder(self._outputs)
-        self._feed = HeadState(GraphHead(spec, kept_ids, self._recorder), spec.handoff)
+        self._state = HeadState(GraphHead(spec, kept_ids, self._recorder), spec.handoff)
         self._rows: dict[str, list[np.ndarray]] = {}  # by graph input, [N, d] of every position
         self._newest: tuple[bytes, bytes] = (b"", b"")
 
     def run(self, first: int, roots: Sequence[int]) -> list[Finding]:
         """Prime at `first`, go on by rounds, look at the feeds at `roots`."""
         position, findings = first, []
-        self._feed.begin(range(first + 1), Given(self._handoff(0, first)))
+        self._state.begin(range(first + 1), Given(self._handoff(0, first)))
         while True:
             if position in roots:
                 findings += list(self._look(position))
@@ -97,7 +97,7 @@ class _HeadTrial:
             if nearest is None or findings:
                 return findings
             step = min(ROWS_PER_ROUND, nearest - position)
-            self._feed.observe(range(position + step + 1), Given(self._handoff(position, step)))
+            self._state.observe(range(position + step + 1), Given(self._handoff(position, step)))
             position += step
 
     def _outputs(self, _: object) -> dict[str, np.ndarray]:
@@ -119,7 +119,7 @@ class _HeadTrial:
         return wire.Handoff(*self._newest, layout.pack_rows(KvRows(kept["k"], kept["v"])), first)
 
     def _look(self, root: int) -> Iterator[Finding]:
-        draft = self._feed.draft()
+        draft = self._state.draft()
         feeds, spec = self._recorder.feeds, self._spec
         if feeds["e"].tobytes() != self._newest[0] or feeds["h"].tobytes() != self._newest[1]:
             yield Finding("hand-off", HEAD_CODE, f"e or h of root {root} is not what arrived", REPORT)
