@@ -1,4 +1,5 @@
-# setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters;
+# setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters, docs writes
+# the recipe reference;
 # first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs;
 # attack measures what a neighbour of hostile callers feels.
 PYTHON ?= python3
@@ -7,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 ENDURANCE := $(VENV)/bin/python
 
-.PHONY: setup demo test lint histories first-reply fuzz soak attack clean
+.PHONY: setup demo test lint docs histories first-reply fuzz soak attack clean
 
 setup: $(STAMP)
 
@@ -33,6 +34,10 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# the recipe reference, made from the structs and the comments of the recipes
+docs: $(STAMP)
+	$(VENV)/bin/python -m tests.support.recipe_reference
 
 first-reply: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.first_reply_times

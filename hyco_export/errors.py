@@ -1,7 +1,6 @@
-"""What can go wrong for a user: one exception family, caught once, in the CLI.
+"""Errors that a user can act on: one exception family, caught once, in the CLI.
 
-Every error carries a message (the value and the rule it breaks) and a hint (the next step). It knows nothing of how
-errors are printed.
+Every error carries a message (the value and the rule it breaks) and a hint (the next step).
 """
 
 from collections.abc import Callable, Iterator
@@ -40,19 +39,19 @@ class ArtifactError(HycoError):
 
 
 class StorageError(HycoError):
-    """The operating system refused a file: the disk is full, a folder is read-only, a path is not there."""
+    """The operating system refused a file operation: the disk is full, a folder is read-only, a path does not exist."""
 
 
 class StrayFileError(ArtifactError):
-    """A file in an artifact folder that is none of the artifact's: somebody's, not damage."""
+    """A file in an artifact folder that its manifest does not list: a stray file, not damage."""
 
 
-class CrewError(HycoError):
-    """The processes of one launch cannot go on together: one of them ended."""
+class ProcessGroupError(HycoError):
+    """A process group cannot go on: one of its processes ended."""
 
 
 class CompileError(HycoError):
-    """The NPU compiler or the emulator refused a graph or gave something else than was asked for."""
+    """The NPU compiler or the emulator refused a graph, or made something other than what was asked for."""
 
 
 class GateError(HycoError):
@@ -64,7 +63,7 @@ class GateError(HycoError):
 class ProtocolError(HycoError):
     """A request or reply that breaks the wire format; `code` is the typed reason that travels on the wire.
 
-    `wait_s`: the same call may be taken after so many seconds; 0 where waiting cures nothing.
+    `wait_s`: seconds after which the same call may succeed; 0 where waiting does not help.
     """
 
     def __init__(self, code: str, message: str, hint: str = "", wait_s: float = 0.0) -> None:
@@ -74,15 +73,15 @@ class ProtocolError(HycoError):
 
 
 class ServerError(HycoError):
-    """The verifier server cannot be reached, is not ready, or refuses to go on."""
+    """The verifier server cannot be reached, is not ready, or refuses a call."""
 
 
 class UnreachableError(ServerError):
-    """A call got no answer: the server may or may not have done it. The same call can be sent again."""
+    """A call got no answer: the server may or may not have executed it. Sending the same call again is safe."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for one-line messages; of a missing key more than its name."""
+    """The first line of an error's text, for one-line messages; a KeyError becomes `no 'NAME'`."""
     if isinstance(error, KeyError) and error.args:
         said = str(error.args[0])
         return said if " " in said else f"no {said!r}"
@@ -91,7 +90,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def interrupt_keeps(kept: Callable[[], str]) -> Iterator[None]:
-    """Work that Ctrl-C may end: what is finished by then, in the words of `kept` ("" for nothing), goes with it."""
+    """Run a block that Ctrl-C may end; `kept` says what is finished by then ("" for nothing), added as a note."""
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -155,7 +155,7 @@ def serve(
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/protocol/PROTOCOL.md)."""
     from hyco_export.cli.serve import Door, serve_run
-    from hyco_export.core.constants import BYTES_PER_MB
+    from hyco_export.core.numerics import BYTES_PER_MB
     from hyco_export.server.admission import ServeOptions
     from hyco_export.server.scheduler import Batching
 

@@ -1,7 +1,7 @@
-"""Artifacts: a folder whose `manifest.json` was written last, with the sha256 of every other file in it.
+"""Artifacts: folders whose `manifest.json` was written last, with the sha256 of every other file in it.
 
-Knows publishing (temporary folder, hashes, manifest, rename) and reading back; not which stages there are. A folder
-without a manifest does not exist.
+Publishing (temporary folder, hashes, manifest, rename), verifying, and the finished units of an unfinished build, so
+that a killed build can go on (`PartialBuild`). A folder without a manifest does not count as an artifact.
 """
 
 import hashlib
@@ -20,21 +20,39 @@ from hyco_export.core.files import write_json
 from hyco_export.errors import ArtifactError, StrayFileError
 
 MANIFEST_NAME = "manifest.json"
-WORK_FOLDER = ".work"  # inside a build folder: what a stage keeps to go on after a kill; no part of the artifact
-CHUNK_BYTES = 1 << 20
+WORK_FOLDER = ".work"  # in a build folder: what a stage keeps to resume after a kill; not part of the artifact
+RECEIPT_SUFFIX = ".receipt.json"
 DEBRIS = (".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".directory", ".nfs*", ".fuse_hidden*")
 STRAY_HINT = "move or remove it: the artifact is built anew only where one of its own files is damaged"
 
+# names in a run folder: stages with an artifact each, and files that one stage writes and another room reads
+CAPTURE = "capture"
+QAT_HEAD = "qat-head"
+KEEPSET = "build-keepset"
+HEAD = "convert-head"
+SLM = "convert-slm"
+COMPILE = "compile"
+FINAL_NORM_FILE = "final_norm.safetensors"  # in CAPTURE
+HEAD_SAMPLES_FILE = "head_samples.safetensors"  # in HEAD
+SLM_SINK_FILE = "slm_opening.safetensors"  # in SLM, where the spec names an opening token
+ENCODINGS_FILE = "encodings.json"  # in HEAD and SLM
+SLM_SAMPLES_FILE = "slm_samples.safetensors"  # in SLM
+
+
+def artifact_name(stage: str, target: str | None = None) -> str:
+    """Folder of a stage's artifact; with the target's name where the target changes the bytes."""
+    return stage if target is None else f"{stage}@{target}"
+
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """What one file must be."""
+    """The sha256 and size that one file must have."""
 
     sha256: str
     size_bytes: int
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an artifact was made from (`key` sums it up), what is in it, and what was measured while making it."""
+    """What an artifact was made from (`key` sums it up), its files, and what was measured while making it."""
 
     stage: str
     revision: int
@@ -53,21 +71,18 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files but the manifest."""
+        """Bytes of all files but the manifest."""
         return sum(record.size_bytes for record in self.files.values())
 
 
 def file_digest(path: Path) -> str:
     """sha256 of a file's content, hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def content_digest(content: Any) -> str:
-    """sha256 of plain values, hex; the order of a mapping's names does not matter."""
+    """sha256 of plain values, hex; independent of the order of a mapping's keys."""
     return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
@@ -79,12 +94,12 @@ def artifact_key(
 
 
 def publish(build_dir: Path, folder: Path, manifest: Manifest) -> None:
-    """Hash the files of `build_dir`, write its manifest, and let it take the place of `folder`.
+    """Hash the files of `build_dir`, write its manifest, and move it to `folder`, replacing what is there.
 
-    A kill at any moment leaves the old artifact, no artifact, or the new one; never a half-written one. What a stage
-    keeps to go on is removed once nothing more is written: a disk that has no room for the manifest costs no work.
+    A kill at any moment leaves the old artifact, no artifact, or the new one; never a half-written one. The stage's
+    resume data goes only after the manifest is on disk: a full disk costs no finished work.
     """
-    (build_dir / MANIFEST_NAME).unlink(missing_ok=True)  # of a publishing that was killed before the rename
+    (build_dir / MANIFEST_NAME).unlink(missing_ok=True)  # left by a publishing that was killed before the rename
     records = {}
     for path in _files(build_dir):
         records[str(path.relative_to(build_dir))] = FileRecord(file_digest(path), path.stat().st_size)
@@ -107,7 +122,7 @@ def publish(build_dir: Path, folder: Path, manifest: Manifest) -> None:
 
 
 def _files(build_dir: Path) -> list[Path]:
-    """All files of an artifact that is complete but for its manifest."""
+    """All files of a build folder but its resume data."""
     work = build_dir / WORK_FOLDER
     return sorted(path for path in build_dir.rglob("*") if path.is_file() and work not in path.parents)
 
@@ -150,7 +165,7 @@ def verify(folder: Path) -> Manifest:
 
 
 def verify_file(folder: Path, name: str, manifest: Manifest) -> None:
-    """Compare one file of an artifact with its manifest.
+    """Check one file of an artifact against its manifest.
 
     Raises:
         ArtifactError: it is missing or altered.
@@ -166,7 +181,7 @@ def verify_file(folder: Path, name: str, manifest: Manifest) -> None:
 
 
 def require_no_strays(folder: Path, manifest: Manifest) -> None:
-    """Compare names alone. What file systems and desktops leave everywhere is no one's file, and passed over.
+    """Check that the manifest lists every file in the folder; files of desktops and file systems are ignored.
 
     Raises:
         StrayFileError: names the first file that the manifest does not.
@@ -184,43 +199,15 @@ def _rebuild_hint(folder: Path) -> str:
     return f"build it again: hyco-export {folder.name.split('@')[0]}"
 
 
-# Names in a run folder: one artifact per stage, and the files that one part writes and another reads.
-
-
-CAPTURE = "capture"
-QAT_HEAD = "qat-head"
-KEEPSET = "build-keepset"
-HEAD = "convert-head"
-SLM = "convert-slm"
-COMPILE = "compile"
-
-FINAL_NORM_FILE = "final_norm.safetensors"  # in CAPTURE
-HEAD_SAMPLES_FILE = "head_samples.safetensors"  # in HEAD
-SLM_OPENING_FILE = "slm_opening.safetensors"  # in SLM, where the spec names an opening token
-ENCODINGS_FILE = "encodings.json"  # in HEAD and SLM
-SLM_SAMPLES_FILE = "slm_samples.safetensors"  # in SLM
-
-
-def artifact_name(stage: str, target: str | None = None) -> str:
-    """Folder of a stage's artifact; with the target's name where the target changes the bytes."""
-    return stage if target is None else f"{stage}@{target}"
-
-
-# What an unfinished build has already: units of work whose files are whole, so that a killed build can go on.
-
-
-RECEIPT_SUFFIX = ".receipt.json"
-
-
 class Receipt(msgspec.Struct, frozen=True):
-    """One finished unit: its files by path inside the build folder, and what its maker wants to remember (JSON)."""
+    """One finished unit of work: its files by path in the build folder, and a JSON note of whoever made it."""
 
     files: dict[str, FileRecord]
     note: Any = None
 
 
 class PartialBuild:
-    """The finished units of one build folder. Several processes may use it for different units.
+    """The finished units of a build folder, for resuming. Several processes may use it for different units.
 
     Args:
         build_dir: the build folder; its work folder is made when it is missing.
@@ -239,9 +226,8 @@ class PartialBuild:
         label = hashlib.sha256(name.encode()).hexdigest()[:16]
         for left in self._work.glob(f"{label}.*.draft"):  # of a killed process
             left.unlink(missing_ok=True)
-        draft = (
-            self._work / f"{label}.{os.getpid()}.draft"
-        )  # a process that outlived its launch may still write its own
+        # named by process: one that outlived its launch may still be writing its own
+        draft = self._work / f"{label}.{os.getpid()}.draft"
         try:
             yield draft
             draft.replace(target)
@@ -256,7 +242,7 @@ class PartialBuild:
             draft.write_bytes(msgspec.json.encode(Receipt(records, note)))
 
     def finished(self, unit: str) -> Receipt | None:
-        """The receipt of a unit whose files are whole; None when there is none, or a file is not what it names."""
+        """The receipt of a unit whose files are whole; None without a receipt, or where a file differs from it."""
         try:
             receipt = msgspec.json.decode(self._receipt(unit).read_bytes(), type=Receipt)
         except (OSError, msgspec.DecodeError):

@@ -1,4 +1,7 @@
-"""What the host needs to know to drive the two NPU graphs: stored beside them as JSON, read by the device host code.
+"""I/O specs of the NPU graphs: what the host must know to drive them, stored beside them as JSON.
+
+`HeadSpec` and `SlmSpec` describe the artifacts, `GraphSpec` the inputs and outputs of one graph; `to_integers` and
+`to_real` convert between real values and a graph's integers (graph I/O quantisation).
 
 Names of graph inputs and outputs (shapes; R rows, W ring slots, H hidden, d head dim, N kv heads):
 
@@ -31,7 +34,12 @@ from hyco_export.core.files import write_json
 from hyco_export.core.handoff import HandoffSpec, KvShape
 from hyco_export.errors import ArtifactError
 
-# What a static graph takes and gives: names, shapes, integer dtypes and encodings of its inputs and outputs.
+HEAD_SPEC_FILE = "head.json"
+SLM_SPEC_FILE = "slm.json"
+HEAD_GRAPH = "head"  # names of the graphs: <name>.onnx is the QDQ graph, <name>_ctx.onnx the compiled one
+SLM_TREE_GRAPH = "slm_tree"
+SLM_PREFILL_GRAPH = "slm_prefill"
+Values = Mapping[str, np.ndarray]
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -58,22 +66,15 @@ class GraphSpec(msgspec.Struct, frozen=True):
 
 
 class GraphSession(Protocol):
-    """Something that runs one graph: integers in, integers out, by name."""
+    """Runs one graph: integers in, integers out, by name."""
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]: ...
 
     def close(self) -> None: ...
 
 
-HEAD_SPEC_FILE = "head.json"
-SLM_SPEC_FILE = "slm.json"
-HEAD_GRAPH = "head"  # names of the graphs: <name>.onnx is the QDQ graph, <name>_ctx.onnx the compiled one
-SLM_TREE_GRAPH = "slm_tree"
-SLM_PREFILL_GRAPH = "slm_prefill"
-
-
 class HeadSpec(msgspec.Struct, frozen=True):
-    """Everything about the head artifact that is not a weight."""
+    """The head artifact without its weights."""
 
     steps: int  # K, chain length
     runner_up_steps: int  # S, first steps that also give their second-ranked token
@@ -96,7 +97,7 @@ class KvLayer(msgspec.Struct, frozen=True):
 
 
 class SlmSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything about the SLM artifact that is not a weight."""
+    """The SLM artifact without its weights."""
 
     rows: int  # rows of a tree pass
     prefill_rows: int
@@ -111,14 +112,16 @@ class SlmSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     mask_value: float
     tree: GraphSpec
     prefill: GraphSpec
-    opening_token: int | None = None  # begins every text; its K/V rows lie in the artifact and it is never run
+    opening_token: int | None = (
+        None  # attention sink (BOS): begins every text; its K/V rows are stored, it is never run
+    )
 
 
 Spec = TypeVar("Spec", HeadSpec, SlmSpec)
 
 
 def write_spec(path: Path, spec: HeadSpec | SlmSpec) -> None:
-    """Store it as JSON for people and programs."""
+    """Store a spec as JSON."""
     write_json(path, spec)
 
 
@@ -134,14 +137,8 @@ def read_spec(path: Path, kind: type[Spec]) -> Spec:
         raise ArtifactError(f"{path} is not a {kind.__name__}: {error}", "build it again: hyco-export run") from error
 
 
-# Between real values and a graph's integers: every input and output by its own encoding. Values only.
-
-
-Values = Mapping[str, np.ndarray]
-
-
 def to_integers(tensors: Iterable[TensorSpec], real: Values) -> dict[str, np.ndarray]:
-    """Integers of `tensors` (a graph's inputs or outputs); what `real` has beyond them is left out."""
+    """Integers of `tensors` (a graph's inputs or outputs), each in its encoding; other names in `real` are ignored."""
     return {
         spec.name: spec.encoding.quantize(real[spec.name]) if spec.encoding else real[spec.name].astype(spec.dtype)
         for spec in tensors
@@ -149,7 +146,7 @@ def to_integers(tensors: Iterable[TensorSpec], real: Values) -> dict[str, np.nda
 
 
 def to_real(tensors: Iterable[TensorSpec], integers: Values) -> dict[str, np.ndarray]:
-    """Real values of `tensors`, float32; plain integers stay."""
+    """Real values float32 of `tensors`, each by its encoding; plain integers stay."""
     return {
         spec.name: spec.encoding.dequantize(integers[spec.name]) if spec.encoding else integers[spec.name]
         for spec in tensors

@@ -1,7 +1,8 @@
-"""Affine integer grids: how a real number is written as an integer, and back.
+"""Quantisation parameters and packed integers: how real values are written as integers, and back. Pure numpy.
 
-Knows one scalar grid per tensor (`Encoding`, for activations and K/V) and symmetric grids with one scale per output
-channel (for weights). Does not know where ranges come from: calibration does.
+One scale and zero point per tensor for activations and K/V (`Encoding`), one symmetric scale per row for embedding
+tables (`quantize_rows`), and signed integers of 2, 4 and 8 bits packed in bytes (`pack_rows`). Ranges come from
+calibration.
 """
 
 from typing import Literal, NamedTuple
@@ -11,17 +12,18 @@ import numpy as np
 
 IntegerDtype = Literal["uint8", "int8", "uint16", "int16"]
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)  # below it float32 loses bits, and hardware flushes to 0
+WIDTHS = (2, 4, 8)
 
 
 class Encoding(msgspec.Struct, frozen=True):
-    """One scalar grid: real = (integer - zero_point) * scale."""
+    """Quantisation parameters of one tensor: real = (integer - zero_point) * scale."""
 
     dtype: IntegerDtype
     scale: float
     zero_point: int
 
     def quantize(self, real: np.ndarray) -> np.ndarray:
-        """real [...] float -> integers [...] of `dtype`, rounded half to even and clipped to the grid's ends."""
+        """real [...] float -> integers [...] of `dtype`, rounded half to even and clipped to the range of `dtype`."""
         info = np.iinfo(self.dtype)
         levels = np.rint(np.asarray(real, dtype=np.float64) / self.scale) + self.zero_point
         return np.clip(levels, info.min, info.max).astype(self.dtype)
@@ -32,7 +34,7 @@ class Encoding(msgspec.Struct, frozen=True):
 
 
 def encoding_from_range(low: float, high: float, dtype: IntegerDtype) -> Encoding:
-    """The grid of `dtype` that covers [low, high] widened to contain 0, so that 0.0 is exact.
+    """The encoding in `dtype` that covers [low, high], widened to contain 0 so that 0.0 is exact.
 
     Raises:
         ValueError: the range is not finite.
@@ -47,7 +49,7 @@ def encoding_from_range(low: float, high: float, dtype: IntegerDtype) -> Encodin
 
 
 def symmetric_encoding(magnitude: float, dtype: IntegerDtype) -> Encoding:
-    """The grid of `dtype` centred on 0 that covers [-magnitude, magnitude]."""
+    """The encoding in `dtype` centred on 0 that covers [-magnitude, magnitude]."""
     info = np.iinfo(dtype)
     zero_point = (int(info.max) + int(info.min) + 1) // 2
     scale = _stored_scale(magnitude / (info.max - zero_point))
@@ -60,14 +62,8 @@ def _stored_scale(exact: float) -> float:
 
 
 def symmetric_limits(bits: int) -> tuple[int, int]:
-    """Lowest and highest integer of a signed grid of `bits` bits, e.g. 4 -> (-8, 7)."""
+    """Lowest and highest signed integer of `bits` bits, e.g. 4 -> (-8, 7)."""
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-
-
-# Signed integers of 2, 4 and 8 bits in bytes, as transformers' Gemma quantizer stores them. Values only.
-
-
-WIDTHS = (2, 4, 8)
 
 
 def packed_width(width: int, bits: int) -> int:
@@ -77,7 +73,10 @@ def packed_width(width: int, bits: int) -> int:
 
 
 def pack_rows(integers: np.ndarray, bits: int) -> np.ndarray:
-    """int8 [..., width] -> uint8 [..., packed_width]; 8 bits: int8 as they are."""
+    """int8 [..., width] -> uint8 [..., packed_width], lowest bits first; 8 bits: int8 unchanged.
+
+    The layout of transformers' Gemma quantizer.
+    """
     if bits == 8:
         return integers.astype(np.int8)
     per_byte, width = 8 // bits, integers.shape[-1]
@@ -92,7 +91,7 @@ def pack_rows(integers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack_rows(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
-    """uint8 [..., packed_width] -> int8 [..., width]; 8 bits: int8 as they are."""
+    """Inverse of `pack_rows`: uint8 [..., packed_width] -> int8 [..., width]; 8 bits: int8 unchanged."""
     if bits == 8:
         return packed.view(np.int8)[..., :width]
     values = np.empty((*packed.shape, 8 // bits), np.uint8)  # filled in place: matrices have up to 400 million values
@@ -104,12 +103,6 @@ def unpack_rows(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
     return signed.reshape(*packed.shape[:-1], -1)[..., :width]
 
 
-# Symmetric 8-bit integers with one scale per row: how embedding tables are stored. Values only.
-
-
-_, INT8_MAX = symmetric_limits(8)
-
-
 class QuantizedRows(NamedTuple):
     """real = integers * scale: integers int8 [n, H], scale float32 [n]."""
 
@@ -119,6 +112,7 @@ class QuantizedRows(NamedTuple):
 
 def quantize_rows(real: np.ndarray) -> QuantizedRows:
     """Symmetric 8 bits with one scale per row of real [n, H]: the largest magnitude of a row becomes 127."""
+    _, largest = symmetric_limits(8)
     magnitude = np.abs(real).max(axis=1)
-    scale = np.maximum(magnitude / np.float32(INT8_MAX), np.finfo(np.float32).tiny).astype(np.float32)
+    scale = np.maximum(magnitude / np.float32(largest), np.finfo(np.float32).tiny).astype(np.float32)
     return QuantizedRows(np.rint(real / scale[:, None]).astype(np.int8), scale)

@@ -1,11 +1,11 @@
-"""What a refusal by the operating system means to a user: a full disk, a read-only folder, a file that is not there.
+"""Files as every room uses them: errors of the operating system, JSON, folder locks, shipped files, safetensors.
 
-Knows the system's codes, as OSError carries them and as libraries written in Rust (safetensors, tokenizers) write them
-into their texts; not who wanted the file.
+`storage_error` turns an OSError, or the text of one from a library written in Rust (safetensors, tokenizers), into a
+`StorageError` with a next step. `TensorWriter` writes one safetensors file piece by piece, where the library's own
+`save_file` needs every tensor in memory at once.
 """
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import filelock
 import msgspec
 import numpy as np
 
@@ -23,13 +24,19 @@ from hyco_export.errors import ArtifactError, HycoError, RecipeError, StorageErr
 RUST_CODE = re.compile(r"\(os error (\d+)\)")  # the end of std::io::Error's text
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+LOCK_NAME = ".lock"
+PACKAGE = Path(__file__).resolve().parent.parent
+CHECKPOINTS = PACKAGE / "dev" / "tiny" / "checkpoints"
+EMBEDDED_PREFIX = "embedded:"
+TYPE_NAMES = {"float32": "F32", "int32": "I32", "int8": "I8", "uint8": "U8"}  # in the order in which safetensors sorts
+HEADER_ALIGNMENT = 8  # of a safetensors file: tensor data start at a multiple
 
 
 def storage_error(error: BaseException, place: Path | None = None) -> StorageError | None:
-    """The error to show for a refusal by the operating system; None for another error, or one that says its next step.
+    """The StorageError for an error of the operating system; None for any other error, and for a HycoError.
 
     Args:
-        place: what was worked on, said where `error` names no file.
+        place: what was worked on; named where `error` names no file.
     """
     code = None if isinstance(error, HycoError) else _code(error)
     if code is None and not isinstance(error, OSError):
@@ -42,11 +49,11 @@ def storage_error(error: BaseException, place: Path | None = None) -> StorageErr
 
 
 @contextmanager
-def said_of(place: Path) -> Iterator[None]:
-    """Work in `place`.
+def storage_errors(place: Path) -> Iterator[None]:
+    """Turn errors of the operating system in the block into StorageErrors about `place`.
 
     Raises:
-        StorageError: the operating system refused a file.
+        StorageError: the operating system refused a file operation.
     """
     try:
         yield
@@ -76,64 +83,52 @@ def _hint(code: int | None) -> str:
     return "correct the path or the disk, then run the command again"
 
 
-# JSON for people and programs: what every artifact's reports and specs are written with.
-
-
 def pretty_json(value: Any) -> bytes:
-    """Indented, in the order of its fields."""
+    """Indented JSON, fields in their declared order."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as one file."""
+    """Write `value` as indented JSON."""
     path.write_bytes(pretty_json(value))
-
-
-# One process at a time works in a folder; the system forgets the lock when that process ends, however it ends.
-
-
-LOCK_NAME = ".lock"
 
 
 @contextmanager
 def folder_lock(folder: Path, what: str, work: str, flag: str) -> Iterator[None]:
-    """Hold the folder; it is made when it is missing.
+    """Hold a folder for this process alone; it is made when it is missing. The lock ends with the process.
 
     Args:
-        what: the folder's role, `work`: what is done in it, `flag`: the option that names another; for the errors.
+        folder: the folder to hold.
+        what: the folder's role, for error messages, as are the next two.
+        work: what is done in it.
+        flag: the option that names another folder.
 
     Raises:
         ArtifactError: another process holds it.
         StorageError: it cannot be made or written.
     """
+    # without the fallback: a soft lock would outlive a killed process
+    lock = filelock.FileLock(folder / LOCK_NAME, timeout=0, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stream = (folder / LOCK_NAME).open("w")
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise ArtifactError(f"another process is {work} in {folder}", f"wait for it, or give {flag}") from error
     except OSError as error:
         reason = f"{error.strerror}: {error.filename}" if str(error.filename) != str(folder) else error.strerror
         message = f"{what} {folder} cannot be made or written: {reason}"
         raise StorageError(message, f"make room there, or give another folder with {flag}") from error
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ArtifactError(f"another process is {work} in {folder}", f"wait for it, or give {flag}") from error
+    try:
         yield
-
-
-# Where files that come with the package lie: recipes, calibration prompts and the embedded checkpoints.
-
-
-PACKAGE = Path(__file__).resolve().parent.parent
-CHECKPOINTS = PACKAGE / "dev" / "tiny" / "checkpoints"
-EMBEDDED_PREFIX = "embedded:"
+    finally:
+        lock.release()
 
 
 def resource_path(relative: str) -> Path:
     """A shipped file, e.g. `recipes/tiny.yaml`.
 
     Raises:
-        RecipeError: it is in neither place.
+        RecipeError: it is neither in the package nor beside it.
     """
     for root in (PACKAGE, PACKAGE.parent):
         if (root / relative).exists():
@@ -146,7 +141,6 @@ def locate(reference: str, recipe_folder: Path | None) -> Path | None:
 
     `embedded:NAME` is inside the package; else an absolute path or one from `~`, a path beside the recipe, or a shipped
     file.
-
 
     Raises:
         RecipeError: `embedded:` with a path that leaves the embedded family's folder.
@@ -167,19 +161,6 @@ def locate(reference: str, recipe_folder: Path | None) -> Path | None:
     return None
 
 
-# Writes one safetensors file piece by piece, where the library's own `save_file` wants every tensor in memory at
-# once.
-
-
-TYPE_NAMES = {
-    "float32": "F32",
-    "int32": "I32",
-    "int8": "I8",
-    "uint8": "U8",
-}  # in the order in which the library lays them out
-HEADER_ALIGNMENT = 8
-
-
 class Declared(NamedTuple):
     """Type (numpy's name) and shape of a tensor that will be written."""
 
@@ -192,15 +173,15 @@ class Declared(NamedTuple):
 
 
 class TensorWriter:
-    """A file under construction; a context manager.
+    """A safetensors file under construction; a context manager.
 
     Args:
         path: the file to make.
         declared: every tensor by name.
-        metadata: at most one key: the library keeps no order of several.
+        metadata: at most one key: safetensors writes several in no fixed order.
 
     Raises:
-        ValueError: at the end, a tensor was not written whole.
+        ValueError: at the end of the block, a tensor was not written whole.
     """
 
     def __init__(self, path: Path, declared: Mapping[str, Declared], metadata: Mapping[str, str]) -> None:
@@ -241,7 +222,7 @@ class TensorWriter:
 
 
 def _header(declared: Mapping[str, Declared], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """The file's beginning, and where each tensor's bytes start in the file."""
+    """The file's header, and the offset of each tensor's bytes in the file."""
     described: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     starts, position = {}, 0
     for name, tensor in declared.items():

@@ -1,10 +1,12 @@
-"""Golden positions: what a right verifier hands off at some places of known texts, and what the head drafts from it.
+"""Reference values stored beside a converted head and its graphs: golden positions, and sample feeds.
 
-Written beside a converted head, so that another machine can tell a wrong server or device by comparing. A session is
-driven as a device drives it: PRIME with the text before its first root, then rounds that send the text's own next K
-tokens, all of which a greedy server accepts; its roots are therefore K + 1 positions apart. Probabilities are compared
-on trees of their own. Knows values and one JSON file; the hand-offs themselves lie beside it (`golden_text_file`, in
-the layout of `nn.capture`).
+Golden positions say what a correct verifier hands off at some places of known texts and what the head drafts from it,
+so that another machine can detect a wrong server or device by comparing. A session runs as a device runs it: PRIME with
+the text before its first root, then rounds that send the text's own next K tokens, all of which a greedy server
+accepts; its roots are therefore K + 1 positions apart. Probabilities are compared on trees of their own. The hand-offs
+lie in files beside the JSON (`golden_text_file`, in the layout of `models.capture`).
+
+Sample feeds are inputs of a graph, saved by the stage that makes it and run again by those that compile or judge it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,9 @@ from hyco_export.errors import ArtifactError
 
 GOLDEN_FILE = "golden.json"
 LIKELY_ROOT = 0.5  # least probability of a golden tree's root, where a text has one: every other seed draws it
-SHOWN_LOGITS = 16  # of a step, the highest over the kept tokens: thousands of numbers in all, which noise cannot hide
+SHOWN_LOGITS = 16  # of a step, the highest over the kept tokens: thousands in all, enough to detect small errors
+SEPARATOR = "/"  # in the names of stored feeds: <graph>/<input>
+Feeds = Mapping[str, np.ndarray]
 
 
 class GoldenRoot(msgspec.Struct, frozen=True):
@@ -44,7 +48,7 @@ class GoldenRoot(msgspec.Struct, frozen=True):
 
 
 class GoldenDistribution(msgspec.Struct, frozen=True):
-    """What a right verifier says of a tree's N nodes under one sampling.
+    """Probabilities of a tree's N nodes by a correct verifier under one sampling.
 
     log_probs [N], entropies (of `GoldenTree.rows`): of softmax(logits / T), nothing cut, in nats. probs [N]: after
     top-k and top-p. edges [N]: by how much a node's log p lies above (below: < 0) what the cuts let pass.
@@ -62,9 +66,9 @@ class GoldenDistribution(msgspec.Struct, frozen=True):
 
 
 class GoldenTree(msgspec.Struct, frozen=True):
-    """A tree of N nodes behind a root of a captured answer: what transformers' own model and warpers say of it.
+    """A tree of N nodes after a root of a captured answer, as transformers' own model and warpers judge it.
 
-    prompt: all ids before the root. logits [N]: of each node's token behind its parent; plain_logits [N]: without the
+    prompt: all ids before the root. logits [N]: of each node's token after its parent; plain_logits [N]: without the
     final soft-cap, which is `soft_cap` (None: the model has none, both are the same).
     """
 
@@ -79,12 +83,12 @@ class GoldenTree(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows (0: the root, i + 1: node i) that have children: their distributions are known."""
+        """Rows (0: the root, i + 1: node i) with children: those whose distributions are stored."""
         return tuple(sorted({parent + 1 for parent in self.parents}))
 
     @property
     def root_prob(self) -> float:
-        """Of the root under the sampling that draws it least often."""
+        """Probability of the root under the sampling that draws it least often."""
         return min(each.root_prob for each in self.distributions)
 
 
@@ -103,8 +107,11 @@ class GoldenText(msgspec.Struct, frozen=True):
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """`window`: positions a sliding layer of the verifier sees, its own included. `chain_acceptance[k]`: share of the
-    roots whose first k + 1 drafted tokens the text confirms."""
+    """All golden positions of a head.
+
+    `window`: positions a sliding layer of the verifier sees, its own included. `chain_acceptance[k]`: share of roots
+    whose first k + 1 drafted tokens the text confirms.
+    """
 
     steps: int
     window: int
@@ -125,7 +132,7 @@ def golden_text_file(number: int) -> str:
 
 
 def accepted_length(chain: tuple[int, ...], following: tuple[int, ...]) -> int:
-    """Leading tokens of a chain that the text confirms."""
+    """How many leading tokens of a chain the text confirms."""
     equal = [ours == theirs for ours, theirs in zip(chain, following, strict=False)]
     return next((depth for depth, same in enumerate(equal) if not same), len(equal))
 
@@ -136,7 +143,7 @@ def acceptance_by_depth(lengths: list[int], steps: int) -> tuple[float, ...]:
 
 
 def write_golden(folder: Path, golden: Golden) -> None:
-    """Store it as JSON for people and programs."""
+    """Store golden positions as JSON."""
     write_json(folder / GOLDEN_FILE, golden)
 
 
@@ -153,15 +160,8 @@ def read_golden(folder: Path) -> Golden:
         raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export convert-head") from error
 
 
-# Sample feeds of graphs, saved by the stage that makes a graph and run again by those that compile or judge it.
-
-
-Feeds = Mapping[str, np.ndarray]
-SEPARATOR = "/"
-
-
 def write_samples(path: Path, samples: Mapping[str, Sequence[Feeds]]) -> None:
-    """Feeds by graph name; all feeds of a graph have the same inputs and shapes."""
+    """Store feeds by graph name; all feeds of a graph have the same inputs and shapes."""
     stacked = {
         f"{graph}{SEPARATOR}{name}": np.stack([feed[name] for feed in feeds])
         for graph, feeds in samples.items()

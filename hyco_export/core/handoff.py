@@ -1,7 +1,7 @@
-"""The hand-off: what the server returns so that the device can run the head, as 8-bit integers.
+"""The hand-off: what the server returns so that the device can run the head, in 8-bit integers.
 
 Per round e(root) and h, [H] each; per committed token one K and one V row of the verifier's last sliding and last full
-layer that store K/V (HyCo, §3.1 and Appendix A). Knows sizes, encodings and byte layout; not how the values are made.
+layer that store K/V (HyCo, §3.1 and Appendix A). Sizes, encodings and the byte layout on the wire.
 """
 
 from typing import Literal
@@ -39,7 +39,7 @@ class KvRows(msgspec.Struct, frozen=True):
 
 
 class HandoffSpec(msgspec.Struct, frozen=True):
-    """Sizes and grids of a hand-off. `encodings` has the keys e, h, k.sliding, v.sliding, k.full, v.full (uint8)."""
+    """Sizes and encodings of a hand-off. `encodings` has keys e, h, k.sliding, v.sliding, k.full, v.full (uint8)."""
 
     hidden: int  # H, the verifier's hidden size
     window: int  # positions of K/V the head keeps (1,024 in the paper)

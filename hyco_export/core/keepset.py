@@ -1,7 +1,8 @@
 """The keep set: the token ids both drafters may propose (HyCo, §3.3 and Appendix A).
 
-Row r of every restricted output layer and of the 8-bit embedding table belongs to token ids[r]. Knows ids and rows; not
-how the ids were chosen (`stages.build_keepset`).
+Row r of every restricted output layer and of the 8-bit embedding table belongs to token ids[r]. Besides the stored set:
+the order in which ids are taken and the share of text each size covers (`rank`, `curve`), and which tokens belong to a
+writing system (`in_scripts`); `stages.build_keepset` chooses with them.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from hyco_export.errors import ArtifactError, RecipeError
 
 MISSING = -1  # row of a token outside the keep set
 KEEPSET_FILE = "keepset.safetensors"  # ids int32 [n]; table int8 [n, H], table_scale float32 [n]; metadata vocab_size
+CURVE_POINTS = 96  # sizes of a drawn coverage curve, evenly spaced in the logarithm
 
 
 class KeepSet:
@@ -74,7 +76,7 @@ def read_keepset(folder: Path) -> KeepSet:
 
 
 def require_keepset(stage: str, digest: str, keepset: KeepSet) -> None:
-    """Rows of an output layer mean nothing under another keep set.
+    """Check that an artifact of `stage` was built with this keep set: its output rows mean nothing under another.
 
     Raises:
         ArtifactError: the artifact of `stage` was built with another one.
@@ -84,12 +86,6 @@ def require_keepset(stage: str, digest: str, keepset: KeepSet) -> None:
             f"{stage} was built with keep set {digest[:12]}, the run folder holds {keepset.digest[:12]}",
             f"build it again: hyco-export {stage}",
         )
-
-
-# How much text a keep set of each size covers: ids in the order in which they are taken, and the curve over sizes.
-
-
-CURVE_POINTS = 96  # sizes of a drawn curve, evenly spaced in the logarithm
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ def rank(counts: np.ndarray, fixed: np.ndarray, placeholders: np.ndarray, never:
     """Fixed ids (bool [V]), then by falling counts [V]; equal counts give way to the smaller id.
 
     Small ids are the earlier merges of a tokenizer, so also the likelier ones where nothing was counted. Placeholders
-    (bool [V], entries without a text) come last whatever their id; ids that are `never` kept (bool [V]) do not come.
+    (bool [V], entries without a text) come last whatever their id; `never` (bool [V]) marks ids that are left out.
     """
     ids = np.arange(len(counts))
     unseen = counts == 0
@@ -128,7 +124,7 @@ def kept_share(ranking: Ranking, counts: np.ndarray) -> np.ndarray:
 def smallest_size(ranking: Ranking, shares: np.ndarray, wanted: float) -> int | None:
     """The smallest size, fixed part included, whose share [V + 1] reaches `wanted`; None where no known ids do.
 
-    Ids that were never seen have no order worth the name: growing into them is not choosing.
+    Ids that were never counted have no meaningful order, so the set does not grow into them.
     """
     reached = np.flatnonzero(shares[ranking.fixed : ranking.known + 1] >= wanted)
     return ranking.fixed + int(reached[0]) if len(reached) else None
@@ -145,13 +141,10 @@ def curve(ranking: Ranking, held_out: np.ndarray, counted: np.ndarray, chosen: i
     ]
 
 
-# Unicode scripts of a text: which tokens belong to a writing system that a recipe wants to keep whole.
-
-
 def script_pattern(script: str) -> regex.Pattern[str]:
-    """A pattern that finds one letter of `script`, a value of Unicode's Script property (`Hangul`, `Latin`, `Han`).
+    """A pattern for one letter of `script`, a value of Unicode's Script property (`Hangul`, `Latin`, `Han`).
 
-    Marks, digits and punctuation of a script do not count: they appear beside letters that do.
+    Marks, digits and punctuation of a script do not count: texts that hold them also hold letters.
 
     Raises:
         RecipeError: Unicode has no script of that name.
@@ -169,7 +162,7 @@ def script_pattern(script: str) -> regex.Pattern[str]:
 
 
 def in_scripts(texts: Iterable[str], scripts: Iterable[str]) -> np.ndarray:
-    """bool [n]: does text i contain a letter of one of `scripts`.
+    """bool [n]: whether text i contains a letter of one of `scripts`.
 
     Raises:
         RecipeError: a script that Unicode does not have.

@@ -1,8 +1,8 @@
-"""How much memory a piece of work took: peaks of this process's resident set, of all its children's, and of both.
+"""Peak memory of a piece of work: of this process, of its children and of both; and returning freed memory.
 
-Knows processes, not what they do. The kernel keeps a process's peak since it started; it is reset
-before the work where that is allowed (`/proc/self/clear_refs`), else samples stand for it, as they do for children and
-for the sum of both. A page that several processes share counts in each of them.
+The kernel keeps a process's peak since it started. It is reset before the work where that is allowed
+(`/proc/self/clear_refs`); otherwise, and for children and for the sum, the largest of regular samples is the peak. A
+page that several processes share counts in each of them.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def measured() -> Iterator[PeakMemory]:
         sampler.join()
         _take(peak)
         if resettable:
-            peak.own_bytes = max(peak.own_bytes, _own_peak_bytes())
+            peak.own_bytes = max(peak.own_bytes, own_peak_bytes())
         peak.total_bytes = max(peak.total_bytes, peak.own_bytes)
 
 
@@ -76,8 +76,10 @@ def _reset_peak() -> bool:
     return True
 
 
-def _own_peak_bytes() -> int:
-    """What the kernel says; 0 where it does not."""
+def own_peak_bytes() -> int:
+    """Peak resident set of this process by the kernel (VmHWM); 0 on systems without /proc."""
+    if not PROC_SELF.exists():
+        return 0
     for line in (PROC_SELF / "status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * BYTES_PER_KB
@@ -96,11 +98,8 @@ def _resident_bytes(process: psutil.Process) -> int:
         return 0
 
 
-# Gives memory that was freed back to the system.
-
-
 def release_freed() -> None:
-    """Return what no object holds any more; does nothing where the C library is not glibc."""
+    """Collect garbage and return freed memory to the system; the second part needs glibc and is skipped without it."""
     with _interrupts_held():
         gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -110,7 +109,7 @@ def release_freed() -> None:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C comes after the block: raised inside a finalizer, as a collection calls them, it would be lost."""
+    """Delay Ctrl-C until the block ends: raised inside a finalizer, as a collection calls them, it would be lost."""
     held: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:

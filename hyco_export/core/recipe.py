@@ -1,8 +1,8 @@
 """The recipe: one YAML file = one run.
 
-Knows names, types and defaults; not how the file is read (`core.recipe_file`), which values fit together
-(`core.recipe_rules`) or what the stages do with them. Flags of the CLI say where things are; whatever changes the bytes
-of an artifact stands here. Defaults are the paper's (HyCo, §3, Appendix A).
+Names, types and defaults of every field; `core.recipe_loading` reads the file and checks which values fit together.
+Flags of the CLI say where things are; whatever changes the bytes of an artifact stands here. Defaults are the paper's
+(HyCo, §3, Appendix A).
 """
 
 from typing import Annotated, Literal
@@ -123,7 +123,7 @@ class HeadGraph(Section, frozen=True):
     """The head's graph: K steps, how many of them also give a runner-up, positions in its ring.
 
     `projected_table`: the graph looks up embeddings that went through their half of the pre-projection already; a
-    smaller table and one product less a step (`core.network.projected_table`). The paper looks up embeddings.
+    smaller table and one product less a step (`core.network.weights.project_table`). The paper looks up embeddings.
     """
 
     steps: Count = 4
@@ -133,7 +133,7 @@ class HeadGraph(Section, frozen=True):
 
 
 class SlmWeights(Section, frozen=True):
-    """How an unquantised SLM is rounded: widths of its linear layers; grids by the head's clip search (Table 4)."""
+    """How an unquantised SLM is rounded: widths of its linear layers; scales by the head's clip search (Table 4)."""
 
     bits: Literal[4, 8]
     output_bits: Literal[4, 8] = 8
@@ -154,10 +154,10 @@ class TokenBridge(Section, frozen=True):
 class SlmGraph(Section, frozen=True):
     """The SLM's graphs: rows of a tree pass and of a prefill pass, ring capacities.
 
-    `weights` is for an unquantised checkpoint; a packed one is used as it is, and its artifacts know of no such field.
-    `stored_opening` keeps the K/V rows of the token that begins every text: a model that parks attention there (Gemma
-    3) has activations at it tens of times greater than elsewhere, which would decide every grid.
-    `evidence_passes` > 0 measures on so many passes what the grids of each layer's activations cost.
+    `weights` is for an unquantised checkpoint; a packed one is used as it is, and its artifacts lack the field.
+    `stored_opening` stores the K/V rows of the attention sink, the token that begins every text: Gemma 3 has
+    activations there tens of times greater than elsewhere, which would widen the range of every tensor.
+    `evidence_passes` > 0 measures on so many passes what quantising each layer's activations costs.
     `bridge` is for an SLM with another tokenizer than the verifier's; without it the tokenizers must be the same.
     """
 
@@ -191,14 +191,14 @@ class CompileGates(Section, frozen=True):
     """Limits of the compiled graph against the QDQ graph (`graph.parity.ParityLimits`), and how binaries store weights.
 
     `two_bit_weights`: the checkpoint's 2-bit weights take 2 bits in the binary instead of 4; needs a C compiler, and
-    without one they take 4 (`graph.two_bit_backend`). `shared_binary`: also one binary of both SLM graphs with their
+    without one they take 4 (`graph.smaller_binaries`). `shared_binary`: also one binary of both SLM graphs with their
     common weights stored once; x86 cannot load it, so the separate ones are what is validated.
     """
 
     output_range_share: Positive = 0.004  # onnxruntime-qnn's own rule
     max_outside_share: Share = 0.01  # elements of an output that may break it
     min_id_agreement: Share = 0.97  # equal ids: a near-tie may fall either way
-    emulated_feeds: NonNegative = 16  # of each graph, fewer for a large one (`graph.emulation`); 0: nothing is proved
+    emulated_feeds: NonNegative = 16  # of each graph, fewer for a large one; 0: no comparison
     two_bit_weights: bool = False
     shared_binary: bool = False
 
@@ -212,7 +212,7 @@ class Sampling(Section, frozen=True):
 
 
 class SpecEdge(Section, frozen=True):
-    """The tree that the SLM grows alone (§4.2): passes, children of a node, and what an edge costs beside log q."""
+    """The tree that the SLM drafts alone (§4.2): passes, children of a node, and what an edge costs beside log q."""
 
     passes: Count = 4
     children_per_row: Count = 16
@@ -261,7 +261,7 @@ class Gates(Section, frozen=True):
 class Validation(Section, frozen=True):
     """Systems, prompts and lengths of `validate`; the emulator is slow, so it gets fewer.
 
-    The first of `systems` (names of `runtime.systems.SYSTEMS`) is the baseline that the others are compared with; the
+    The first of `systems` (names in `device.systems`) is the baseline that the others are compared with; the
     greedy texts of `greedy_systems` must be plain decoding's, on every back end.
     """
 

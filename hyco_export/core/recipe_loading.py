@@ -1,4 +1,8 @@
-"""Reads a recipe: strict about keys and types, then checked by the rules."""
+"""Loads a recipe: YAML without ambiguity, strict keys and types, then the rules that need more than one field.
+
+PyYAML reads YAML 1.1, most authors mean 1.2: a value with two readings, or a key that stands twice, is refused with its
+line. `check_recipe` holds the rules; `load_recipe` does it all.
+"""
 
 import re
 from collections.abc import Iterable
@@ -9,15 +13,12 @@ import msgspec
 import numpy as np
 import yaml
 
-from hyco_export.core.constants import COLDEST, HOTTEST, NODE_LIMIT
 from hyco_export.core.files import resource_path
+from hyco_export.core.numerics import COLDEST, HOTTEST, NODE_LIMIT
 from hyco_export.core.recipe import Recipe
 from hyco_export.core.recipe_sections import as_source, check_keepset_choice, check_source
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import CompileError, RecipeError
-
-# YAML as a recipe's author means it: plain values, each with one reading, and a key that stands twice is a mistake.
-
 
 PREFIX = "tag:yaml.org,2002:"
 NULL, BOOL, INT, FLOAT, TEXT = f"{PREFIX}null", f"{PREFIX}bool", f"{PREFIX}int", f"{PREFIX}float", f"{PREFIX}str"
@@ -29,8 +30,14 @@ CORE_SCHEMA = {  # YAML 1.2.2, section 10.3.2
 }
 
 
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
+LPBQ_BITS = 4  # the only width of low-power blocks on HTP
+Rule = tuple[bool, str]
+"""Whether it holds, and the message where it does not."""
+
+
 def read_yaml(path: Path) -> Any:
-    """The plain values of a file.
+    """The plain values of a YAML file.
 
     Raises:
         RecipeError: it cannot be read, is not YAML, a mapping has a key twice, or a value has two readings; names the
@@ -51,7 +58,7 @@ def read_yaml(path: Path) -> Any:
 
 
 class _MistakeError(Exception):
-    """What is YAML, and surely not meant so."""
+    """Valid YAML that its author cannot have meant."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -59,10 +66,10 @@ class _MistakeError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML takes the second of two equal keys in silence, and reads unquoted texts by YAML 1.1 alone."""
+    """Refuses what PyYAML accepts silently: a repeated key, and an unquoted scalar that YAML 1.2 reads otherwise."""
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        """A scalar with a tag of its own (`!!str 0200`) has one reading, as a quoted one."""
+        """Treat a scalar with an explicit tag (`!!str 0200`) as quoted: it has one reading."""
         tag = self.peek_event().tag
         node = super().compose_scalar_node(anchor)
         if tag is not None:
@@ -82,9 +89,9 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A node's value; that of an unquoted scalar must be the same in YAML 1.1 and 1.2.
+        """A node's value; an unquoted scalar must mean the same in YAML 1.1 and 1.2.
 
-        What 1.1 takes for a text may be more in 1.2: a number such as `1e-5`.
+        Text in 1.1 is read by 1.2: `1e-5` is a number.
         """
         if not isinstance(node, yaml.ScalarNode) or node.style is not None or not node.tag.startswith(PREFIX):
             return super().construct_object(node, deep)
@@ -118,17 +125,8 @@ def _words(value: Any) -> str:
     return f"the text {value!r}" if isinstance(value, str) else str(value).lower()
 
 
-# Which values of a recipe fit together: rules that need more than one field, and what is said of a broken one.
-
-
-LARGEST_FLOAT = float(np.finfo(np.float32).max)
-LPBQ_BITS = 4  # the only width of low-power blocks on HTP
-Rule = tuple[bool, str]
-"""Does it hold, and what is said where it does not."""
-
-
 def check_recipe(recipe: Recipe) -> None:
-    """Rules that need more than one field.
+    """Check the rules that need more than one field.
 
     Raises:
         RecipeError: the first broken rule, with the path of the field to change.
@@ -152,7 +150,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _require_finite(value: Any, field: str) -> None:
-    """Raises RecipeError: a number that float32, in which everything here computes, does not have."""
+    """Raises RecipeError: a number that float32 cannot hold; everything here computes in it."""
     inside: Iterable[tuple[str, Any]] = ()
     if isinstance(value, dict):
         inside = ((f"{field}.{name}", part) for name, part in value.items())
@@ -165,7 +163,7 @@ def _require_finite(value: Any, field: str) -> None:
 
 
 def _graph_rules(recipe: Recipe) -> tuple[Rule, ...]:
-    """Keep set, rings, rows and the tree that they must hold."""
+    """Rings, rows and the tree that they must hold."""
     planted = recipe.head.steps + recipe.head.runner_up_steps
     return (
         (
@@ -200,7 +198,7 @@ def _graph_rules(recipe: Recipe) -> tuple[Rule, ...]:
 
 
 def _qat_rules(recipe: Recipe, target: Target) -> tuple[Rule, ...]:
-    """Widths and grids that the target computes, and a schedule that ends."""
+    """Widths that the target computes, clip ranges in order, and a schedule that fits."""
     return (
         (
             recipe.qat.clip_ratio_low <= recipe.qat.clip_ratio_high,
@@ -242,7 +240,7 @@ def _qat_rules(recipe: Recipe, target: Target) -> tuple[Rule, ...]:
 
 
 def _validation_rules(recipe: Recipe) -> tuple[Rule, ...]:
-    """Systems, and what is demanded of them."""
+    """Systems and their gates."""
     plan = recipe.validation
     strangers = sorted(set(plan.gates.min_mat) - set(plan.systems))
     return (
@@ -258,7 +256,7 @@ def _validation_rules(recipe: Recipe) -> tuple[Rule, ...]:
 
 
 def _data_rules(recipe: Recipe) -> tuple[Rule, ...]:
-    """Prompts and what is drawn from them."""
+    """Prompts and sampling."""
     return (
         (
             recipe.sampling.temperature == 0 or COLDEST <= recipe.sampling.temperature <= HOTTEST,

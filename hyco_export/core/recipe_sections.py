@@ -1,6 +1,6 @@
-"""What every part of a recipe is made of: a strict struct, and the plain types its fields share.
+"""Building blocks of the recipe: the strict struct, shared field types, and the sections `keepset` and data sources.
 
-Knows no field; `core.recipe` and `core.data.source` define them.
+Both sections come with the checks that need neither tokenizer nor data.
 """
 
 import re
@@ -19,16 +19,13 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive = Annotated[float, Meta(gt=0.0)]
 Decay = Annotated[float, Meta(ge=0.0, lt=1.0)]  # of a running mean
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # what numpy, torch and the server all take
+BYTE_TOKENS = 256  # always kept: they can spell any string
+COMMIT = re.compile("[0-9a-f]{40}")
+KINDS = ("path", "dataset", "mix")
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A part of the recipe; an unknown key is an error, not a default."""
-
-
-# The recipe's section `keepset`: which tokens both drafters may propose, and what can be refused without a tokenizer.
-
-
-BYTE_TOKENS = 256  # always kept: they can spell any string
 
 
 class KeepSetChoice(Section, frozen=True):
@@ -44,7 +41,7 @@ class KeepSetChoice(Section, frozen=True):
 
 
 def check_keepset_choice(choice: KeepSetChoice) -> None:
-    """Refuse what no tokenizer can make right.
+    """Check the section without a tokenizer.
 
     Raises:
         RecipeError: an unknown script, not exactly one of size and coverage, or a size that cannot be.
@@ -66,19 +63,12 @@ def check_keepset_choice(choice: KeepSetChoice) -> None:
         )
 
 
-# Where a recipe's conversations come from: one local path, one Hub data set, or a weighted mix of such sources.
-
-
-COMMIT = re.compile("[0-9a-f]{40}")
-KINDS = ("path", "dataset", "mix")
-
-
 class DataSource(Section, frozen=True):
-    """Conversations, each with `messages` of `role` and `content`. Exactly one of `path`, `dataset` and `mix`.
+    """Where conversations come from: a local path, a Hub data set, or a weighted mix; exactly one of the three.
 
-    `shuffle_seed` draws through a window (`core.data.mixing.SHUFFLE_WINDOW`); without it the source's order stays.
-    `limit` counts after shuffling. `first_turn` keeps nothing after the first user message, as the paper's
-    calibration prompts (Appendix A).
+    Each conversation has `messages` of `role` and `content`. `shuffle_seed` shuffles through a window
+    (`core.data.sources.SHUFFLE_WINDOW`); without it the source's order stays. `limit` counts after shuffling.
+    `first_turn` keeps nothing after the first user message, as the paper's calibration prompts (Appendix A).
     """
 
     path: str | None = None  # a JSONL or Parquet file, or a folder of them
@@ -96,12 +86,12 @@ class DataSource(Section, frozen=True):
 
     @property
     def plain_path(self) -> str | None:
-        """The path, where the source is nothing but that path."""
+        """The path, if the source has no other field set."""
         return self.path if self == DataSource(path=self.path, weight=self.weight) else None
 
     @property
     def on_hub(self) -> bool:
-        """Does any part of it come from the Hub?"""
+        """Whether any part of it comes from the Hub."""
         return self.dataset is not None or any(part.on_hub for part in self.mix)
 
 
@@ -114,7 +104,7 @@ def as_source(reference: Reference) -> DataSource:
 
 
 def check_source(reference: Reference, field: str) -> None:
-    """Refuse fields that do not fit together; `field` is the source's place in the recipe (`$.data.calibration`).
+    """Check that a source's fields fit together; `field` is the source's place in the recipe (`$.data.calibration`).
 
     Raises:
         RecipeError: the first broken rule, with the path of the field.

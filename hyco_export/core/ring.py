@@ -1,7 +1,7 @@
-"""Ring arithmetic: where the K/V rows of absolute positions live, and which of them a query may see.
+"""Ring buffers of K/V rows: which slot holds which position, what a query may see, and rotary tables. Pure numpy.
 
-A ring of capacity W keeps the row of position p in slot p mod W. Keys already carry their rotary embedding, so a slot's
-place means nothing (HyCo, Appendix A). Pure numpy; knows no tensors and no models.
+A ring of capacity W keeps the row of position p in slot p mod W. Keys already carry their rotary embedding, so the
+order of slots has no meaning (HyCo, Appendix A). Rotary tables come from the host: the graph only multiplies and adds.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def slot_positions(length: int, capacity: int) -> np.ndarray:
 
 
 def visible(query_positions: np.ndarray, key_positions: np.ndarray, span: int | None) -> np.ndarray:
-    """May a query see a key: bool [R, C] for query_positions [R] and key_positions [C].
+    """Whether a query may see a key: bool [R, C] for query_positions [R] and key_positions [C].
 
     A key is visible when it exists, is not after the query, and (with `span`) lies among the `span` newest positions
     counted from the query itself: query - key < span. transformers' Gemma 4 verifier and SLM use span = window. Its
@@ -39,9 +39,6 @@ def visible(query_positions: np.ndarray, key_positions: np.ndarray, span: int | 
 def ring_span(span: int | None, capacity: int) -> int:
     """`span` of a query right after the newest key of a ring: the query itself, then at most `capacity` keys."""
     return capacity + 1 if span is None else min(span, capacity + 1)
-
-
-# Rotary tables made on the host: the graph only multiplies and adds (HyCo, Appendix A). Pure numpy; knows no model.
 
 
 def rotary_tables(positions: np.ndarray, inv_freq: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

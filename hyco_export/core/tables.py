@@ -1,7 +1,7 @@
 """The SLM's embedding tables on the host: packed rows on disk, unpacked row by row (HyCo, Appendix A).
 
 Row r of a table is integers[r] * scale[r] * factor. The file is mapped, not read: a gather touches its own rows only,
-whatever the size of the table. Knows rows and factors; quantising them for a graph input is the caller's part.
+whatever the size of the table. Rows come out as real values; the caller quantises them for a graph input.
 
 Legend: V vocabulary, D width of a row, B its packed bytes, S scales of a row (usually 1), n rows asked for.
 """
@@ -49,7 +49,7 @@ def real_rows(packed: np.ndarray, scales: np.ndarray, layout: TableLayout) -> np
 
 
 def save_tables(path: Path, tables: dict[str, PackedRows]) -> None:
-    """Write tables by name (`tokens`, and `per_layer` where the model has one)."""
+    """Write tables by name: `tokens`, and `per_layer` where the model has one."""
     declared = {}
     for name, table in tables.items():
         declared[name] = Declared(table.packed.dtype.name, table.packed.shape)
@@ -64,7 +64,7 @@ def save_tables(path: Path, tables: dict[str, PackedRows]) -> None:
 class StoredRows:
     """One table's packed rows in their file, read by slices.
 
-    The file is mapped anew for each: what a long-lived map has read counts as the process's memory.
+    Every slice maps the file anew: pages that a long-lived map has read count as the process's memory.
     """
 
     def __init__(self, path: Path, name: str, shape: tuple[int, ...]) -> None:
@@ -78,7 +78,7 @@ class StoredRows:
 
 
 class HostTables:
-    """Opened tables.
+    """Embedding tables opened for lookups.
 
     Raises:
         ArtifactError: the file is missing, damaged or has no layout.

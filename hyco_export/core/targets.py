@@ -1,9 +1,6 @@
-"""The NPU targets this project compiles for, and what each supports.
+"""The NPU targets this package compiles for: the numbers the vendor's compiler needs, and the widths graphs may use.
 
-Knows the numbers the vendor's compiler wants (SoC model, Hexagon architecture, VTCM) and which integer widths graphs
-may use. Does not know how to compile: `graph.qnn` does.
-
-Where the numbers come from: SoC model and architecture were read back from binaries that onnxruntime-qnn 2.7
+Sources: SoC model and architecture were read back from binaries that onnxruntime-qnn 2.7
 (QAIRT 2.51) compiled for each target. 8 MB of VTCM is the figure of ExecuTorch's public SoC table for SM8550, SM8650,
 SM8750 and SM8850; for SM8845, X Elite and X2 Elite it is assumed from their siblings of the same architecture.
 """

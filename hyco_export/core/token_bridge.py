@@ -1,7 +1,7 @@
-"""A byte-exact map between two vocabularies: a drafter with another tokenizer reads and writes the verifier's ids.
+"""The token bridge: a byte-exact map between two vocabularies, for a drafter with a tokenizer of its own.
 
-Knows ids and one file; how the map is found is `nn.vocabulary_map`'s. Legend: V the verifier's vocabulary, C columns of
-the drafter's restricted output layer.
+Stored beside the SLM and made by `models.text.vocabulary_map`. Legend: V the verifier's vocabulary, C columns of the
+drafter's restricted output layer.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ BUILD_AGAIN = "build it again: hyco-export convert-slm"
 
 @dataclass(frozen=True)
 class TokenBridge:
-    """What the drafter may propose, and how it reads what others proposed.
+    """Which verifier tokens the drafter may propose, and which of its own tokens stand for any verifier token.
 
     Column c of its output layer is its own token `drafter_ids[c]` (strictly increasing) and the verifier's
     `verifier_ids[c]`: both stand for the same bytes. Any verifier token v is read as the drafter's tokens
@@ -42,17 +42,17 @@ class TokenBridge:
         return self.pieces[self.offsets[token] : self.offsets[token + 1]]
 
     def read_all(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The drafter's tokens for a text of the verifier's."""
+        """The drafter's tokens for a sequence of the verifier's."""
         return np.concatenate([self.read(int(token)) for token in tokens]) if len(tokens) else self.pieces[:0]
 
 
 def write_bridge(path: Path, bridge: TokenBridge) -> None:
-    """Store it."""
+    """Store a bridge."""
     save_file({name: np.ascontiguousarray(array, dtype=np.int32) for name, array in vars(bridge).items()}, path)
 
 
 def read_bridge(path: Path) -> TokenBridge:
-    """The map stored at `path`.
+    """The bridge stored at `path`.
 
     Raises:
         ArtifactError: missing, damaged, or not a map.

@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from hyco_export.core.artifact import COMPILE, HEAD, KEEPSET, SLM, SLM_OPENING_FILE, artifact_name
+from hyco_export.core.artifact import COMPILE, HEAD, KEEPSET, SLM, SLM_SINK_FILE, artifact_name
 from hyco_export.core.device_spec import (
     HEAD_GRAPH,
     HEAD_SPEC_FILE,
@@ -27,7 +27,7 @@ from hyco_export.core.device_spec import (
 )
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.keepset import KeepSet, read_keepset, require_keepset
-from hyco_export.core.network.host import read_opening
+from hyco_export.core.network.host import read_attention_sink
 from hyco_export.core.tables import TABLES_FILE, HostTables
 from hyco_export.core.targets import DEFAULT_TARGET, find_target
 from hyco_export.core.token_bridge import BRIDGE_FILE, read_bridge
@@ -116,8 +116,8 @@ def open_slm(run: Path, backend: str, target: str = DEFAULT_TARGET) -> GraphSlm:
     spec, _ = _read_part(run, SLM, SLM_SPEC_FILE, SlmSpec)
     tables = HostTables(run / SLM / TABLES_FILE)
     tree, prefill = chosen.slm(run, target)
-    opening = {} if spec.opening_token is None else read_opening(run / SLM / SLM_OPENING_FILE)
-    return GraphSlm(spec, tables, tree, prefill, opening)
+    sink = {} if spec.opening_token is None else read_attention_sink(run / SLM / SLM_SINK_FILE)
+    return GraphSlm(spec, tables, tree, prefill, sink)
 
 
 def find_backend(name: str) -> Backend:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hyco_export.core.constants import MS_PER_S
+from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.client import as_attempt
 from hyco_export.device.interfaces import Transport
 from hyco_export.errors import ProtocolError, UnreachableError

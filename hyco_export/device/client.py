@@ -21,7 +21,7 @@ from hyco_export.errors import ProtocolError, ServerError, UnreachableError
 from hyco_export.protocol import wire
 from hyco_export.protocol.refusals import refused
 from hyco_export.protocol.security import client_context, is_loopback
-from hyco_export.protocol.server_address import failed_call, foreign_answer, no_try_mends, read_url
+from hyco_export.protocol.server_address import failed_call, foreign_answer, is_permanent, read_url
 from hyco_export.protocol.wire import HEADER, Traffic, padding_bytes
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class HttpTransport:
             except (OSError, http.client.HTTPException, _NoServerBehindProxy) as error:
                 self.close()
                 stale = kept_alive and not isinstance(error, TimeoutError)
-                if no_try_mends(error):
+                if is_permanent(error):
                     raise failed_call(self._address, error) from error
                 if stale and tries == 0:
                     tries += 1  # at once, on a new connection: servers close idle ones

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
-from hyco_export.core.constants import MS_PER_S
+from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.calls import Overlap
 from hyco_export.device.drafters import Draft, Drafter, ProactiveDrafter
 from hyco_export.device.interfaces import Given, Request, Transport
@@ -18,7 +18,7 @@ from hyco_export.device.kv_state import check_ids, check_reply
 from hyco_export.device.offload import AskForAll, OffloadPolicy
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
-from hyco_export.protocol.rounds import cut_length, finish_reason
+from hyco_export.protocol.acceptance import cut_length, finish_reason
 from hyco_export.protocol.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
 from hyco_export.protocol.tree import Tree, subtree
 

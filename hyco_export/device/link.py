@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from hyco_export.core.constants import BITS_PER_MBIT, MS_PER_S
+from hyco_export.core.numerics import BITS_PER_MBIT, MS_PER_S
 from hyco_export.device.client import Patience
 from hyco_export.device.interfaces import Transport
 from hyco_export.errors import HycoError, ProtocolError, UnreachableError

@@ -13,6 +13,7 @@ import numpy as np
 
 from hyco_export.core.device_spec import GraphSession, GraphSpec, SlmSpec, to_integers
 from hyco_export.core.network.host import PADDING_TOKEN, EmbeddingRows
+from hyco_export.core.numerics import log_softmax
 from hyco_export.core.ring import rotary_tables, visible
 from hyco_export.core.token_bridge import TokenBridge
 from hyco_export.device.interfaces import SlmDevice
@@ -36,7 +37,7 @@ class GraphSlm:
         embeddings: embedding rows of any token id, scaled.
         tree: runs `spec.tree`.
         prefill: runs `spec.prefill`.
-        opening: K/V rows [N, 1, d] of `spec.opening_token` in the rings' encodings, by ring; empty if there is none.
+        sink: K/V rows [N, 1, d] of `spec.opening_token` in the rings' encodings, by ring; empty if there is none.
     """
 
     def __init__(
@@ -45,13 +46,13 @@ class GraphSlm:
         embeddings: EmbeddingRows,
         tree: GraphSession,
         prefill: GraphSession,
-        opening: Mapping[str, np.ndarray] | None = None,
+        sink: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.spec = spec
         self._embeddings = embeddings
         self._tree = tree
         self._prefill = prefill
-        self._opening = opening or {}
+        self._sink = sink or {}
         self._rings = {layer: KvRing(spec.tree, str(layer.index)) for layer in spec.layers}
         self._first = 0  # position of the oldest row since the reset
         self._length = 0
@@ -90,10 +91,10 @@ class GraphSlm:
         self._passes.clear()
 
     def prefill(self, tokens: np.ndarray) -> None:
-        """Append tokens [n] to the rings, in as many passes as they need; a kept opening is copied, not run."""
-        if self._opening and not self._length and len(tokens) and tokens[0] == self.spec.opening_token:
+        """Append tokens [n] to the rings, in as many passes as they need; a kept sink is copied, not run."""
+        if self._sink and not self._length and len(tokens) and tokens[0] == self.spec.opening_token:
             for layer, ring in self._rings.items():
-                ring.write(0, self._opening[f"k.{layer.index}"], self._opening[f"v.{layer.index}"])
+                ring.write(0, self._sink[f"k.{layer.index}"], self._sink[f"v.{layer.index}"])
             self._length, tokens = 1, tokens[1:]
         for start in range(0, len(tokens), self.spec.prefill_rows):
             chunk = tokens[start : start + self.spec.prefill_rows]
@@ -118,7 +119,7 @@ class GraphSlm:
         logits = outputs["logits"][: len(tokens)]
         encoding = self.spec.tree.output("logits").encoding
         assert encoding is not None  # logits are integers on a grid
-        return log_softmax(encoding.dequantize(logits))
+        return log_softmax(encoding.dequantize(logits)).astype(np.float32)
 
     def commit(self, rows: np.ndarray) -> None:
         """Copy the K/V of these rows into the rings: a path in depth order, from the rings' end on, of any passes."""
@@ -179,13 +180,6 @@ class GraphSlm:
         for ring in self._rings.values():
             feeds |= {name: array for name, array in ring.arrays.items() if name in taken}
         return feeds
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """float32 [n, C] of logits float32 [n, C], computed in float64: scores of deep nodes add such values up."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    return (wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))).astype(np.float32)
 
 
 class BridgedSlm:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 import numpy as np
 
-from hyco_export.core.constants import MS_PER_S
+from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.interfaces import SlmDevice
 from hyco_export.protocol.tree import EMPTY_TREE, ROOT, Source, Tree, depths
 

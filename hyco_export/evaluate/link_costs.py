@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from hyco_export.core.constants import BITS_PER_MBIT, MS_PER_S
+from hyco_export.core.numerics import BITS_PER_MBIT, MS_PER_S
 from hyco_export.evaluate.metrics import timed_steps
 from hyco_export.protocol.trace import GenerationTrace, PrimeTrace, RoundTrace
 from hyco_export.protocol.wire import padded_size

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from hyco_export.core.constants import MS_PER_S
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.keepset import MISSING, KeepSet
+from hyco_export.core.numerics import MS_PER_S
 from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace, PrimeTrace, RoundTrace

@@ -12,8 +12,7 @@ import msgspec
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.metrics import threshold_stop, tokens_by_rule
 from hyco_export.protocol import wire
-from hyco_export.protocol.acceptance import EPSILON, RULES, STOP_NEEDS_DRAW, Judged, check_acceptance, decide
-from hyco_export.protocol.rounds import settle
+from hyco_export.protocol.acceptance import EPSILON, RULES, STOP_NEEDS_DRAW, Judged, check_acceptance, decide, settle
 from hyco_export.protocol.trace import GenerationTrace, RoundTrace
 
 PAPER_EPSILON = 0.005  # §3.5

@@ -15,7 +15,8 @@ import torch
 from hyco_export.core.device_spec import GraphSession, GraphSpec, TensorSpec, to_integers, to_real
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.network.blocks import only_feeds_tanh
-from hyco_export.core.network.host import NO_PARENT, EmbeddingRows, Opening, SlmHost
+from hyco_export.core.network.host import NO_PARENT, AttentionSink, EmbeddingRows, SlmHost
+from hyco_export.core.numerics import decibels
 from hyco_export.graph.parity import logit_kl
 from hyco_export.models.slm.calibration import full_passes
 from hyco_export.models.slm.static_pass import FloatSlm
@@ -70,7 +71,7 @@ class _Tally:
         return SlmQuality(
             positions=self.positions,
             top1_agreement=self.agreeing / self.positions,
-            layers={name: _decibel(self.signal[name], self.noise[name]) for name in self.signal},
+            layers={name: decibels(self.signal[name], self.noise[name]) for name in self.signal},
             clipped={name: count / self.values[name] for name, count in self.outside.items() if count},
             original_agreement=None if self.agreeing_original is None else self.agreeing_original / self.positions,
         )
@@ -87,7 +88,7 @@ def measure_slm(
     sequences: Sequence[Sequence[int]],
     max_passes: int,
     original_best: np.ndarray | None = None,
-    opening: Opening | None = None,
+    sink: AttentionSink | None = None,
 ) -> SlmQuality:
     """Compare on the first `max_passes` full passes of the sequences.
 
@@ -96,7 +97,7 @@ def measure_slm(
         graph: its declared inputs and outputs.
         inner: tensors to judge beside the outputs, under their names in the float network.
         original_best: what `best_rows` gave for the network before rounding, over the same passes.
-        opening: of every sequence, which then begin after it.
+        sink: of every sequence, which then begin after it.
 
     Raises:
         ValueError: no sequence fills a pass.
@@ -106,8 +107,8 @@ def measure_slm(
     outputs = (*graph.outputs, *inner)
     for first, tokens in islice(_passes(sequences, rows), max_passes):
         if first:
-            own = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
-            graph_side = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
+            own = SlmHost(slm.network, embeddings, rows, mask_value, sink=sink)
+            graph_side = SlmHost(slm.network, embeddings, rows, mask_value, sink=sink)
         chain = range(NO_PARENT, rows - 1)
         feeds = to_integers(graph.inputs, graph_side.feeds(tokens, chain))
         found = to_real(outputs, session.run(feeds))
@@ -133,13 +134,13 @@ def best_rows(
     sequences: Sequence[Sequence[int]],
     rows: int,
     max_passes: int,
-    opening: Opening | None = None,
+    sink: AttentionSink | None = None,
 ) -> np.ndarray:
     """Kept row of the best token at each position [n] of the first `max_passes` full passes, with its own K/V."""
     found = []
     for first, tokens in islice(_passes(sequences, rows), max_passes):
         if first:
-            host = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
+            host = SlmHost(slm.network, embeddings, rows, mask_value, sink=sink)
         found.append(host.append(slm.tree, tokens)["logits"].argmax(1))
     return np.concatenate(found)
 
@@ -174,14 +175,6 @@ def ends(encoding: Encoding) -> tuple[float, float]:
     return low, high
 
 
-def _decibel(signal: float, noise: float) -> float:
-    """10 log10(signal / noise); equal tensors, all zeros too, count as the dynamic range of float64."""
-    limits = np.finfo(np.float64)
-    if noise <= signal * limits.eps:
-        return -10.0 * float(np.log10(limits.eps))
-    return 10.0 * float(np.log10(max(signal, limits.tiny) / noise))
-
-
 def grids_by_row(results: Sequence[str], encodings: Mapping[str, Encoding]) -> dict[str, dict[str, Encoding]]:
     """For each row of the table, the grids that are its own.
 
@@ -207,10 +200,10 @@ def row_divergences(
     sequences: Sequence[Sequence[int]],
     max_passes: int,
     tell: Callable[[int, int], None],
-    opening: Opening | None = None,
+    sink: AttentionSink | None = None,
 ) -> dict[str, float]:
     """Mean KL in nats per token of each row's rounding, over the first full passes of the sequences (after
-    `opening`, if they have one).
+    `sink`, if they have one).
 
     Raises:
         ValueError: no sequence fills a pass.
@@ -229,7 +222,7 @@ def row_divergences(
 
     for done, (number, tokens) in enumerate(islice(passes, max_passes), 1):
         if number == 0:
-            host = SlmHost(slm.network, embeddings, rows_per_pass, mask_value, opening=opening)
+            host = SlmHost(slm.network, embeddings, rows_per_pass, mask_value, sink=sink)
         host.append(compare, tokens)
         tell(done, total)
     return {name: float(np.mean(values)) for name, values in found.items()}

@@ -1,10 +1,10 @@
-"""What a Hexagon context binary says about itself: target, build, graphs, inputs and outputs.
+"""Reads a Hexagon context binary's description of itself: target, build, graphs, inputs and outputs.
 
-`read_context` asks a worker process, since a damaged file can take the process down with it. Knows the vendor's system
-library through `graph.context_layout`; does not judge what it reads (`graph.context_check` does).
+`read_context` asks a worker process, since a damaged file can crash the reader. The ctypes structures are the memory
+layout of what `libQnnSystem.so` returns (QAIRT 2.51, system API 1.15, x86-64). `graph.context_check` judges what is
+read.
 """
 
-import ctypes
 import ctypes as c
 import mmap
 import re
@@ -15,11 +15,7 @@ from pathlib import Path
 from hyco_export.core.device_spec import GraphSpec, TensorSpec
 from hyco_export.core.encodings import Encoding
 from hyco_export.errors import CompileError
-from hyco_export.graph import context_binary as layout
 from hyco_export.graph.qnn_process import ContextInfo, GraphInfo, InspectJob, Worker
-
-# Memory layout of what `libQnnSystem.so` returns about a context binary (QAIRT 2.51, system API 1.15, x86-64).
-
 
 BINARY_INFO_VERSION = 3
 GRAPH_INFO_VERSION = 3
@@ -35,7 +31,9 @@ GRAPH_BLOB_BYTES = 4 * (OPTIMISATION_WORD + 1)
 QUANTISATION_DEFINED = 1
 SCALE_OFFSET_ENCODING = 0
 
-# Qnn_DataType_t: plain and fixed-point integers that a graph of ours may exchange
+SOC_NOTE = re.compile(rb"soc_type=(\w+);arch=(\d+)")  # the compiler's own note in the file
+
+# Qnn_DataType_t: plain and fixed-point types of a graph's inputs and outputs
 DTYPE_NAMES = {
     0x0008: "int8",
     0x0016: "int16",
@@ -162,11 +160,8 @@ BinaryInfoFunction = c.CFUNCTYPE(
 FreeFunction = c.CFUNCTYPE(c.c_uint64, c.c_void_p)
 
 
-SOC_NOTE = re.compile(rb"soc_type=(\w+);arch=(\d+)")
-
-
 def read_context(binary: Path) -> ContextInfo:
-    """What the context binary at `binary` says about itself.
+    """The description of the context binary at `binary`, read in a worker process.
 
     Raises:
         CompileError: the file is missing, damaged, not a context binary or of a layout this version cannot read.
@@ -178,16 +173,16 @@ def read_context(binary: Path) -> ContextInfo:
 
 
 def parse_context(binary: Path, system_library: Path) -> ContextInfo:
-    """The same in this process.
+    """The description of a context binary, read in this process.
 
     Raises:
-        CompileError: the library does not recognise the file, or answers in another layout.
+        CompileError: the library does not recognise the file, or answers in another
     """
     with _mapped(binary) as data, _binary_info(data, system_library) as info:
-        if info.version != layout.BINARY_INFO_VERSION:
+        if info.version != BINARY_INFO_VERSION:
             raise CompileError(
                 f"the system library describes binaries in layout {info.version}, this version reads "
-                f"{layout.BINARY_INFO_VERSION}",
+                f"{BINARY_INFO_VERSION}",
                 "use the onnxruntime-qnn version of constraints.txt",
             )
         return _context_info(info.body, _soc_note(data))
@@ -195,7 +190,7 @@ def parse_context(binary: Path, system_library: Path) -> ContextInfo:
 
 @contextmanager
 def _mapped(binary: Path) -> Iterator[mmap.mmap]:
-    """The file in memory without reading it whole: binaries reach a gigabyte."""
+    """Map the file: binaries reach a gigabyte."""
     with binary.open("rb") as file:
         if not binary.stat().st_size:
             raise CompileError(f"context binary {binary.name} is empty", "compile it again: hyco-export compile")
@@ -205,31 +200,29 @@ def _mapped(binary: Path) -> Iterator[mmap.mmap]:
 
 
 @contextmanager
-def _binary_info(data: mmap.mmap, system_library: Path) -> Iterator[layout.BinaryInfo]:
+def _binary_info(data: mmap.mmap, system_library: Path) -> Iterator[BinaryInfo]:
     """The library's description of `data`, valid until the block ends."""
     functions = _system_functions(system_library)
-    handle = ctypes.c_void_p()
-    _require_ok(layout.CreateFunction(functions[layout.CREATE])(ctypes.byref(handle)), "create a system context")
-    start = ctypes.c_char.from_buffer(data)
-    info = ctypes.POINTER(layout.BinaryInfo)()
-    info_bytes = ctypes.c_uint64()
-    get_info = layout.BinaryInfoFunction(functions[layout.GET_BINARY_INFO])
+    handle = c.c_void_p()
+    _require_ok(CreateFunction(functions[CREATE])(c.byref(handle)), "create a system context")
+    start = c.c_char.from_buffer(data)
+    info = c.POINTER(BinaryInfo)()
+    info_bytes = c.c_uint64()
+    get_info = BinaryInfoFunction(functions[GET_BINARY_INFO])
     try:
-        status = get_info(handle, ctypes.addressof(start), len(data), ctypes.byref(info), ctypes.byref(info_bytes))
+        status = get_info(handle, c.addressof(start), len(data), c.byref(info), c.byref(info_bytes))
         _require_ok(status, "read the file as a context binary")
         yield info.contents
     finally:
-        layout.FreeFunction(functions[layout.FREE])(handle)
+        FreeFunction(functions[FREE])(handle)
         del start  # or the map cannot be closed
 
 
-def _system_functions(system_library: Path) -> ctypes.Array:
-    providers = ctypes.POINTER(ctypes.POINTER(layout.Provider))()
-    count = ctypes.c_uint32()
-    library = ctypes.CDLL(str(system_library))
-    _require_ok(
-        library.QnnSystemInterface_getProviders(ctypes.byref(providers), ctypes.byref(count)), "list system providers"
-    )
+def _system_functions(system_library: Path) -> c.Array:
+    providers = c.POINTER(c.POINTER(Provider))()
+    count = c.c_uint32()
+    library = c.CDLL(str(system_library))
+    _require_ok(library.QnnSystemInterface_getProviders(c.byref(providers), c.byref(count)), "list system providers")
     return providers[0][0].functions
 
 
@@ -242,12 +235,12 @@ def _require_ok(status: int, action: str) -> None:
 
 
 def _soc_note(data: mmap.mmap) -> str | None:
-    """The SoC's name in the compiler's own note, a second witness beside the numeric model."""
+    """The SoC's name in the compiler's own note, a second source beside the numeric model."""
     match = SOC_NOTE.search(data)
     return match.group(1).decode() if match else None
 
 
-def _context_info(body: layout.BinaryInfoBody, soc: str | None) -> ContextInfo:
+def _context_info(body: BinaryInfoBody, soc: str | None) -> ContextInfo:
     return ContextInfo(
         backend_id=body.backend_id,
         build_id=body.build_id.decode(),
@@ -258,14 +251,14 @@ def _context_info(body: layout.BinaryInfoBody, soc: str | None) -> ContextInfo:
     )
 
 
-def _graph_info(graph: layout.Graph) -> GraphInfo:
-    if graph.version != layout.GRAPH_INFO_VERSION or graph.blob_bytes < layout.GRAPH_BLOB_BYTES:
+def _graph_info(graph: Graph) -> GraphInfo:
+    if graph.version != GRAPH_INFO_VERSION or graph.blob_bytes < GRAPH_BLOB_BYTES:
         raise CompileError(
             f"graph description of version {graph.version} with {graph.blob_bytes} B, this version reads "
-            f"{layout.GRAPH_INFO_VERSION}",
+            f"{GRAPH_INFO_VERSION}",
             "use the onnxruntime-qnn version of constraints.txt",
         )
-    spill_low, spill_high = graph.blob[layout.SPILL_FILL_WORD], graph.blob[layout.SPILL_FILL_WORD + 1]
+    spill_low, spill_high = graph.blob[SPILL_FILL_WORD], graph.blob[SPILL_FILL_WORD + 1]
     return GraphInfo(
         spec=GraphSpec(
             name=graph.name.decode(),
@@ -273,17 +266,15 @@ def _graph_info(graph: layout.Graph) -> GraphInfo:
             outputs=tuple(_tensor_spec(graph.outputs[i]) for i in range(graph.output_count)),
         ),
         spill_fill_bytes=spill_low | spill_high << 32,
-        vtcm_bytes=graph.blob[layout.VTCM_WORD],
-        optimisation_level=graph.blob[layout.OPTIMISATION_WORD],
+        vtcm_bytes=graph.blob[VTCM_WORD],
+        optimisation_level=graph.blob[OPTIMISATION_WORD],
     )
 
 
-def _tensor_spec(tensor: layout.Tensor) -> TensorSpec:
-    dtype = layout.DTYPE_NAMES.get(tensor.dtype, f"{tensor.dtype:#06x}")
+def _tensor_spec(tensor: Tensor) -> TensorSpec:
+    dtype = DTYPE_NAMES.get(tensor.dtype, f"{tensor.dtype:#06x}")
     quantisation = tensor.quantisation
-    encoded = (
-        quantisation.defined == layout.QUANTISATION_DEFINED and quantisation.encoding == layout.SCALE_OFFSET_ENCODING
-    )
+    encoded = quantisation.defined == QUANTISATION_DEFINED and quantisation.encoding == SCALE_OFFSET_ENCODING
     return TensorSpec(
         name=tensor.name.decode(),
         shape=tuple(tensor.dims[i] for i in range(tensor.rank)),

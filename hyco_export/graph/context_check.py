@@ -1,6 +1,7 @@
-"""Is a compiled context what was asked for? Compares the EPContext model, the binary and the QDQ graph's interface.
+"""Checks that a compiled context is what was asked for: EPContext model, binary and the QDQ graph's I/O spec agree.
 
-Knows the rules; reading is done by `graph.ep_context` and `graph.context_binary`.
+An EPContext model is the small ONNX file beside a context binary: one EPContext node that names the binary, and what it
+was compiled for (`read_context_model`). `graph.context_binary` reads the binary.
 """
 
 import math
@@ -18,17 +19,17 @@ from hyco_export.graph.context_binary import parse_context, read_context
 from hyco_export.graph.io_spec import tensor_dtype, tensor_shape
 from hyco_export.graph.qnn_process import ContextInfo
 
-# The small ONNX file beside a context binary: one EPContext node that names it, and what it was compiled for.
-
-
 PROVIDER = "QNNExecutionProvider"
 COMPATIBILITY_KEY = f"ep_compatibility_info.{PROVIDER}"
 COMPATIBILITY_VERSION = "v2"
 COMPATIBILITY_FIELDS = 8  # version:backend:sdk:backend api:arch:soc model:vtcm MB:flags
+HTP_BACKEND = 6
+WRONG_OPTIMISATION_LEVEL = 1  # 0.9 dB on a realistic head where 0, 2 and 3 gave 49.5 dB
+SCALE_TOLERANCE = 1e-6  # relative: the binary keeps float32
 
 
 class ContextModel(msgspec.Struct, frozen=True):
-    """What an EPContext model says."""
+    """The contents of an EPContext model."""
 
     binary: str  # file name of the binary, beside the model
     graph: str  # the graph's name in the binary
@@ -41,7 +42,7 @@ class ContextModel(msgspec.Struct, frozen=True):
 
 
 def read_context_model(path: Path) -> ContextModel:
-    """What the EPContext model at `path` says.
+    """Read the EPContext model at `path`.
 
     Raises:
         CompileError: no such file, not exactly one EPContext node, or no readable target.
@@ -91,13 +92,8 @@ def _target_numbers(model: onnx.ModelProto, path: Path) -> tuple[int, int, int]:
     return htp_arch, soc_model, vtcm_mb
 
 
-HTP_BACKEND = 6
-WRONG_OPTIMISATION_LEVEL = 1  # 0.9 dB on a realistic head where 0, 2 and 3 gave 49.5 dB
-SCALE_TOLERANCE = 1e-6  # relative: the binary keeps float32
-
-
 def check_context(context_model: Path, spec: GraphSpec, target: Target) -> tuple[Path, ContextInfo]:
-    """The binary beside `context_model` and what it says, after both were compared with `spec` and `target`.
+    """The binary beside `context_model` and its description, both checked against `spec` and `target`.
 
     Raises:
         CompileError: the first thing that differs.
@@ -125,7 +121,7 @@ def check_shared(
 
 
 def require_sound(info: ContextInfo, subject: str) -> None:
-    """What can be said of a binary alone, without knowing what it was compiled from.
+    """Check a binary alone, without knowing what it was compiled from.
 
     Raises:
         CompileError: it is not for HTP, holds no graph, or one that was finalised at level 1.
@@ -134,9 +130,9 @@ def require_sound(info: ContextInfo, subject: str) -> None:
 
 
 def require_target(context_model: Path, target: Target, system_library: Path) -> None:
-    """The pair is for `target`: the NPU's libraries open binaries of older chips, and some of others, all the same.
+    """Check that a context was compiled for `target`: the NPU's libraries also open binaries of other chips.
 
-    In this process. A binary that cannot be read is passed over: who opens it says what is wrong with it.
+    Runs in this process. An unreadable binary passes: opening it reports what is wrong.
 
     Raises:
         CompileError: it is for another target; names both.
@@ -168,18 +164,18 @@ def _membership_problems(model: ContextModel, info: ContextInfo, binary: Path, s
         yield f"it names {model.binary}, the others {binary.name}"
     graphs = {graph.spec.name: graph.spec for graph in info.graphs}
     if model.graph in graphs:
-        yield from _interface_problems(graphs[model.graph], spec)
+        yield from _io_spec_problems(graphs[model.graph], spec)
     else:
         yield f"graph {model.graph} is not in the binary"
 
 
-def require_interface(found: GraphSpec, wanted: GraphSpec, subject: str) -> None:
-    """A graph must take and give what `wanted` promises; `subject` is what the message calls it.
+def require_io_spec(found: GraphSpec, wanted: GraphSpec, subject: str) -> None:
+    """Check that a graph has the inputs and outputs of `wanted`; `subject` names it in the message.
 
     Raises:
         CompileError: the first input or output that differs.
     """
-    for problem in _interface_problems(found, wanted, (subject, "its JSON")):
+    for problem in _io_spec_problems(found, wanted, (subject, "its JSON")):
         raise CompileError(f"{subject} is not the graph that its JSON describes: {problem}", "build both again")
 
 
@@ -205,7 +201,7 @@ def _graph_problems(info: ContextInfo) -> Iterator[str]:
             yield "finalised at optimisation level 1, which loses accuracy silently"
 
 
-def _interface_problems(
+def _io_spec_problems(
     found: GraphSpec, wanted: GraphSpec, sides: tuple[str, str] = ("the binary", "the graph")
 ) -> Iterator[str]:
     here, there = sides
@@ -216,18 +212,18 @@ def _interface_problems(
             yield f"{kind}s {sorted(by_name)} in {here}, {sorted(names)} in {there}"
         for tensor in want:
             if tensor.name in by_name and not _same_tensor(by_name[tensor.name], tensor):
-                told = _told(by_name[tensor.name])
-                yield f"{kind} {tensor.name} is {told} in {here}, {_told(tensor)} in {there}"
+                has = _described(by_name[tensor.name])
+                yield f"{kind} {tensor.name} is {has} in {here}, {_described(tensor)} in {there}"
 
 
-def _told(tensor: TensorSpec) -> str:
-    grid = tensor.encoding
-    said = f"scale {grid.scale:.6g} zero point {grid.zero_point}" if grid else "no grid"
-    return f"{tensor.dtype} {list(tensor.shape)} {said}"
+def _described(tensor: TensorSpec) -> str:
+    encoding = tensor.encoding
+    parameters = f"scale {encoding.scale:.6g} zero point {encoding.zero_point}" if encoding else "no encoding"
+    return f"{tensor.dtype} {list(tensor.shape)} {parameters}"
 
 
 def _same_tensor(found: TensorSpec, wanted: TensorSpec) -> bool:
-    """Same dtype, shape and grid; where the graph gives no grid, the binary's is its own business."""
+    """Whether dtype, shape and encoding are the same; any encoding passes where `wanted` has none."""
     if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
         return False
     if wanted.encoding is None:
@@ -240,7 +236,7 @@ def _same_tensor(found: TensorSpec, wanted: TensorSpec) -> bool:
 
 
 def require_feeds(feeds: Mapping[str, np.ndarray], inputs: Sequence[TensorSpec], name: str) -> None:
-    """Feeds must be exactly the graph's inputs.
+    """Check that feeds are exactly the graph's inputs.
 
     Raises:
         CompileError: the first input that is missing, unknown or of another shape or dtype.

@@ -1,7 +1,4 @@
-"""Looks up an ONNX graph: who makes a tensor, who reads it, its element type and shape, and the grid it is read on.
-
-Knows protos and ONNX's own shape inference; no rules.
-"""
+"""Look-ups in an ONNX graph: a tensor's producer and consumers, type and shape, quantisation parameters."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -13,15 +10,18 @@ from onnx.external_data_helper import uses_external_data
 
 from hyco_export.errors import CompileError
 
+SHAPE_DATA_LIMIT = 1024  # elements: shapes, axes and bounds, which inference reads, are far smaller
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-GRID_TYPES = frozenset({TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16, TensorProto.INT32})
+INTEGER_TYPES = frozenset(
+    {TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16, TensorProto.INT32}
+)
 
 
 class GraphIndex:
     """Read-only view of a model's main graph.
 
     Args:
-        model: a model without subgraphs; tensors whose type inference cannot tell are of unknown type (0).
+        model: a model without subgraphs; tensors that inference cannot type have type 0.
         folder: where the model's external data lies; scales and zero points may be in there.
     """
 
@@ -95,7 +95,7 @@ class GraphIndex:
             return None
         return self.values(node.input[2]).astype(np.int64)
 
-    def grid(self, node: onnx.NodeProto) -> tuple[np.ndarray, np.ndarray] | None:
+    def parameters(self, node: onnx.NodeProto) -> tuple[np.ndarray, np.ndarray] | None:
         """Scales and zero points of a Q or DQ node, int4 unpacked; None unless both are stored."""
         if len(node.input) < 3 or any(name not in self.constants for name in node.input[1:3]):
             return None
@@ -103,12 +103,12 @@ class GraphIndex:
         return scale.astype(np.float64), zero_point.astype(np.int64)
 
     def range(self, node: onnx.NodeProto) -> tuple[float, float] | None:
-        """Least and greatest real value of a Q or DQ node's grid; None for per-channel and sub-byte grids."""
-        grid = self.grid(node)
-        if grid is None or grid[0].size != 1 or self.element_type(node.input[2]) not in GRID_TYPES:
+        """Least and greatest real value of a Q or DQ node; None for per-channel and sub-byte quantisation."""
+        found = self.parameters(node)
+        if found is None or found[0].size != 1 or self.element_type(node.input[2]) not in INTEGER_TYPES:
             return None
         limits = np.iinfo(onnx.helper.tensor_dtype_to_np_dtype(self.element_type(node.input[2])))
-        scale, zero_point = grid[0].item(), grid[1].item()
+        scale, zero_point = found[0].item(), found[1].item()
         return (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
 
 
@@ -117,11 +117,8 @@ def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((a.i for a in node.attribute if a.name == name), default)
 
 
-SHAPE_DATA_LIMIT = 1024  # elements: shapes, axes and bounds, which inference reads, are far smaller
-
-
 def _without_large_data(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with large constants turned into inputs: inference needs their types, not gigabytes of values."""
+    """The model with large constants as inputs: shape inference needs their types, not gigabytes of values."""
     light = onnx.ModelProto()
     light.CopyFrom(_header(model))
     light.graph.node.extend(model.graph.node)

@@ -1,7 +1,7 @@
-"""What a QDQ graph takes and gives, read from the graph itself.
+"""The I/O spec of a QDQ graph, read from the graph itself.
 
 An input's encoding is that of the DequantizeLinear it feeds, an output's that of the QuantizeLinear it comes from;
-plain integers (ids) have none. Knows ONNX protos; not what the tensors mean.
+plain integers (ids) have none.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from hyco_export.core.device_spec import GraphSpec, TensorSpec
 from hyco_export.core.encodings import Encoding
 from hyco_export.errors import CompileError
 
-# Operators that keep their first input's grid: an encoding is looked for on their other side; so does Concat, of all
-GRID_KEEPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather", "Identity"})
+# operators that keep their first input's encoding: it is searched beyond them (Concat keeps that of all its inputs)
+LAYOUT_OPERATORS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather", "Identity"})
 
 
-def read_interface(model: onnx.ModelProto, name: str) -> GraphSpec:
+def read_io_spec(model: onnx.ModelProto, name: str) -> GraphSpec:
     """Inputs and outputs of `model`, called `name`, in graph order.
 
     Raises:
@@ -29,8 +29,8 @@ def read_interface(model: onnx.ModelProto, name: str) -> GraphSpec:
     inputs = [value for value in graph.input if value.name not in constants]
     return GraphSpec(
         name=name,
-        inputs=tuple(_spec(value, _grid_after(value.name, graph, constants)) for value in inputs),
-        outputs=tuple(_spec(value, _grid_before(value.name, graph, constants)) for value in graph.output),
+        inputs=tuple(_spec(value, _encoding_after(value.name, graph, constants)) for value in inputs),
+        outputs=tuple(_spec(value, _encoding_before(value.name, graph, constants)) for value in graph.output),
     )
 
 
@@ -58,36 +58,36 @@ def _spec(value: onnx.ValueInfoProto, encoding: Encoding | None) -> TensorSpec:
 Constants = dict[str, onnx.TensorProto]
 
 
-def _grid_after(tensor: str, graph: onnx.GraphProto, constants: Constants) -> Encoding | None:
-    """The grid with which `tensor` is read: that of the first DequantizeLinear behind it."""
+def _encoding_after(tensor: str, graph: onnx.GraphProto, constants: Constants) -> Encoding | None:
+    """The encoding with which `tensor` is read: that of the first DequantizeLinear after it."""
     for node in graph.node:
         if tensor not in node.input:
             continue
         if node.op_type == "DequantizeLinear" and node.input[0] == tensor:
             return _encoding(node, constants)
         if tensor in _carried(node):
-            found = _first(_grid_after(output, graph, constants) for output in node.output)
+            found = _first(_encoding_after(output, graph, constants) for output in node.output)
             if found:
                 return found
     return None
 
 
-def _grid_before(tensor: str, graph: onnx.GraphProto, constants: Constants) -> Encoding | None:
-    """The grid with which `tensor` was written: that of the last QuantizeLinear before it."""
+def _encoding_before(tensor: str, graph: onnx.GraphProto, constants: Constants) -> Encoding | None:
+    """The encoding with which `tensor` was written: that of the last QuantizeLinear before it."""
     for node in graph.node:
         if tensor not in node.output:
             continue
         if node.op_type == "QuantizeLinear":
             return _encoding(node, constants)
-        return _first(_grid_before(source, graph, constants) for source in _carried(node))
+        return _first(_encoding_before(source, graph, constants) for source in _carried(node))
     return None
 
 
 def _carried(node: onnx.NodeProto) -> list[str]:
-    """The inputs whose grid a layout operator keeps; indices and shapes are not among them."""
+    """The inputs whose encoding a layout operator keeps, not its indices and shapes."""
     if node.op_type == "Concat":
         return list(node.input)
-    return list(node.input[:1]) if node.op_type in GRID_KEEPING else []
+    return list(node.input[:1]) if node.op_type in LAYOUT_OPERATORS else []
 
 
 def _first(encodings: Iterable[Encoding | None]) -> Encoding | None:
@@ -95,7 +95,7 @@ def _first(encodings: Iterable[Encoding | None]) -> Encoding | None:
 
 
 def _encoding(node: onnx.NodeProto, constants: Constants) -> Encoding | None:
-    """The per-tensor grid of a Q or DQ node; None when it is per channel or has no stored zero point."""
+    """The per-tensor encoding of a Q or DQ node; None when it is per channel or has no stored zero point."""
     if len(node.input) < 3 or any(name not in constants for name in node.input[1:]):
         return None
     scale, zero_point = (numpy_helper.to_array(constants[name]) for name in node.input[1:])

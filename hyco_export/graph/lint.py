@@ -1,8 +1,8 @@
 """Refuses QDQ graphs that the NPU compiler would accept and compute wrongly, or split between NPU and CPU.
 
-One table row is one rule: its name, its check, and what happens when it is broken. The consequences were seen with
-onnxruntime-qnn 2.7 in the HTP emulator. Knows the table; the checks are in `graph.lint_structure` (types, layout) and
-`graph.lint_numerics` (widths, grids, operators).
+One row of `RULES` is one rule: its name, its check, and what happens when it is broken. The consequences were seen with
+onnxruntime-qnn 2.7 in the HTP emulator. The checks are in `graph.lint_structure` (types, layout) and
+`graph.lint_numerics` (widths, quantisation parameters, operators).
 """
 
 from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ def lint(model: onnx.ModelProto, folder: Path | None = None) -> list[Finding]:
 
 
 def require_clean(model: onnx.ModelProto, name: str, folder: Path | None = None) -> None:
-    """Let only a clean graph through; `name` is what the message calls it, `folder` as in `lint`.
+    """Check that a graph breaks no rule; `name` is what the message calls it, `folder` as in `lint`.
 
     Raises:
         CompileError: lists the first findings.

@@ -1,4 +1,4 @@
-"""Lint checks of a QDQ graph's numbers: operators, widths and grids that HTP computes wrongly or refuses."""
+"""Lint checks of a QDQ graph's numbers: operators, widths and quantisation parameters that HTP computes wrongly."""
 
 from collections.abc import Iterator
 
@@ -13,10 +13,7 @@ INDEX_LIMIT = 65_536  # elements of an axis that TopK, ArgMax and ArgMin can add
 MASK_LOWEST, MASK_HIGHEST = -255.0, -50.0  # enough to vanish in a softmax, small enough to keep its resolution
 LAYOUT = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Expand", "Identity"})
 PRODUCTS = frozenset({"MatMul", "Gemm"})
-INT8_TYPES: dict[int, int] = {
-    TensorProto.UINT8: 128,
-    TensorProto.INT8: 0,
-}  # element type -> zero point of a centred grid
+INT8_TYPES: dict[int, int] = {TensorProto.UINT8: 128, TensorProto.INT8: 0}  # element type -> zero point of the middle
 INT16_TYPES = frozenset({TensorProto.UINT16, TensorProto.INT16})
 INT2_TYPES = frozenset({TensorProto.INT2, TensorProto.UINT2})
 
@@ -67,7 +64,7 @@ def norm_scale(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breach]:
 
 
 def softmax_mask(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breach]:
-    """A mask added before Softmax reaches into [-255, -50], and so does the grid of the sum."""
+    """A mask added before Softmax reaches into [-255, -50], and so does the range of the sum."""
     for softmax in index.nodes:
         if softmax.op_type != "Softmax":
             continue
@@ -83,7 +80,7 @@ def softmax_mask(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breach]:
 
 
 def _mask_low(real: str, index: GraphIndex) -> float | None:
-    """The least value that a stored or given operand can have; None for a computed one (the scores)."""
+    """The least value of a constant or an input; None for a computed operand (the scores)."""
     source = index.origin(real, LAYOUT)
     reader = next((n for n in index.consumers[source] if n.op_type == "DequantizeLinear"), None)
     if source not in index.inputs and source not in index.constants:
@@ -93,7 +90,7 @@ def _mask_low(real: str, index: GraphIndex) -> float | None:
     if source in index.inputs:
         reach = index.range(reader)
         return None if reach is None else reach[0]
-    scale, zero_point = index.grid(reader) or (np.ones(1), np.zeros(1))
+    scale, zero_point = index.parameters(reader) or (np.ones(1), np.zeros(1))
     return float(((index.values(source).astype(np.int64) - zero_point) * scale).min())
 
 
@@ -116,13 +113,13 @@ def matmul_offset(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breach]
     for node, sources in _activation_products(index):
         for real, source in zip(node.input[:2], sources, strict=True):
             centre = INT8_TYPES.get(index.element_type(source))
-            grid = index.grid(index.producer[real])
-            if centre is not None and grid is not None and np.any(grid[1] != centre):
-                yield Breach(place(node), f"{source} has zero point {int(grid[1].flat[0])} instead of {centre}")
+            found = index.parameters(index.producer[real])
+            if centre is not None and found is not None and np.any(found[1] != centre):
+                yield Breach(place(node), f"{source} has zero point {int(found[1].flat[0])} instead of {centre}")
 
 
 def _activation_products(index: GraphIndex) -> Iterator[tuple[onnx.NodeProto, list[str]]]:
-    """Products whose two operands both are computed or given, with the integer tensors they read."""
+    """Products of two activations (neither operand a constant), with the integer tensors they read."""
     for node in index.nodes:
         if node.op_type in PRODUCTS:
             sources = [index.stored(name) for name in node.input[:2]]

@@ -1,4 +1,4 @@
-"""Lint checks of a QDQ graph's structure: versions, shapes, integer interface, no float between Q and DQ."""
+"""Lint checks of a QDQ graph's structure: versions, shapes, integer inputs and outputs, no float between Q and DQ."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,9 +6,11 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto
 
-from hyco_export.graph.index import GraphIndex
+from hyco_export.graph.index import INTEGER_TYPES, GraphIndex
 
-# What a lint check yields, and how it names places in a graph.
+PROVED_VERSIONS = {21: 10, 23: 11}  # opset -> IR version
+RMS_NORM_OPSET = 23
+QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 class Breach(NamedTuple):
@@ -19,14 +21,8 @@ class Breach(NamedTuple):
 
 
 def place(node: onnx.NodeProto) -> str:
-    """A node by name, or by its first output."""
+    """A node's name, or else that of its first output."""
     return node.name or node.output[0]
-
-
-PROVED_VERSIONS = {21: 10, 23: 11}  # opset -> IR version
-RMS_NORM_OPSET = 23
-IO_TYPES = frozenset({TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16, TensorProto.INT32})
-QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 def opset(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breach]:
@@ -51,7 +47,7 @@ def integer_io(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breach]:
     """Inputs and outputs are 8- or 16-bit integers, or int32 ids."""
     for name in (*index.inputs, *index.outputs):
         kind = index.element_type(name)
-        if kind not in IO_TYPES:
+        if kind not in INTEGER_TYPES:
             yield Breach(name, f"{TensorProto.DataType.Name(kind)} at the graph's edge")
 
 

@@ -1,7 +1,7 @@
-"""How far two runs of the same graph are apart, and whether that is near enough.
+"""Parity of two runs of the same graph: measures, limits, and a comparison of sessions over saved feeds.
 
-Pure numpy measures on real (dequantised) arrays, the numeric gate, and a comparison of sessions over saved feeds.
-Knows no runtime: sessions come in through `GraphSession`.
+Measures are on real (dequantised) arrays; sessions are any `GraphSession`. `ReferenceSession` runs a QDQ graph on the
+CPU exactly as written: the reference that every compiled graph is compared with.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,32 +14,40 @@ import onnxruntime as ort
 
 from hyco_export.core.device_spec import GraphSession, GraphSpec, TensorSpec
 from hyco_export.core.encodings import Encoding
+from hyco_export.core.numerics import log_softmax, sqnr_db
 from hyco_export.errors import CompileError
 
-EXACT_DB = 200.0  # reported for equal arrays instead of infinity, which JSON cannot hold; float32 ends near 150 dB
 ROUNDING = 1e-5  # float32 noise of dequantising: one step may come out as 1.000001 steps
+DATA_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
+ERROR_SEVERITY = 3  # ONNX Runtime's warnings about foreign nodes are of no use here
+# From the second run on ONNX Runtime plans one block for all tensors of a run, beside what the first run allocated: a
+# tenth of a small graph's time saved, and 1.5 GB more for a head of real size
+LARGE_MODEL_BYTES = 5_000_000
 
 
 class ParityLimits(msgspec.Struct, frozen=True):
-    """How near is near enough. An element of a real output is inside when the candidate is at least as near to the
-    float result as the reference is, or differs from the reference by at most one step of the output's grid or by
-    `output_range_share` of its range (onnxruntime-qnn's own accuracy rule)."""
+    """Limits of a comparison.
+
+    An element of a real output is inside when the candidate is at least as near to the float result as the reference
+    is, or differs from the reference by at most one step of the output's encoding or by `output_range_share` of its
+    range (onnxruntime-qnn's own accuracy rule).
+    """
 
     output_range_share: float = 0.004
-    max_outside_share: float = (
-        0.01  # of an output's elements: rounding's tail (0.0007 seen); a wrong operator gives tens of %
-    )
+    max_outside_share: float = 0.01  # of an output's elements: rounding gives 0.0007, a wrong operator tens of %
     min_equal_share: float = 0.97  # of ids: a near-tie may fall either way
 
 
 class OutputParity(msgspec.Struct, frozen=True):
-    """How one output compares over all feeds. Differences are in real units, from the reference; plain integers have
-    no `max_steps` and no float result."""
+    """One output over all feeds.
+
+    Differences are in real units, from the reference; plain integers have no `max_steps` and no float result.
+    """
 
     name: str
     sqnr_db: float  # of the candidate against the reference
     max_abs: float
-    max_steps: int | None  # the same in steps of the output's grid
+    max_steps: int | None  # the same in steps of the output's encoding
     range_share: float  # the same as a share of the reference's range
     equal_share: float  # of elements that are the same integer
     outside_share: float  # of elements that break the limits
@@ -49,7 +57,7 @@ class OutputParity(msgspec.Struct, frozen=True):
 
 
 class ParityReport(msgspec.Struct, frozen=True):
-    """How two sessions compare."""
+    """The comparison of two sessions, output by output."""
 
     graph: str
     runs: int
@@ -58,18 +66,6 @@ class ParityReport(msgspec.Struct, frozen=True):
     @property
     def passed(self) -> bool:
         return all(output.passed for output in self.outputs)
-
-
-def sqnr_db(reference: np.ndarray, candidate: np.ndarray) -> float:
-    """Signal-to-noise ratio in dB of `candidate` [...] against `reference` [...]; EXACT_DB when they are equal."""
-    signal = np.asarray(reference, np.float64)
-    noise_power = float(np.sum((signal - np.asarray(candidate, np.float64)) ** 2))
-    signal_power = float(np.sum(signal**2))
-    if noise_power == 0.0:
-        return EXACT_DB
-    if signal_power == 0.0:
-        return -EXACT_DB
-    return min(EXACT_DB, 10 * float(np.log10(signal_power / noise_power)))
 
 
 def max_abs(reference: np.ndarray, candidate: np.ndarray) -> float:
@@ -84,14 +80,8 @@ def top1_agreement(reference: np.ndarray, candidate: np.ndarray) -> float:
 
 def logit_kl(reference: np.ndarray, candidate: np.ndarray) -> float:
     """Mean KL divergence in nats, KL(softmax(reference) || softmax(candidate)), over rows [..., V] of logits."""
-    log_p, log_q = _log_softmax(reference), _log_softmax(candidate)
+    log_p, log_q = log_softmax(reference), log_softmax(candidate)
     return float(np.mean(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)))
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    values = np.asarray(logits, np.float64)
-    shifted = values - values.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
 
 
 def output_range(reference: np.ndarray) -> float:
@@ -101,14 +91,16 @@ def output_range(reference: np.ndarray) -> float:
 
 
 def outside_share(
-    reference: np.ndarray, candidate: np.ndarray, tolerance: float, truth: np.ndarray | None = None
+    reference: np.ndarray, candidate: np.ndarray, tolerance: float, float_result: np.ndarray | None = None
 ) -> float:
-    """Share of elements where the candidate differs from the reference by more than `tolerance` and, where the float
-    result `truth` is known, is further from it than the reference is. Real arrays of one shape."""
+    """Share of elements that differ from the reference by more than `tolerance`; real arrays of one shape.
+
+    Where the float result is known, an element must also be further from it than the reference is.
+    """
     wanted, found = np.asarray(reference, np.float64), np.asarray(candidate, np.float64)
     outside = np.abs(found - wanted) > tolerance * (1 + ROUNDING)
-    if truth is not None:
-        exact = np.asarray(truth, np.float64)
+    if float_result is not None:
+        exact = np.asarray(float_result, np.float64)
         outside &= np.abs(found - exact) > np.abs(wanted - exact) * (1 + ROUNDING)
     return float(np.mean(outside))
 
@@ -119,21 +111,22 @@ def compare_sessions(
     spec: GraphSpec,
     feeds: Iterable[Mapping[str, np.ndarray]],
     limits: ParityLimits = ParityLimits(),  # noqa: B008 (frozen)
-    truth: GraphSession | None = None,
+    float_session: GraphSession | None = None,
 ) -> ParityReport:
     """Run all sessions on every feed and compare output by output.
 
     Args:
         reference: the QDQ graph on the CPU.
         candidate: the compiled graph.
-        spec: what is compared; outputs with a grid as real numbers, plain integers (ids) for equality.
-        truth: the float network behind the same integers, where there is one.
+        spec: what is compared; outputs with an encoding as real numbers, plain integers (ids) for equality.
+        float_session: the float network with the same integers in and out, where there is one.
 
     Raises:
         ValueError: no feeds, which would prove nothing.
     """
     runs = [
-        Run(reference.run(feed), candidate.run(feed), truth.run(feed) if truth is not None else None) for feed in feeds
+        Run(reference.run(feed), candidate.run(feed), float_session.run(feed) if float_session is not None else None)
+        for feed in feeds
     ]
     if not runs:
         raise ValueError(f"no feeds to compare {spec.name} on")
@@ -154,7 +147,7 @@ class Run(NamedTuple):
 
     reference: Mapping[str, np.ndarray]
     candidate: Mapping[str, np.ndarray]
-    truth: Mapping[str, np.ndarray] | None
+    float_result: Mapping[str, np.ndarray] | None
 
 
 def _compare_ids(name: str, runs: Sequence[Run], limits: ParityLimits) -> OutputParity:
@@ -175,14 +168,14 @@ def _compare_ids(name: str, runs: Sequence[Run], limits: ParityLimits) -> Output
     )
 
 
-def _compare_reals(name: str, grid: Encoding, runs: Sequence[Run], limits: ParityLimits) -> OutputParity:
+def _compare_reals(name: str, encoding: Encoding, runs: Sequence[Run], limits: ParityLimits) -> OutputParity:
     wanted_levels = np.stack([run.reference[name] for run in runs])
     found_levels = np.stack([run.candidate[name] for run in runs])
-    wanted, found = grid.dequantize(wanted_levels), grid.dequantize(found_levels)
-    exact = [run.truth[name] for run in runs if run.truth is not None]
-    truth = grid.dequantize(np.stack(exact)) if exact else None
-    tolerance = max(limits.output_range_share * output_range(wanted), grid.scale)
-    outside = outside_share(wanted, found, tolerance, truth)
+    wanted, found = encoding.dequantize(wanted_levels), encoding.dequantize(found_levels)
+    float_levels = [run.float_result[name] for run in runs if run.float_result is not None]
+    exact = encoding.dequantize(np.stack(float_levels)) if float_levels else None
+    tolerance = max(limits.output_range_share * output_range(wanted), encoding.scale)
+    outside = outside_share(wanted, found, tolerance, exact)
     return OutputParity(
         name=name,
         sqnr_db=sqnr_db(wanted, found),
@@ -191,8 +184,8 @@ def _compare_reals(name: str, grid: Encoding, runs: Sequence[Run], limits: Parit
         range_share=_share_of_range(wanted, found),
         equal_share=float(np.mean(wanted_levels == found_levels)),
         outside_share=outside,
-        float_sqnr_db=None if truth is None else sqnr_db(truth, found),
-        reference_float_sqnr_db=None if truth is None else sqnr_db(truth, wanted),
+        float_sqnr_db=None if exact is None else sqnr_db(exact, found),
+        reference_float_sqnr_db=None if exact is None else sqnr_db(exact, wanted),
         passed=outside <= limits.max_outside_share,
     )
 
@@ -202,16 +195,6 @@ def _share_of_range(reference: np.ndarray, candidate: np.ndarray) -> float:
     if spread:
         return difference / spread
     return 0.0 if difference == 0.0 else 1.0
-
-
-# Runs a QDQ graph on the CPU exactly as written: the reference every compiled graph is compared with.
-
-
-DATA_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
-ERROR_SEVERITY = 3  # ONNX Runtime's warnings about foreign nodes say nothing here
-# From the second run on ONNX Runtime plans one block for all tensors of a run, beside what the first run allocated: a
-# tenth of a small graph's time won, and 1.5 GB for a head of real size
-LARGE_MODEL_BYTES = 5_000_000
 
 
 class ReferenceSession:
@@ -253,11 +236,11 @@ class ReferenceSession:
         return dict(zip(self._output_names, self._session.run(None, dict(feeds)), strict=True))
 
     def close(self) -> None:
-        """Nothing to release: memory goes with the object."""
+        """Nothing to do: memory is freed with the object."""
 
 
 def _bytes_of(model: Path | bytes) -> int:
-    """Without external data: graphs that have some are large by their nodes alone."""
+    """Size without external data: graphs that have some are large by their nodes alone."""
     return len(model) if isinstance(model, bytes) else model.stat().st_size
 
 

@@ -1,8 +1,8 @@
-"""The graph backend of static networks: every operation becomes a node between DequantizeLinear and QuantizeLinear.
+"""The ONNX backend of static networks: every operation becomes a node between DequantizeLinear and QuantizeLinear.
 
-Knows what HTP computes right (opset 23 with native RMSNormalization, INT4/INT8 weights per output channel, integers at
-every graph input and output, one DequantizeLinear per use); knows no network and does not calibrate. Rule of the file:
-a tensor between two nodes is an integer tensor with one encoding (`graph.writer`).
+Only forms that HTP computes correctly: opset 23 with native RMSNormalization, INT4/INT8 weights per output channel,
+integers at every graph input and output, one DequantizeLinear per use. A tensor between two nodes is an integer tensor
+with one encoding (`graph.writer`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class QdqOps:
     Args:
         name: of the graph.
         weights: integer matrices, float vectors (stored as uint16) and integer tables.
-        encodings: by tensor name, for every tensor that `core.network.ops` says needs a calibrated range.
+        encodings: by tensor name, for every tensor with a calibrated range.
         data: where the values of large matrices go; None keeps them in the graph.
     """
 
@@ -221,15 +221,15 @@ class QdqOps:
         return carried_matrix(weight, matrix)
 
     def _in_blocks(self, weight: str) -> IntegerMatrix | None:
-        """The weight, where its inputs have scales by block; weights that stay in a file never do."""
+        """The weight, if its inputs have scales by block; weights that stay in a file never have."""
         matrices = self._weights.matrices
         matrix = None if isinstance(matrices, PackedMatrices) else matrices[weight]
         return matrix if isinstance(matrix, IntegerMatrix) and matrix.multipliers is not None else None
 
     def _blocks(self, weight: str, matrix: IntegerMatrix) -> str:
-        """A real view [K, N] of a weight in blocks of inputs: multipliers [J, N] times scales [N], then the integers.
+        """A dequantised view [K, N] of a weight in blocks: multipliers [J, N] times scales [N], then the integers.
 
-        Two DequantizeLinear in a row before a MatMul are what the provider takes for low-power blocks; with one and
+        The provider recognises low-power blocks by two DequantizeLinear in a row before a MatMul; with one and
         float scales of blocks, or before a Gemm, HTP computes in half precision or refuses.
         """
         if not self._graph.has(weight):

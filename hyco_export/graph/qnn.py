@@ -1,7 +1,7 @@
 """Compile QDQ graphs into Hexagon context binaries and run them: the only file that touches onnxruntime-qnn.
 
-`compile_context` and `open_context` do it in worker processes and are what the rest of the package uses; the functions
-with `here` in their name and `VendorSession` are what those workers run. The artifacts are ONNX Runtime EPContext pairs
+`compile_context` and `open_context` work in worker processes and are for the rest of the package; functions with `here`
+in their name and `VendorSession` are what those workers run. The artifacts are ONNX Runtime EPContext pairs
 (a small .onnx and a .bin), not Genie bundles. On x86 the vendor's HTP library emulates the NPU; on a Snapdragon host
 the same calls use the NPU itself (not proved here).
 """
@@ -13,38 +13,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import msgspec
 import numpy as np
+import onnx
+import onnxruntime as ort
 
 from hyco_export.core.device_spec import GraphSpec, TensorSpec
 from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError
 from hyco_export.graph import qnn_process
 from hyco_export.graph.context_check import PROVIDER, check_context, require_feeds
-from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.qnn_errors import read_refusals
 from hyco_export.graph.qnn_process import ContextInfo, Worker
 from hyco_export.graph.smaller_binaries import TwoBitNames, build_backend
 
-if TYPE_CHECKING:
-    import onnxruntime as ort
-
-# Which nodes of a refused graph the NPU cannot run: compiles once more, lets the provider talk, and listens.
-
-
 FALLBACK_REFUSED = "the NPU cannot run all of"  # how qnn_errors words it
 SHOWN_REFUSALS = 8  # operators named in an error message
+FINALIZATION_MODE = 3  # level 1 was seen to lose all accuracy (0.9 dB); 2, 3 and the default were right
+COMPILATION_OPTIONS = {
+    "htp_graph_finalization_optimization_mode": str(FINALIZATION_MODE),
+    "enable_htp_prepare_only": "1",  # same bytes, and the compiler's memory is freed before saving ends
+}
+CPU_REFUSED = "session.disable_cpu_ep_fallback"
+VERBOSE, WARNING = 0, 2  # ONNX Runtime's log severities
 
 
 def is_fallback(error: BaseException) -> bool:
-    """Was a graph refused because parts of it would run on the CPU?"""
+    """Whether a graph was refused because parts of it would run on the CPU."""
     return isinstance(error, CompileError) and FALLBACK_REFUSED in error.message
 
 
 def named_fallback(job: qnn_process.CompileJob, name: str, log: Path) -> CompileError:
-    """The error that says which nodes of the graph `name` the NPU cannot run."""
+    """The error that names the nodes of graph `name` that the NPU cannot run: compiled again with a verbose log."""
     trial_log = log.with_name(f"{log.stem}.fallback.log")
     with tempfile.TemporaryDirectory() as folder, Worker(trial_log) as worker:
         place = str(Path(folder) / "trial_ctx.onnx")
@@ -59,18 +62,9 @@ def named_fallback(job: qnn_process.CompileJob, name: str, log: Path) -> Compile
     )
 
 
-FINALIZATION_MODE = 3  # level 1 was seen to lose all accuracy (0.9 dB); 2, 3 and the default were right
-COMPILATION_OPTIONS = {
-    "htp_graph_finalization_optimization_mode": str(FINALIZATION_MODE),
-    "enable_htp_prepare_only": "1",  # same bytes, and the compiler's memory is freed before saving ends
-}
-CPU_REFUSED = "session.disable_cpu_ep_fallback"
-VERBOSE, WARNING = 0, 2  # ONNX Runtime's log severities
-
-
 @dataclass(frozen=True)
 class CompiledContext:
-    """One compiled graph and what it took."""
+    """One compiled graph and what compiling it cost."""
 
     context_model: Path  # x_ctx.onnx
     binary: Path  # the .bin beside it
@@ -94,18 +88,16 @@ def compile_context(
     Args:
         model: QDQ ONNX file (external data beside it).
         log: what the vendor's libraries print is appended here.
-        two_bit: weights of the graph to store in 2 bits (see `two_bit_backend`); the INT4 integers in the graph must
+        two_bit: weights of the graph to store in 2 bits (`two_bit_backend`); the INT4 integers in the graph must
             lie in [-2, 1].
 
     Raises:
         CompileError: the compiler refused the graph (nodes that would fall back to the CPU are listed), crashed, or
             compiled something else than was asked for.
     """
-    import onnx
-
     if not model.is_file():
         raise CompileError(f"{model} does not exist", "build the stage before this one: hyco-export run")
-    spec = read_interface(onnx.load(model, load_external_data=False), name)
+    spec = read_io_spec(onnx.load(model, load_external_data=False), name)
     context_model = out_dir / f"{name}_ctx.onnx"
     job = qnn_process.CompileJob(str(model.resolve()), str(context_model.resolve()), target, two_bit=two_bit)
     _discard(context_model)
@@ -133,7 +125,7 @@ def compile_context(
 
 
 def two_bit_backend(cache: Path | None = None) -> Path:
-    """The backend for `frames.TwoBit`, built on first use; `cache` in place of the user's cache folder.
+    """The backend for `qnn_process.TwoBit`, built on first use; `cache` in place of the user's cache folder.
 
     Raises:
         CompileError: it cannot be built, for example without a C compiler.
@@ -151,7 +143,7 @@ def _require_narrowed(found: int, two_bit: qnn_process.TwoBit | None, name: str)
 
 
 def _discard(context_model: Path) -> None:
-    """Remove a pair that an earlier or refused compilation left: the provider saves what it could before it refuses."""
+    """Remove a pair left by an earlier or refused compilation: the provider saves what it can before it refuses."""
     for path in (context_model, *context_model.parent.glob(f"{context_model.stem}_*.bin")):
         path.unlink(missing_ok=True)
 
@@ -218,7 +210,7 @@ def vendor_libraries() -> tuple[Path, str]:
 
 
 def compile_here(job: qnn_process.CompileJob) -> int:
-    """Compile in this process; how many weights were stored in 2 bits."""
+    """Compile in this process; returns how many weights were stored in 2 bits."""
     names = _names(job.two_bit)
     entries = {**_compilation(job.context_model), CPU_REFUSED: "0" if job.explain_fallback else "1"}
     severity = VERBOSE if job.explain_fallback else WARNING
@@ -227,7 +219,7 @@ def compile_here(job: qnn_process.CompileJob) -> int:
 
 
 def compile_shared_here(job: qnn_process.SharedCompileJob) -> int:
-    """Compile several graphs into one binary in this process; how many weights of all graphs were stored in 2 bits."""
+    """Compile several graphs into one binary in this process; returns how many of all weights were stored in 2 bits."""
     names = _names(job.two_bit)
     sessions = []  # each keeps its graph open until the last one writes the binary
     for model, context_model in zip(job.models, job.context_models, strict=True):
@@ -249,7 +241,7 @@ def _compilation(context_model: str) -> dict[str, str]:
 
 def _compiling_session(
     model: Path, target: Target, entries: Mapping[str, str], two_bit: qnn_process.TwoBit | None, log_severity: int
-) -> "ort.InferenceSession":
+) -> ort.InferenceSession:
     os.chdir(model.parent)  # the graph's name is a hash of the path as given: give the file name alone
     backend = {} if two_bit is None else {"backend_path": two_bit.library}
     return _vendor_session(Path(model.name), target, entries, {**COMPILATION_OPTIONS, **backend}, log_severity)
@@ -272,9 +264,8 @@ class VendorSession:
 
 def _vendor_session(
     model: Path, target: Target, entries: Mapping[str, str], options: Mapping[str, str], log_severity: int
-) -> "ort.InferenceSession":
+) -> ort.InferenceSession:
     """A session on the HTP; `target` is always given, for without it the provider picks one silently."""
-    import onnxruntime as ort
     import onnxruntime_qnn
 
     if not any(device.ep_name == PROVIDER for device in ort.get_ep_devices()):  # it registers once a process
@@ -297,15 +288,13 @@ def _vendor_session(
     return ort.InferenceSession(str(model), settings)
 
 
-def _devices() -> list["ort.OrtEpDevice"]:
+def _devices() -> list[ort.OrtEpDevice]:
     """The provider's devices: the NPU where there is one, else what it offers for emulation."""
-    import onnxruntime as ort
-
     found = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
     npus = [device for device in found if device.device.type == ort.OrtHardwareDeviceType.NPU]
     return npus or found
 
 
-def _tensor_spec(node: "ort.NodeArg") -> TensorSpec:
+def _tensor_spec(node: ort.NodeArg) -> TensorSpec:
     """ONNX Runtime says `tensor(uint16)`; inside is numpy's name."""
     return TensorSpec(node.name, tuple(node.shape), node.type.removeprefix("tensor(").removesuffix(")"))

@@ -1,6 +1,6 @@
-"""What the vendor's error texts mean to a user: cause and next step instead of a code.
+"""The vendor's error texts as errors for users: cause and next step instead of a code.
 
-Knows texts seen with onnxruntime-qnn 2.7; an unknown one is passed on, shortened, with the log's path.
+`KNOWN_ERRORS` holds texts seen with onnxruntime-qnn 2.7; an unknown one is passed on, shortened, with the log's path.
 """
 
 import re

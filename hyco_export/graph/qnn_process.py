@@ -1,7 +1,8 @@
-"""A worker process that holds the vendor's compiler and emulator, seen from the outside.
+"""The worker process that runs the vendor's compiler and emulator, seen from its parent, and the messages between them.
 
 One process per job or open graph: the vendor's state is per process, its libraries print at file-descriptor level, and
-a damaged binary can crash them. The worker ends when its parent does. Knows processes and pipes; not what jobs mean.
+a damaged binary can crash them. The worker ends when its parent does. Messages are MessagePack values, each after its
+length; `graph.qnn_worker` is the other end.
 """
 
 import contextlib
@@ -24,15 +25,16 @@ from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError
 from hyco_export.graph.qnn_errors import explain, passed_on
 
-# What a process and its compiler worker say to each other: MessagePack values, each after its length.
-
-
+WORKER_COMMAND = ("-P", "-m", "hyco_export.graph.qnn_worker")  # -P: nothing in the working folder shadows a module
+PACKAGE_ROOT = Path(hyco_export.__file__).resolve().parent.parent
+CLOSE_GRACE_S = 5.0  # an idle worker ends in milliseconds once its input is closed
 LENGTH_BYTES = 8  # little-endian, before every message
 Message = TypeVar("Message")
+Expected = TypeVar("Expected")
 
 
 class TwoBit(msgspec.Struct, frozen=True):
-    """Weights to store in 2 bits: a backend built for it (`graph.two_bit_backend`) and the tensors' names."""
+    """Weights to store in 2 bits: a backend built for it (`graph.smaller_binaries`) and the tensors' names."""
 
     library: str
     names: tuple[str, ...]
@@ -65,13 +67,13 @@ class OpenJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class InspectJob(msgspec.Struct, frozen=True, tag=True):
-    """Read what a context binary says about itself."""
+    """Read a context binary's description of itself."""
 
     binary: str
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
-    """One array."""
+    """An array in a message."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -110,7 +112,7 @@ class GraphInfo(msgspec.Struct, frozen=True):
 
 
 class ContextInfo(msgspec.Struct, frozen=True, tag=True):
-    """What a context binary says about itself."""
+    """A context binary's description of itself."""
 
     backend_id: int  # 6 = HTP
     build_id: str
@@ -121,13 +123,13 @@ class ContextInfo(msgspec.Struct, frozen=True, tag=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """What one run gave."""
+    """The outputs of one run."""
 
     arrays: dict[str, Array]
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A job that raised; the worker lives on. `hint`: the next step, where the error named one itself, else None."""
+    """A job that raised; the worker goes on. `hint`: the next step where the error has one, else None."""
 
     error: str
     hint: str | None = None
@@ -138,7 +140,7 @@ Reply = Compiled | Opened | ContextInfo | Outputs | Failed
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Array]:
-    """Arrays by name -> what crosses the pipe."""
+    """Arrays by name, as they travel in a message."""
     return {name: Array(array.dtype.name, array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
@@ -147,7 +149,7 @@ def unpack_arrays(arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
     return {name: np.frombuffer(a.data, dtype=a.dtype).reshape(a.shape) for name, a in arrays.items()}
 
 
-def write_frame(stream: BinaryIO, message: object) -> None:
+def write_message(stream: BinaryIO, message: object) -> None:
     """Send one message."""
     body = msgspec.msgpack.encode(message)
     stream.write(len(body).to_bytes(LENGTH_BYTES, "little"))
@@ -155,7 +157,7 @@ def write_frame(stream: BinaryIO, message: object) -> None:
     stream.flush()
 
 
-def read_frame(stream: BinaryIO, kind: type[Message]) -> Message | None:
+def read_message(stream: BinaryIO, kind: type[Message]) -> Message | None:
     """Receive one message of `kind`, or None when the other side is gone."""
     head = stream.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
@@ -165,14 +167,8 @@ def read_frame(stream: BinaryIO, kind: type[Message]) -> Message | None:
     return msgspec.msgpack.decode(body, type=kind) if len(body) == length else None
 
 
-WORKER_COMMAND = ("-P", "-m", "hyco_export.graph.qnn_worker")  # -P: nothing in the working folder shadows a module
-PACKAGE_ROOT = Path(hyco_export.__file__).resolve().parent.parent
-CLOSE_GRACE_S = 5.0  # an idle worker ends in milliseconds once its input is closed
-Expected = TypeVar("Expected")
-
-
 class Worker:
-    """A running worker. `log` collects what the vendor's libraries print (appended); None throws it away."""
+    """A running worker. What the vendor's libraries print is appended to `log`, or dropped where it is None."""
 
     def __init__(self, log: Path | None, command: Sequence[str] = WORKER_COMMAND) -> None:
         self.log = log
@@ -189,18 +185,18 @@ class Worker:
             )
 
     def ask(self, job: Job, reply_kind: type[Expected], subject: str) -> Expected:
-        """Send `job` and wait for its answer; threads take turns. `subject` is what errors call the thing worked on.
+        """Send `job` and wait for its answer; threads take turns. `subject` names the graph or file in errors.
 
         Raises:
             CompileError: the job failed, or the worker died.
         """
         try:
             with self._one_at_a_time:
-                write_frame(cast(BinaryIO, self._process.stdin), job)
-                reply = read_frame(cast(BinaryIO, self._process.stdout), cast(type[Reply], Reply))
+                write_message(cast(BinaryIO, self._process.stdin), job)
+                reply = read_message(cast(BinaryIO, self._process.stdout), cast(type[Reply], Reply))
         except BrokenPipeError:
             reply = None
-        except BaseException:  # an interrupt in the middle of an answer: the pipe is out of step
+        except BaseException:  # interrupted in the middle of an answer: the next read would start inside it
             self.kill()
             raise
         if reply is None:
@@ -252,6 +248,6 @@ class Worker:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, in which the worker finds the same package."""
+    """This process's environment, with which the worker imports the same package."""
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE_ROOT), *([path] if path else [])])}

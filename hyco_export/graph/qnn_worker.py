@@ -1,7 +1,7 @@
-"""The inside of a worker process: answers jobs on stdin with replies on the original stdout, until stdin closes.
+"""The worker process: answers jobs on stdin with replies on the original stdout, until stdin closes.
 
-Run as `python -m hyco_export.graph.qnn_worker` by `graph.worker`. Everything else that is printed, by Python or by the
-vendor's libraries at file-descriptor level, goes to stderr, which the parent points at a log file.
+Run as `python -m hyco_export.graph.qnn_worker` by `graph.qnn_process`. Anything else that is printed, by Python or
+by the vendor's libraries at file-descriptor level, goes to stderr, which the parent points at a log file.
 """
 
 import os
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from hyco_export.core.memory import BYTES_PER_KB, own_peak_bytes
 from hyco_export.errors import HycoError
 from hyco_export.graph import qnn_process
 from hyco_export.graph.context_binary import parse_context
@@ -26,11 +27,9 @@ from hyco_export.graph.qnn_process import (
     Reply,
     RunJob,
     SharedCompileJob,
-    read_frame,
-    write_frame,
+    read_message,
+    write_message,
 )
-
-BYTES_PER_KB = 1024
 
 
 def main() -> None:
@@ -57,7 +56,7 @@ def main() -> None:
                 reply = Failed(error.message, error.hint)
             else:
                 reply = Failed(f"{type(error).__name__}: {error}")
-        write_frame(replies, reply)
+        write_message(replies, reply)
 
 
 def claim_stdout() -> BinaryIO:
@@ -69,11 +68,11 @@ def claim_stdout() -> BinaryIO:
 
 
 def follow_jobs(stream: BinaryIO) -> queue.SimpleQueue[Job]:
-    """Read jobs in a thread, so that a closed input (the parent is gone or done) ends even a busy worker."""
+    """Read jobs in a thread, so that a closed input (the parent has ended or is done) ends even a busy worker."""
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
 
     def follow() -> None:
-        while (job := read_frame(stream, cast(type[Job], Job))) is not None:
+        while (job := read_message(stream, cast(type[Job], Job))) is not None:
             jobs.put(job)
         os._exit(0)  # no clean-up: the vendor's own may hang or crash
 
@@ -82,7 +81,7 @@ def follow_jobs(stream: BinaryIO) -> queue.SimpleQueue[Job]:
 
 
 def compile_measured(job: CompileJob | SharedCompileJob) -> qnn_process.Compiled:
-    """Compile and say what it cost."""
+    """Compile, and measure what it cost."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     narrowed = compile_here(job) if isinstance(job, CompileJob) else compile_shared_here(job)
     return qnn_process.Compiled(
@@ -98,12 +97,7 @@ def peak_rss_bytes() -> int:
 
     From /proc where it exists: getrusage also counts the parent whose memory the process shared before exec.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * BYTES_PER_KB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BYTES_PER_KB
+    return own_peak_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * BYTES_PER_KB
 
 
 def run(session: VendorSession | None, job: RunJob) -> qnn_process.Outputs:

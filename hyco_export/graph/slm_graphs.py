@@ -1,6 +1,6 @@
-"""The SLM's two QDQ graphs, their weights read back, and their insides laid open for measuring.
+"""The SLM's two QDQ graphs: tree pass and prefill pass; their weights read back, inner tensors as outputs to measure.
 
-Emission only: networks and encodings come from `core.network`, checks of the graph's form from `graph.lint`.
+Network and encodings come from `core.network`; `graph.lint` checks the result.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,7 +45,7 @@ def prefill_graph(
 
 
 def with_outputs(model: onnx.ModelProto, tensors: Iterable[TensorSpec]) -> onnx.ModelProto:
-    """A copy that also gives out these inner integer tensors."""
+    """A copy with these inner integer tensors as further outputs."""
     opened = onnx.ModelProto()
     opened.CopyFrom(model)
     for spec in tensors:
@@ -55,7 +55,7 @@ def with_outputs(model: onnx.ModelProto, tensors: Iterable[TensorSpec]) -> onnx.
 
 
 class StoredMatrices(Mapping[str, tuple[np.ndarray, np.ndarray]]):
-    """Linear weights as they stand in a graph: integers int8 [N, K] and scales float32 [N] by name, read on demand.
+    """Linear weights of a graph: integers int8 [N, K] and scales float32 [N] by name, read on demand.
 
     Args:
         model: a graph of `tree_graph` or `prefill_graph`.

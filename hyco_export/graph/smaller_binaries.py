@@ -1,8 +1,8 @@
-"""Builds the backend that stores named weights in 2 bits (`two_bit_backend.c`), and tells it which.
+"""Smaller context binaries: weights stored in 2 bits, and several graphs that share their weights in one binary.
 
-Built on first use with the system's C compiler into the user's cache folder, beside links to the vendor's libraries
-(never copies); a folder's name is a hash of the source and of the vendor's version and place, so that an upgrade builds
-anew. Knows compilers and folders; the vendor's place comes from `graph.qnn`, and only its worker loads the result.
+The backend that stores named weights in 2 bits (`two_bit_backend.c`) is built on first use with the system's C compiler
+into the user's cache folder, beside links to the vendor's libraries (never copies); the folder's name is a hash of the
+source and of the vendor's version and place, so that an upgrade builds anew. Only the worker process loads it.
 """
 
 import contextlib
@@ -25,14 +25,15 @@ from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError
 from hyco_export.graph import qnn_process
 from hyco_export.graph.context_check import check_shared
-from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.qnn_process import ContextInfo, Worker
 
 SOURCE = Path(__file__).with_name("two_bit_backend.c")
 LIBRARY = "libhyco_two_bit.so"
 VENDOR_LIBRARIES = ("libQnnHtp.so", "libHtpPrepare.so", "libQnnSystem.so")  # looked for beside the backend
 KEY_LENGTH = 16  # hexadecimal digits
-SHOWN_CHARS = 300  # of a compiler's complaint
+SHOWN_CHARS = 300  # of a compiler's message
+SUFFIX = "shared"  # in the file names of a shared binary
 
 
 def find_compiler() -> str | None:
@@ -96,8 +97,8 @@ def _compile(folder: Path, scratch: Path) -> None:
         objects = compiler.compile([str(SOURCE)], output_dir=str(scratch), extra_preargs=["-O2"])
         compiler.link_shared_object(objects, LIBRARY, output_dir=str(folder), libraries=["dl"])
     except (CCompilerError, DistutilsError) as error:
-        complaint = " ".join(str(error).split())[:SHOWN_CHARS]
-        raise CompileError(f"{command} cannot build {SOURCE.name}: {complaint}", "try another one: CC=...") from error
+        said = " ".join(str(error).split())[:SHOWN_CHARS]
+        raise CompileError(f"{command} cannot build {SOURCE.name}: {said}", "try another one: CC=...") from error
 
 
 class TwoBitNames:
@@ -121,15 +122,9 @@ class TwoBitNames:
         return int(self._library.hyco_two_bit_count())
 
 
-# Several graphs in one context binary that stores the weights they have in common once.
-
-
-SUFFIX = "shared"
-
-
 @dataclass(frozen=True)
 class SharedContext:
-    """Several compiled graphs in one binary and what it took."""
+    """Several compiled graphs in one binary, and what compiling them cost."""
 
     context_models: tuple[Path, ...]  # <graph>_shared_ctx.onnx, in the order given; all name the one binary
     binary: Path
@@ -147,12 +142,12 @@ def compile_shared(
     log: Path,
     two_bit: qnn_process.TwoBit | None = None,
 ) -> SharedContext:
-    """Compile the QDQ graphs `models`, called `names`, into one binary in `out_dir`, named after the first.
+    """Compile the QDQ graphs `models`, called `names`, into one binary in `out_dir`; common weights are stored once.
 
     Raises:
         CompileError: the compiler refused a graph, crashed, or made something else than was asked for.
     """
-    specs = [_interface(model, name) for model, name in zip(models, names, strict=True)]
+    specs = [_io_spec(model, name) for model, name in zip(models, names, strict=True)]
     context_models = tuple(out_dir / f"{name}_{SUFFIX}_ctx.onnx" for name in names)
     job = qnn_process.SharedCompileJob(
         models=tuple(str(model.resolve()) for model in models),
@@ -173,7 +168,7 @@ def compile_shared(
     )
 
 
-def _interface(model: Path, name: str) -> GraphSpec:
+def _io_spec(model: Path, name: str) -> GraphSpec:
     if not model.is_file():
         raise CompileError(f"{model} does not exist", "build the stage before this one: hyco-export run")
-    return read_interface(onnx.load(model, load_external_data=False), name)
+    return read_io_spec(onnx.load(model, load_external_data=False), name)

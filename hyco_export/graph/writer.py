@@ -1,6 +1,8 @@
-"""An ONNX graph under construction in which every tensor between two nodes is an integer tensor with one encoding.
+"""ONNX graphs under construction: node units between Q and DQ, packed integer weights, and external data files.
 
-Knows node units: DequantizeLinear (one per use) -> node -> QuantizeLinear. Knows no operation's meaning.
+Every tensor between two nodes is an integer tensor with one encoding; a node unit is DequantizeLinear (one per use) ->
+node -> QuantizeLinear (`GraphWriter`). `weight_tensor` and `read_weight` pack INT4 and INT8 initializers and read them
+back; `ExternalData` puts large weights of one or more graphs into a file beside them.
 """
 
 import os
@@ -19,11 +21,19 @@ from hyco_export.core.device_spec import TensorSpec
 from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.network.weights import IntegerMatrix
 
-# The large weights of one or more ONNX graphs in a file beside them, written while the graphs are built.
-
-
 PAGE_BYTES = 4096  # ONNX Runtime maps a tensor that starts on a page
 INLINE_BYTES = 64 * 1024  # smaller tensors stay in the graph: scales, zero points, norms
+OPSET = 23  # the first with RMSNormalization
+IR_VERSION = 11  # of opset 23
+ONNX_TYPES = {
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
+    "uint16": TensorProto.UINT16,
+    "int16": TensorProto.INT16,
+    "int32": TensorProto.INT32,
+}
+CARRIERS = {2: TensorProto.INT4, 4: TensorProto.INT4, 8: TensorProto.INT8}
+"""ONNX type by width in the checkpoint. 2-bit integers travel as INT4, values unchanged: INT2 gives noise on HTP."""
 
 
 class ExternalData:
@@ -76,13 +86,6 @@ def raw_bytes(tensor: TensorProto, folder: Path | None) -> np.ndarray:
     place = ExternalDataInfo(tensor)
     assert place.length is not None, tensor.name  # `ExternalData` always says it
     return np.memmap((folder or Path()) / place.location, np.uint8, "r", int(place.offset or 0), (int(place.length),))
-
-
-# Integer initializers of an ONNX graph, packed as ONNX wants them, and read back. Knows no graph.
-
-
-CARRIERS = {2: TensorProto.INT4, 4: TensorProto.INT4, 8: TensorProto.INT8}
-"""ONNX type by width in the checkpoint. 2-bit integers travel as INT4, values unchanged: INT2 gives noise on HTP."""
 
 
 def integer_tensor(name: str, values: np.ndarray) -> onnx.TensorProto:
@@ -159,17 +162,6 @@ def carried_matrix(name: str, matrix: IntegerMatrix) -> list[onnx.TensorProto]:
     ]
 
 
-OPSET = 23  # the first with RMSNormalization
-IR_VERSION = 11  # of opset 23
-ONNX_TYPES = {
-    "uint8": TensorProto.UINT8,
-    "int8": TensorProto.INT8,
-    "uint16": TensorProto.UINT16,
-    "int16": TensorProto.INT16,
-    "int32": TensorProto.INT32,
-}
-
-
 @dataclass(frozen=True)
 class GraphTensor:
     """An integer tensor of the graph; `encoding` is None for indices (int32)."""
@@ -226,7 +218,7 @@ class GraphWriter:
         self._nodes.append(helper.make_node(kind, list(inputs), [output], name=f"{output}.{kind}", **attributes))
 
     def has(self, name: str) -> bool:
-        """Is there an initializer of this name?"""
+        """Whether there is an initializer of this name."""
         return name in self._initializers
 
     def length(self, name: str) -> int:
@@ -234,7 +226,7 @@ class GraphWriter:
         return int(self._initializers[name].dims[0])
 
     def initialize(self, tensor: onnx.TensorProto) -> str:
-        """Store a constant, or find it stored: its name.
+        """Store a constant unless it is stored already; returns its name.
 
         Raises:
             ValueError: another tensor has that name.
@@ -256,12 +248,12 @@ class GraphWriter:
         if tensor.encoding is None:
             return tensor.name
         view = self.view(tensor.name)
-        self.node("DequantizeLinear", [tensor.name, *self._grid(tensor.name, tensor.encoding)], view)
+        self.node("DequantizeLinear", [tensor.name, *self._parameters(tensor.name, tensor.encoding)], view)
         return view
 
     def quantize(self, view: str, name: str, shape: tuple[int, ...], encoding: Encoding) -> GraphTensor:
-        """A real view written on its grid under `name`."""
-        self.node("QuantizeLinear", [view, *self._grid(name, encoding)], name)
+        """A real view quantised under `name`."""
+        self.node("QuantizeLinear", [view, *self._parameters(name, encoding)], name)
         return GraphTensor(name, shape, encoding)
 
     def emit(
@@ -273,7 +265,7 @@ class GraphWriter:
         encoding: Encoding | None,
         **attributes: Any,
     ) -> GraphTensor:
-        """One node unit: tensors are read through real views, plain names as they are; the result is on `encoding`."""
+        """One node unit: tensors are read through real views, plain names as they are; `encoding` is the result's."""
         names = [self.real(part) if isinstance(part, GraphTensor) else part for part in inputs]
         if encoding is None:
             self.node(kind, names, name, **attributes)
@@ -283,18 +275,18 @@ class GraphWriter:
         return self.quantize(view, name, shape, encoding)
 
     def vector(self, name: str, values: np.ndarray) -> GraphTensor:
-        """A float constant on a 16-bit grid of its own (norm scales: 83-85 dB; as a float island 71 dB)."""
+        """A float constant in 16 bits with an encoding of its own (norm scales: 83-85 dB; as a float island 71 dB)."""
         return self._stored(name, values, encoding_from_range(values.min(), values.max(), "uint16"))
 
     def scalar(self, name: str, value: float) -> GraphTensor:
-        """A positive constant, the top of a grid of its own."""
+        """A positive constant in 16 bits, the top of its own encoding."""
         return self._stored(name, np.array(value, np.float32), encoding_from_range(0.0, value, "uint16"))
 
     def _stored(self, name: str, values: np.ndarray, encoding: Encoding) -> GraphTensor:
         self.initialize(integer_tensor(name, encoding.quantize(values)))
         return GraphTensor(name, values.shape, encoding)
 
-    def _grid(self, name: str, encoding: Encoding) -> list[str]:
+    def _parameters(self, name: str, encoding: Encoding) -> list[str]:
         """Names of scale and zero point of an encoding."""
         zero_point = np.array(encoding.zero_point, encoding.dtype)
         return [

@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from hyco_export.core.artifact import file_digest
 from hyco_export.core.files import EMBEDDED_PREFIX, locate
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import CheckpointError
@@ -25,7 +26,6 @@ from hyco_export.models.tensor_files import CONFIG_NAME, weight_files
 
 HASHED_PATTERNS = ("*.json", "*.jinja", "*.model")  # configs, templates, vocabularies; of weights what is read of them
 FETCHED_PATTERNS = ["*.safetensors", *HASHED_PATTERNS, "*.txt"]
-READ_BYTES = 1 << 22
 SNAPSHOTS_FOLDER = "snapshots"  # of the Hub's cache: one folder a commit, with links to
 BLOBS_FOLDER = "blobs"  # the files, under the sha256 of their contents where the Hub keeps them as large files
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -194,8 +194,4 @@ def _content_digest(path: Path) -> str:
     stored = path.resolve()
     if path.is_symlink() and stored.parent.name == BLOBS_FOLDER and SHA256.fullmatch(stored.name):
         return stored.name
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(READ_BYTES):
-            content.update(block)
-    return content.hexdigest()
+    return file_digest(path)

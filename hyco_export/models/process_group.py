@@ -20,7 +20,7 @@ from transformers.distributed import DistributedConfig
 
 from hyco_export.core.handoff import KvShape
 from hyco_export.core.recipe import Dtype
-from hyco_export.errors import CrewError
+from hyco_export.errors import ProcessGroupError
 from hyco_export.models.verifier import handoff_layers, layer_kv_shape, load_config, load_shard
 
 Item = TypeVar("Item")
@@ -89,7 +89,7 @@ class Line:
     of the crew opens it at the same time.
 
     Raises:
-        CrewError: another process is gone; so do `send` and `receive`.
+        ProcessGroupError: another process is gone; so do `send` and `receive`.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ def _lost_processes() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what gloo and NCCL raise when a process is gone
-        raise CrewError(
+        raise ProcessGroupError(
             "another process of this launch ended before its work was done",
             "read its message, then run the same command again",
         ) from error

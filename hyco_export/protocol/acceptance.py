@@ -1,18 +1,27 @@
-"""Acceptance rules: which drafted tokens the verifier takes. Pure functions over p~ of the nodes and one draw per row.
+"""The verdict of a round: from the verify pass's logits to the tokens that are committed. Pure numpy.
 
-Row 0 is the root, row i + 1 node i; draws[r] ~ p~[r]. A rule only says which edges are acceptable; the choice among the
-paths it opens is common to all. Knows no logits and no sessions; `rules` is the table of names and options.
+`judge` draws one token per row and applies the session's acceptance rule; `settle` cuts the accepted path at the first
+stop id or the token cap. A rule decides which edges of the tree are acceptable; choosing among the open paths is common
+to all rules (`_commit_best`). `RULES` lists the rules with what they read and their options: a new rule is one function
+and one row there.
+
+Legend: N nodes of the tree, V vocabulary. Row 0 is the root, row i + 1 node i; draws[r] ~ p~[r], the distribution after
+temperature, top-k and top-p (`sampling`).
 """
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from hyco_export.errors import ProtocolError
-from hyco_export.protocol import acceptance, wire
-from hyco_export.protocol.tree import ROOT, path_to
+from hyco_export.protocol import sampling, wire
+from hyco_export.protocol.refusals import shown
+from hyco_export.protocol.tree import ROOT, depths
+
+Finished = Literal["", "stop", "length"]
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -28,7 +37,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def exact(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> Verdict:
-    """From the root, while a child equals the draw at the current row, go there.
+    """From the root, move to the child that equals the current row's draw, as long as there is one.
 
     Lossless for any tree without duplicate siblings: every committed token is the verifier's own draw at its true
     context. tokens [N], parents [N], draws [N + 1].
@@ -108,7 +117,7 @@ def _likely(probs: np.ndarray, threshold: float) -> list[bool]:
 
 
 def _matches(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> list[bool]:
-    """Does node i equal the draw at its parent? [N]"""
+    """[N]: whether node i equals the draw at its parent."""
     return [token == draws[parent + 1] for token, parent in zip(tokens, parents, strict=True)]
 
 
@@ -127,38 +136,32 @@ def _commit_best(
     edges that equal the draw, then largest sum of log p~, then smallest row.
     """
     ranks: dict[int, tuple[int, int, float, int]] = {ROOT: (0, 0, 0.0, -ROOT)}
+    paths: dict[int, tuple[int, ...]] = {ROOT: ()}
     for row, parent in enumerate(parents):
         acceptable = matches[row] or (likely[row] and tokens[row] not in draw_only)
         if acceptable and parent in ranks:
             depth, drawn, log_prob, _ = ranks[parent]
-            ranks[row] = (depth + 1, drawn + matches[row], log_prob + _log(probs[row]), -row)
+            log_p = math.log(probs[row]) if probs[row] > 0 else -math.inf
+            ranks[row] = (depth + 1, drawn + matches[row], log_prob + log_p, -row)
+            paths[row] = (*paths[parent], row)
     end = max(ranks, key=ranks.__getitem__)
-    path = path_to(parents, end)
     # a child that equals the draw is acceptable and deeper: it would have been the end
     assert not any(matches[row] for row, parent in enumerate(parents) if parent == end)
-    return Verdict(path, tuple(bool(matches[row]) for row in path), int(draws[end + 1]))
-
-
-def _log(prob: float) -> float:
-    return math.log(prob) if prob > 0 else -math.inf
-
-
-# The acceptance rules by name: what each reads of a round, and which options it takes. A new rule is one row.
+    return Verdict(paths[end], tuple(bool(matches[row]) for row in paths[end]), int(draws[end + 1]))
 
 
 PROBS, RAW = "probs", "raw"  # what a rule may read beside tokens and draws
 EVERYTHING = frozenset({PROBS, RAW})
-EPSILON, STOP_NEEDS_DRAW = "epsilon", "stop_needs_draw"  # options, by the names of wire.Acceptance's fields
+EPSILON, STOP_NEEDS_DRAW = "epsilon", "stop_needs_draw"  # options, named as the fields of `wire.Acceptance`
 POSTERIOR_THRESHOLD, POSTERIOR_ALPHA = "posterior_threshold", "posterior_alpha"
 NO_VALUES = np.zeros(0)
-SHOWN_CHARACTERS = 40
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A round as the verifier saw it: N nodes; row 0 of the rows is the root, row i + 1 node i.
+    """A round as the verifier saw it.
 
     tokens [N], parents [N], draws [N + 1]; probs [N] float32 = p~(token | parent); raw_probs [N] and entropies [N + 1]
-    float64: p(token | parent) and H(p) in nats of p = softmax(logits / T). Values that nobody reads may be left out.
+    float64: p(token | parent) and H(p) in nats of p = softmax(logits / T). Arrays that nothing reads are empty.
     """
 
     tokens: tuple[int, ...]
@@ -170,7 +173,7 @@ class Judged(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, evidence: wire.Evidence) -> "Judged":
-        """A round as it was logged; every value comes back as it was."""
+        """A round from its logged evidence, every value unchanged."""
         return cls(
             tuple(evidence.tokens),
             tuple(evidence.parents),
@@ -181,7 +184,7 @@ class Judged(msgspec.Struct, frozen=True):
         )
 
     def evidence(self) -> wire.Evidence:
-        """The same as it travels."""
+        """The same as a wire message."""
         return wire.Evidence(
             list(self.tokens),
             list(self.parents),
@@ -192,69 +195,56 @@ class Judged(msgspec.Struct, frozen=True):
         )
 
 
-Decide = Callable[[Judged, wire.Acceptance, frozenset[int]], Verdict]
-
-
 class Rule(msgspec.Struct, frozen=True):
-    """`decide` gets the round, the settings, and the tokens that only a draw may accept."""
+    """One acceptance rule.
+
+    `decide` takes the round, the settings and the tokens that only a draw may accept; `reads` names the arrays of
+    `Judged` it needs, `options` the fields of `wire.Acceptance` it takes.
+    """
 
     name: str
     summary: str
-    decide: Decide
+    decide: Callable[[Judged, wire.Acceptance, frozenset[int]], Verdict]
     reads: frozenset[str] = frozenset()
     options: frozenset[str] = frozenset()
-
-
-def _exact(judged: Judged, _: wire.Acceptance, __: frozenset[int]) -> Verdict:
-    return acceptance.exact(judged.tokens, judged.parents, judged.draws)
-
-
-def _epsilon(judged: Judged, settings: wire.Acceptance, draw_only: frozenset[int]) -> Verdict:
-    return acceptance.epsilon(judged.tokens, judged.parents, judged.draws, judged.probs, settings.epsilon, draw_only)
-
-
-def _epsilon_at_rejections(judged: Judged, settings: wire.Acceptance, draw_only: frozenset[int]) -> Verdict:
-    return acceptance.epsilon_at_rejections(
-        judged.tokens, judged.parents, judged.draws, judged.probs, settings.epsilon, draw_only
-    )
-
-
-def _typical(judged: Judged, settings: wire.Acceptance, draw_only: frozenset[int]) -> Verdict:
-    return acceptance.typical(
-        judged.tokens,
-        judged.parents,
-        judged.draws,
-        judged.probs,
-        judged.raw_probs,
-        judged.entropies,
-        settings.posterior_threshold,
-        settings.posterior_alpha,
-        draw_only,
-    )
 
 
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        Rule("exact", "a child equals the draw", _exact),
+        Rule("exact", "a child equals the draw", lambda seen, _, __: exact(seen.tokens, seen.parents, seen.draws)),
         Rule(
             "epsilon",
             "or its probability reaches epsilon",
-            _epsilon,
+            lambda seen, settings, draw_only: epsilon(
+                seen.tokens, seen.parents, seen.draws, seen.probs, settings.epsilon, draw_only
+            ),
             frozenset({PROBS}),
             frozenset({EPSILON, STOP_NEEDS_DRAW}),
         ),
         Rule(
             "epsilon-at-rejections",
             "or it reaches epsilon where no child equals the draw",
-            _epsilon_at_rejections,
+            lambda seen, settings, draw_only: epsilon_at_rejections(
+                seen.tokens, seen.parents, seen.draws, seen.probs, settings.epsilon, draw_only
+            ),
             frozenset({PROBS}),
             frozenset({EPSILON, STOP_NEEDS_DRAW}),
         ),
         Rule(
             "typical",
             "or its probability before the cuts passes Medusa's entropy-dependent threshold",
-            _typical,
+            lambda seen, settings, draw_only: typical(
+                seen.tokens,
+                seen.parents,
+                seen.draws,
+                seen.probs,
+                seen.raw_probs,
+                seen.entropies,
+                settings.posterior_threshold,
+                settings.posterior_alpha,
+                draw_only,
+            ),
             frozenset({PROBS, RAW}),
             frozenset({POSTERIOR_THRESHOLD, POSTERIOR_ALPHA, STOP_NEEDS_DRAW}),
         ),
@@ -262,13 +252,8 @@ RULES: dict[str, Rule] = {
 }
 
 
-def shown(word: str) -> str:
-    """A word that a caller made up, as a refusal repeats it: not at any length."""
-    return repr(word[:SHOWN_CHARACTERS])
-
-
 def check_acceptance(settings: wire.Acceptance) -> None:
-    """Refuse an unknown rule, then any value of an option that the rule ignores, then values out of range.
+    """Check a session's acceptance settings: known rule, no option set that the rule ignores, values in range.
 
     Raises:
         ProtocolError: codes value_range, unsupported.
@@ -298,3 +283,71 @@ def check_acceptance(settings: wire.Acceptance) -> None:
 def decide(judged: Judged, settings: wire.Acceptance, stop_ids: frozenset[int]) -> Verdict:
     """The verdict of the settings' rule on a round."""
     return RULES[settings.rule].decide(judged, settings, stop_ids if settings.stop_needs_draw else frozenset())
+
+
+def judge(
+    logits: np.ndarray,
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    root_position: int,
+    request: wire.PrimeRequest,
+    stop_ids: frozenset[int],
+) -> tuple[Verdict, wire.Evidence | None]:
+    """The verdict of the session's rule on logits [N + 1, V]; with the evidence, if the session asked for traces."""
+    reads = EVERYTHING if request.trace else RULES[request.acceptance.rule].reads
+    judged = look(logits, tokens, parents, root_position, request.sampling, request.seed, reads)
+    verdict = decide(judged, request.acceptance, stop_ids)
+    return verdict, judged.evidence() if request.trace else None
+
+
+def look(
+    logits: np.ndarray,
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    root_position: int,
+    settings: wire.Sampling,
+    seed: int,
+    reads: frozenset[str],
+) -> Judged:
+    """The round from logits [N + 1, V], with the arrays that the rule `reads`.
+
+    A row's draw is keyed by the session's seed, the row's absolute position and the row's number.
+    """
+    positions = root_position + np.concatenate([[0], depths(parents)])  # [N + 1]
+    support = sampling.sampling_support(logits, settings)
+    drawn = sampling.draws(support, seed, positions)
+    probs = sampling.node_probabilities(support, tokens, parents) if PROBS in reads else NO_VALUES
+    raw, entropies = NO_VALUES, NO_VALUES
+    if RAW in reads:
+        raw, entropies = sampling.raw_distribution(logits, settings.temperature, tokens, parents)
+    return Judged(tuple(tokens), tuple(parents), tuple(drawn.tolist()), probs, raw, entropies)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a round commits: `tokens` are the accepted rows' tokens and, unless the path was cut, the bonus."""
+
+    accepted: tuple[int, ...]
+    drawn: tuple[bool, ...]
+    tokens: tuple[int, ...]
+    finished: Finished
+
+
+def settle(verdict: Verdict, tokens: Sequence[int], stop_ids: frozenset[int], room: int) -> Outcome:
+    """The verdict cut at the first stop id, then at `room` tokens (>= 1)."""
+    committed = [*(int(tokens[row]) for row in verdict.accepted), verdict.bonus]
+    finished = finish_reason(committed, stop_ids, room)
+    kept = cut_length(committed, stop_ids, room)
+    return Outcome(verdict.accepted[:kept], verdict.drawn[:kept], tuple(committed[:kept]), finished)
+
+
+def cut_length(committed: Sequence[int], stop_ids: Collection[int], room: int) -> int:
+    """How many of these tokens are committed: up to the first stop id, at most `room`."""
+    stop = next((index for index, token in enumerate(committed) if token in stop_ids), len(committed))
+    return min(len(committed), stop + 1, room)
+
+
+def finish_reason(committed: Sequence[int], stop_ids: frozenset[int], room: int) -> Finished:
+    """Why generation ends with these tokens: a stop id among the first `room`, `room` used up, or not at all."""
+    if not stop_ids.isdisjoint(committed[:room]):
+        return "stop"
+    return "length" if len(committed) >= room else ""

@@ -1,4 +1,4 @@
-"""Typed refusals and the HTTP status each travels with. The table is the whole vocabulary; PROTOCOL.md repeats it."""
+"""Typed refusals and the HTTP status of each. `STATUS_OF` lists every code; PROTOCOL.md repeats it."""
 
 import math
 from typing import TypeVar
@@ -10,10 +10,16 @@ from hyco_export.protocol import wire
 
 Sent = TypeVar("Sent", bound=msgspec.Struct)
 Reply = TypeVar("Reply", bound=msgspec.Struct)
+SHOWN_CHARACTERS = 40  # of a caller's word in a message
+
+
+def shown(word: str) -> str:
+    """A caller's word as a refusal repeats it: quoted, cut to SHOWN_CHARACTERS."""
+    return repr(word[:SHOWN_CHARACTERS])
 
 
 def refused(body: bytes) -> ProtocolError:
-    """The typed refusal that a body says."""
+    """The typed refusal in a reply's body."""
     refusal = wire.decode(body, wire.Refusal)
     return ProtocolError(refusal.code, refusal.message, refusal.hint)
 
@@ -48,7 +54,7 @@ STATUS_OF = {
     "sessions_full": 429,
     "cache_full": 429,
     "rate": 429,
-    "cancelled": 499,  # the caller has gone: nobody hears it, it is counted
+    "cancelled": 499,  # the caller has gone: not sent, only counted
     "model_fault": 500,  # the server's own: this session is lost, the others are not
     "internal": 500,
     "connections_full": 503,
@@ -66,18 +72,18 @@ def status_of(refusal: ProtocolError) -> int:
 
 
 def body_of(refusal: ProtocolError) -> wire.Refusal:
-    """The body that travels."""
+    """The reply's body."""
     return wire.Refusal(wire.PROTOCOL_VERSION, refusal.code, refusal.message, refusal.hint, math.ceil(refusal.wait_s))
 
 
 def headers_of(refusal: ProtocolError) -> dict[str, str]:
-    """The headers beside it."""
+    """The reply's headers beyond the media type: when to retry, how to authenticate."""
     headers = {"Retry-After": str(math.ceil(refusal.wait_s))} if refusal.wait_s else {}
     return headers | ({"WWW-Authenticate": "Bearer"} if refusal.code == "unauthorized" else {})
 
 
 def as_refusal(error: HycoError) -> ProtocolError:
-    """Any error of ours as something that can travel."""
+    """Any error of this package as a refusal; `model_fault` where it has no code of its own."""
     if isinstance(error, ProtocolError):
         return error
     return ProtocolError("model_fault", error.message, error.hint)

@@ -1,4 +1,4 @@
-"""The verifier's sampling distribution p~ and its draws. Pure numpy; knows no trees, no sessions, no models.
+"""The verifier's sampling distribution p~ and its draws. Pure numpy.
 
 Legend: R rows, V vocabulary, S tokens that survive the cuts (64 for the paper's top-k). p~ = soft-capped logits, then
 temperature, top-k, top-p, softmax: the order and the arithmetic of transformers' TemperatureLogitsWarper,
@@ -55,6 +55,11 @@ def draws(support: Support, seed: int, positions: np.ndarray) -> np.ndarray:
     if support.ids.shape[1] == 1:  # greedy: no number changes anything, and they take longer than all the rest
         return support.ids[:, 0].astype(np.int64)
     return invert(support, uniforms(seed, positions))
+
+
+def first_token(logits: np.ndarray, settings: Sampling, seed: int, position: int) -> int:
+    """The draw after a prompt: logits [V] of its last token, which stands at `position`."""
+    return int(draws(sampling_support(logits[None], settings), seed, np.array([position]))[0])
 
 
 def uniforms(seed: int, positions: np.ndarray) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""TLS contexts of both sides, and when a server may listen where others can reach it. Knows files, not HTTP."""
+"""TLS contexts of both sides, when a server may listen where others can reach it, and bearer tokens (RFC 6750).
+
+Tokens are read from a file or the environment, compared in constant time, and never kept or shown.
+"""
 
 import hashlib
 import hmac
@@ -14,6 +17,12 @@ from pathlib import Path
 from hyco_export.errors import ProtocolError, ServerError
 
 OLDEST = ssl.TLSVersion.TLSv1_2
+VARIABLE = "HYCO_TOKEN"
+SHORTEST = 16  # characters: 96 bits in base64, out of reach of guessing over a network
+ANYBODY = ""  # the owner where no token is asked for
+OWNER_CHARACTERS = 16  # of the digest: tells tokens apart, does not help to find one
+SHAPE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, b64token
+MAKE_ONE = "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -52,13 +61,13 @@ def client_context(authority: Path | None = None) -> ssl.SSLContext:
 
 
 def signed_itself(certificate: Path) -> bool:
-    """Is a certificate (PEM) its own authority, so that clients can be given the same file."""
+    """Whether a certificate (PEM) is its own authority, so that clients can be given the same file."""
     known = client_context(certificate).get_ca_certs()
     return any(one["issuer"] == one["subject"] for one in known)
 
 
 def is_loopback(host: str) -> bool:
-    """Does an address stay on this machine."""
+    """Whether an address is reachable from this machine alone."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -66,10 +75,10 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(host: str, has_tls: bool, has_token: bool, insecure: bool) -> None:
-    """A server that other machines can reach needs TLS and a token.
+    """Check that a server that other machines can reach has TLS and a token.
 
     Raises:
-        ServerError: one is missing and nobody said `--insecure`.
+        ServerError: one is missing, without `--insecure`.
     """
     if insecure or is_loopback(host) or (has_tls and has_token):
         return
@@ -84,19 +93,8 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error) or type(error).__name__
 
 
-# Bearer tokens (RFC 6750): read from a file or the environment, compared in constant time, never kept or shown.
-
-
-VARIABLE = "HYCO_TOKEN"
-SHORTEST = 16  # characters: 96 bits in base64, out of reach of guessing over a network
-ANYBODY = ""  # the owner where no token is asked for
-OWNER_CHARACTERS = 16  # of the digest: tells tokens apart, does not help to find one
-SHAPE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, b64token
-MAKE_ONE = "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-
-
 class Tokens:
-    """The tokens that a server takes; without any it takes every caller as ANYBODY.
+    """The tokens that a server accepts; without any, every caller is ANYBODY.
 
     Args:
         tokens: as `read_tokens` gives them.
@@ -112,13 +110,13 @@ class Tokens:
         """The owner behind an Authorization header.
 
         Raises:
-            ProtocolError: code unauthorized. It does not say what was wrong: that would help to guess.
+            ProtocolError: code unauthorized, without the reason: it would help to guess.
         """
         if not self._digests:
             return ANYBODY
         scheme, _, token = (authorization or "").partition(" ")
         seen = _digest(token.strip() if scheme.lower() == "bearer" else "")
-        matches = [hmac.compare_digest(seen, known) for known in self._digests]  # all of them: no early end
+        matches = [hmac.compare_digest(seen, known) for known in self._digests]  # all of them: time tells nothing
         if not any(matches):
             raise ProtocolError(
                 "unauthorized",

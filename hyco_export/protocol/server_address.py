@@ -1,6 +1,7 @@
-"""The address of a server: how it is written and read, and what a failed call says about it.
+"""The address of a server: its URL written and read, and the error and next step for a call that failed there.
 
-Knows URLs and the errors of TLS, resolver and HTTP; calls nobody, but for one handshake that tells TLS from plain HTTP.
+Errors of TLS, resolver and HTTP are told apart by their types; one TLS handshake without data tells a TLS server from a
+plain one.
 """
 
 import http.client
@@ -24,11 +25,11 @@ NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACK
 WRONG_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 WRONG_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 HANDSHAKE_S = 1.0
-SHOWN_CHARACTERS = 80  # of what another program says
+SHOWN_CHARACTERS = 80  # of another program's answer
 
 
 def url_of(host: str, port: int, tls: bool = False) -> str:
-    """The URL of what listens at an address: one that a client on this machine can call."""
+    """The URL of a server that listens at an address, as a client on this machine can call it."""
     named = WILDCARDS.get(host, host)
     if ":" in named:
         address, percent, zone = named.partition("%")
@@ -57,7 +58,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
 
 def read_url(url: str, authority: Path | None = None) -> ServerAddress:
-    """The address that a URL says.
+    """The address in a URL.
 
     Raises:
         ServerError: it has no http or https scheme, no host, an impossible port, blanks, a query or fragment, or
@@ -91,16 +92,16 @@ def _resolvable(parts: SplitResult) -> str:
     return unquote(host) if ":" in host else host  # the % before a zone is written %25
 
 
-def no_try_mends(error: Exception) -> bool:
-    """Is the address itself wrong, so that the same call fails again."""
-    return isinstance(error, ssl.SSLCertVerificationError) or _says(error, NOT_TLS)
+def is_permanent(error: Exception) -> bool:
+    """Whether the address itself is wrong, so that the same call fails again."""
+    return isinstance(error, ssl.SSLCertVerificationError) or _has_reason(error, NOT_TLS)
 
 
 def failed_call(address: ServerAddress, error: Exception) -> ServerError:
-    """What a call without an answer means: an UnreachableError where the same call may get one later."""
+    """The error for a call without an answer: an UnreachableError where the same call may get one later."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _bad_certificate(address, error)
-    if _says(error, NOT_TLS):
+    if _has_reason(error, NOT_TLS):
         return ServerError(
             f"what listens at {address.url} answers without TLS",
             f"give the URL with http: {address.over('http')}",
@@ -113,7 +114,7 @@ def failed_call(address: ServerAddress, error: Exception) -> ServerError:
 
 
 def foreign_answer(address: ServerAddress, response: http.client.HTTPResponse) -> ServerError:
-    """What an answer means that no server of ours has written."""
+    """The error for an answer that is not a verifier server's."""
     if not address.tls and _speaks_tls(address):  # some servers say in plain HTTP that they want TLS
         return _wants_tls(address)
     program = response.headers.get("Server", "")
@@ -166,12 +167,12 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _says(error: Exception, reasons: tuple[str, ...]) -> bool:
+def _has_reason(error: Exception, reasons: tuple[str, ...]) -> bool:
     return isinstance(error, ssl.SSLError) and error.reason in reasons
 
 
 def _speaks_tls(address: ServerAddress) -> bool:
-    """Does a handshake succeed there, whatever the certificate: nothing is sent, nothing is trusted."""
+    """Whether a TLS handshake succeeds there, whatever the certificate; nothing is sent or trusted."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,7 +1,7 @@
 """The record of a generation: what was proposed, accepted, drawn and sent in every round, and how long it took.
 
-Plain values that become JSON lines and come back equal, so that metrics and replays need nothing but the file. Knows no
-models; computes nothing (`evaluate.metrics` does).
+Plain values, written as JSON lines and read back equal, so that metrics (`evaluate.metrics`) and replays need nothing
+but the file.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,8 +16,8 @@ from hyco_export.protocol.wire import Traffic
 class PrimeTrace(msgspec.Struct, frozen=True, tag="prime", tag_field="record"):
     """One PRIME call. The first starts the session; later ones (`continue_from` > 0) replace a lost session.
 
-    `lost_ms` is set where the call was disturbed: sent again, or made for a lost session. It is what the generation
-    spent since the step before, tries that came to nothing and a lost draft included; no figure of time counts it.
+    `lost_ms` is set where the call was disturbed: sent again, or made for a lost session. It is the time since the step
+    before, failed tries and a lost draft included; no figure of time counts it.
     """
 
     start_ms: float  # since the request began
@@ -33,7 +33,7 @@ class PrimeTrace(msgspec.Struct, frozen=True, tag="prime", tag_field="record"):
 
 
 class LocalTrace(msgspec.Struct, frozen=True, tag="local", tag_field="record"):
-    """Tokens that the device committed without asking the verifier: unverified. `kept` are their rows of `tree`."""
+    """Tokens that the device committed without asking the verifier. `kept` are their rows of `tree`."""
 
     start_ms: float  # since the request began
     length: int  # committed ids before them
@@ -43,7 +43,7 @@ class LocalTrace(msgspec.Struct, frozen=True, tag="local", tag_field="record"):
     finished: str  # "", "stop" or "length"
     head_ms: float
     slm_ms: float
-    draft_ms: float  # of the proposal; a round that sends the rest of it counts none
+    draft_ms: float  # of the proposal; the round that sends the rest of it counts 0
 
 
 class RoundTrace(msgspec.Struct, frozen=True, tag="round", tag_field="record"):
@@ -72,9 +72,9 @@ class RoundTrace(msgspec.Struct, frozen=True, tag="round", tag_field="record"):
     server_ms: float
     traffic: Traffic
     kept: tuple[int, ...] = ()  # unverified tokens that the round brought; its root is the last of them
-    reused: int = 0  # nodes of the tree that were grown while the last reply was on its way
+    reused: int = 0  # nodes of the tree that were drafted while the last reply was on its way
     ahead_ms: float = 0.0  # device: drafting while this round's reply was on its way, part of the wait
-    evidence: wire.Evidence | None = None  # what the server judged by: p~ of every node, draws of every row; on request
+    evidence: wire.Evidence | None = None  # p~ of every node and draws of every row, on request
     older_bytes: int = 0  # K/V rows of the first window that came with this reply
     lost_ms: float | None = None
 
@@ -109,7 +109,7 @@ Record = GenerationTrace | PrimeTrace | RoundTrace | LocalTrace
 
 
 def to_lines(trace: GenerationTrace) -> Iterator[bytes]:
-    """JSON lines of a generation: its own record with no calls in it, then its calls and local steps as they came."""
+    """JSON lines of a generation: its own record without calls, then its calls and local steps in time order."""
     yield msgspec.json.encode(msgspec.structs.replace(trace, primes=(), rounds=(), locals=()))
     steps: list[PrimeTrace | RoundTrace | LocalTrace] = [*trace.primes, *trace.rounds, *trace.locals]
     for step in sorted(steps, key=lambda step: step.start_ms):

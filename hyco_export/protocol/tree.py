@@ -1,7 +1,7 @@
-"""The draft tree: what is proposed in one round. Pure numpy; knows no scores' meaning and no models.
+"""The draft tree of a round: its form, its checks and what follows from it. Pure numpy.
 
-N nodes in the verifier's vocabulary; the root (the newest committed token) is not a node. Depths, masks and positions
-are derived on each side and never sent. A node's position is position(root) + depth, not + row.
+N nodes with ids of the verifier's vocabulary; the root (the newest committed token) is not a node. Depths, masks and
+positions are derived on each side and never sent. A node's position is position(root) + depth, not + row.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ EMPTY_TREE = Tree((), ())
 
 
 def check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int, limit: int) -> None:
-    """Refuse a tree that the verifier cannot trust.
+    """Check a tree that came over the wire: at most `limit` nodes, known ids, parents first, siblings differ.
 
     Raises:
         ProtocolError: codes tree_shape, tree_size, token_range, parent_order, duplicate_sibling.
@@ -57,6 +57,39 @@ def check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int, l
         if (parent, token) in seen:
             raise ProtocolError("duplicate_sibling", f"node {row}: token {token} stands twice under parent {parent}")
         seen.add((parent, token))
+
+
+def check_kept(kept: Sequence[int], allowed: bool, stop_ids: frozenset[int], room: int) -> None:
+    """Check the tokens that the device committed without asking (`wire.VerifyRequest.kept`).
+
+    `allowed`: the session takes unverified tokens; `room`: how many more tokens the session may commit.
+
+    Raises:
+        ProtocolError: codes unsupported, value_range.
+    """
+    if not kept:
+        return
+    if not allowed:
+        raise ProtocolError(
+            "unsupported", "kept holds tokens, but the session verifies every token", "prime with `unverified`"
+        )
+    if not stop_ids.isdisjoint(kept):
+        raise ProtocolError("value_range", "kept holds a stop id: the answer had ended there", "delete the session")
+    if len(kept) >= room:
+        raise ProtocolError("value_range", f"kept holds {len(kept)} tokens, {room} may be committed, one by a round")
+
+
+def joined(kept: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """`kept` as a chain under the root with the tree under its end: tokens and parents that the verifier forwards."""
+    if not kept:
+        return tokens, parents
+    count = len(kept)
+    return [*kept, *tokens], [*range(ROOT, ROOT + count), *(parent + count for parent in parents)]
+
+
+def joined_path(kept: Sequence[int], accepted: Sequence[int]) -> tuple[int, ...]:
+    """Committed rows of the joined tree: the whole chain of `kept`, then the accepted rows of the tree."""
+    return (*range(len(kept)), *(row + len(kept) for row in accepted))
 
 
 def depths(parents: Sequence[int]) -> np.ndarray:
@@ -86,7 +119,7 @@ def path_to(parents: Sequence[int], row: int) -> tuple[int, ...]:
 
 
 def subtree(tree: Tree, root: int) -> tuple[Tree, tuple[int, ...]]:
-    """What hangs under row `root` as a tree of its own, scores from there on; and its rows in `tree`."""
+    """The nodes under row `root` as a tree of their own, log-probabilities relative to it; and their rows in `tree`."""
     place = {root: ROOT}
     rows: list[int] = []
     for row, parent in enumerate(tree.parents):

@@ -1,4 +1,4 @@
-"""The wire format: MessagePack bodies of every call (PROTOCOL.md tells the same in words). Knows bytes, not HTTP.
+"""The wire format: MessagePack bodies of every call, and the padding of replies. PROTOCOL.md describes it in words.
 
 Structs travel as arrays (field order is the format), the protocol version first. A field has a default only where
 PROTOCOL.md calls it optional: what a caller leaves out is never guessed. Never on the wire: masks, positions,
@@ -18,7 +18,7 @@ from hyco_export.errors import ProtocolError
 class Traffic(msgspec.Struct, frozen=True):
     """Bytes of one call: bodies alone (without padding), and all that HTTP sends.
 
-    `repeats` counts its tries that came to nothing: broken or stale connections, no answer in time, 429 and 503.
+    `repeats` counts its failed tries: broken or stale connections, no answer in time, 429 and 503.
     """
 
     payload_up_bytes: int
@@ -39,18 +39,18 @@ DRAFT_SCOPES: tuple[str, ...] = get_args(DraftScope)
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """The verifier's sampling: temperature 0 is greedy; top_k 0 and top_p 1 switch that cut off."""
+    """The verifier's sampling: temperature 0 is greedy; top_k 0 and top_p 1 switch the cut off."""
 
     temperature: float
     top_k: int
     top_p: float
 
 
-PAPER_SAMPLING = Sampling(temperature=1.0, top_k=64, top_p=0.95)  # of all systems in [P], Table 2
+PAPER_SAMPLING = Sampling(temperature=1.0, top_k=64, top_p=0.95)  # of all systems (HyCo, Table 2)
 
 
 class Acceptance(msgspec.Struct, frozen=True, array_like=True):
-    """The acceptance rule of a session, a name of `rules.RULES`, and the options that some rules read.
+    """The acceptance rule of a session, a name in `acceptance.RULES`, and options that some rules read.
 
     `stop_needs_draw`: no stop token is accepted by a threshold alone. The last two are Medusa's, for `typical`.
     """
@@ -79,7 +79,7 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     acceptance: Acceptance
     seed: int
     max_new_tokens: int
-    draft_side: str  # one of DRAFT_SIDES: another one is refused by its name, not as a broken message
+    draft_side: str  # one of DRAFT_SIDES; not a Literal: the refusal of another one names it
     draft_steps: int  # K of the server's own head; 0 when the device drafts
     head_digest: str  # manifest key of the head artifact whose encodings the device uses; "" when it needs no hand-off
     continue_from: int = 0
@@ -93,7 +93,7 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
     """e(root) and h in 8 bits, and K/V rows (core.handoff layout) of positions first_position ...
 
-    `older_kv` are rows of positions older_first ... that the first reply left out (`runtime.first_window`).
+    `older_kv` are rows of positions older_first ... that the first reply left out (`PrimeRequest.first_rows`).
     """
 
     e: bytes
@@ -120,7 +120,7 @@ class PrimeReply(msgspec.Struct, frozen=True, array_like=True):
 class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
     """POST /v1/sessions/{id}/rounds/{n}. `length` and `digest` state what the device believes is committed.
 
-    `kept` are tokens behind these that the device committed by itself; the tree's root is then the last of them.
+    `kept` are tokens after these that the device committed by itself; the tree's root is then the last of them.
     """
 
     version: int
@@ -169,13 +169,13 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """Body of every 4xx and 5xx: a typed code, what was seen, what to do, and when the same call may be taken."""
+    """Body of every 4xx and 5xx: a typed code, what was seen, what to do, and when to try the same call again."""
 
     version: int
     code: str
     message: str
     hint: str
-    retry_after_s: int = 0  # as the header Retry-After says; 0: waiting cures nothing
+    retry_after_s: int = 0  # as in the header Retry-After; 0: waiting does not help
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
@@ -194,7 +194,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     server_steps: int  # K its own head can draft; 0 without one
     rules: list[str]
     clock: str  # what server_ms is: "cuda-events", "thread-cpu" or "process-cpu"
-    context_limit: int = 0  # positions of a session: prompt and max_new_tokens; 0: an older server, it does not say
+    context_limit: int = 0  # positions of a session: prompt and max_new_tokens; 0: unknown (an older server)
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -223,13 +223,13 @@ def decode(payload: bytes, kind: type[Body]) -> Body:
 
 
 class _Versioned(msgspec.Struct, array_like=True):
-    """What all versions have in common: another one's body may have any shape behind its first element."""
+    """The part that all versions share: after the first element a body may have any shape."""
 
     version: int
 
 
 def _check_version(payload: bytes) -> None:
-    """Of a message in any shape, array or map; one that says no version is this one's to refuse."""
+    """Refuse another version, in an array or a map; a map without a version is decoded, and refused, as this one."""
     head = msgspec.msgpack.decode(payload, type=_Versioned | dict[str, msgspec.Raw])
     if isinstance(head, _Versioned):
         version = head.version
@@ -248,20 +248,19 @@ def committed_digest(ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=8).digest()
 
 
-# Replies padded to multiples of one size: whoever watches a TLS link sees sizes, and sizes tell how many drafts were
-
+# ---- padding: whoever watches a TLS link sees sizes, and sizes tell how many drafts were accepted
 
 FIXARRAY = 0x90  # MessagePack: an array of n < 16 elements begins with 0x90 + n
 FIXARRAY_MOST = 15
 BIN32 = b"\xc6"
-BIN32_HEADER_BYTES = 5  # whatever the length: a shorter header would make some sizes unreachable
+BIN32_HEADER_BYTES = 5  # for every length: with shorter headers some sizes could not be reached
 HEADER = "Hyco-Padding"
-LARGEST_STEP_BYTES = 1 << 24  # above every reply there is (6.3 MB in the paper); clients take no answer of 64 MiB
-HEADER_DIGITS = 9  # always so many: the header must not tell what the padding hides
+LARGEST_STEP_BYTES = 1 << 24  # above the largest reply (6.3 MB in the paper), below the 64 MiB that clients refuse
+HEADER_DIGITS = 9  # always: the length of the header must not tell what the padding hides
 
 
 def pad(body: bytes, step_bytes: int) -> bytes:
-    """A message (an array) of the next multiple of `step_bytes`.
+    """A message (an array) padded to the next multiple of `step_bytes`.
 
     Raises:
         ValueError: the body is no array, or has no room for one more element.
@@ -275,7 +274,7 @@ def pad(body: bytes, step_bytes: int) -> bytes:
 
 
 def padding_bytes(header: str) -> int:
-    """How many bytes of a body are padding by its header; 0 where that is none of ours."""
+    """How many bytes of a body are padding, from the value of HEADER; 0 for a value that `pad` does not make."""
     return int(header) if len(header) == HEADER_DIGITS and header.isascii() and header.isdecimal() else 0
 
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hyco_export.core.constants import BYTES_PER_MB, COLDEST, HOTTEST, NODE_LIMIT
+from hyco_export.core.numerics import BYTES_PER_MB, COLDEST, HOTTEST, NODE_LIMIT
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
-from hyco_export.protocol.acceptance import check_acceptance, shown
+from hyco_export.protocol.acceptance import check_acceptance
+from hyco_export.protocol.refusals import shown
 from hyco_export.server.scheduler import Batching
 
 SEED_LIMIT = 2**64  # half of the generator's key

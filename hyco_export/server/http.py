@@ -21,8 +21,7 @@ from starlette.routing import Route
 
 from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.protocol import wire
-from hyco_export.protocol.acceptance import shown
-from hyco_export.protocol.refusals import as_refusal, body_of, headers_of, status_of
+from hyco_export.protocol.refusals import as_refusal, body_of, headers_of, shown, status_of
 from hyco_export.protocol.security import ANYBODY, Tokens
 from hyco_export.protocol.wire import HEADER, HEADER_DIGITS, pad
 from hyco_export.server import metrics

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from hyco_export.errors import ProtocolError
-from hyco_export.protocol import rounds, wire
-from hyco_export.protocol.tree import ROOT, check_tree
+from hyco_export.protocol import wire
+from hyco_export.protocol.acceptance import Outcome, finish_reason, judge, settle
+from hyco_export.protocol.sampling import first_token
+from hyco_export.protocol.tree import ROOT, check_kept, check_tree, joined, joined_path
 from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.interfaces import Chain, Check, Gone, Prefill, VerifierSession
 from hyco_export.server.sessions import Answered, Session, no_such_session
@@ -124,8 +126,8 @@ class PrimeCall(Call):
         self._done += self.prompt_rows
         if self._done < len(settings.prompt):
             return False
-        root = rounds.first_token(logits, settings.sampling, settings.seed, len(settings.prompt) - 1)
-        self._finished = rounds.finish_reason([root], self._facts.stop_ids, session.room)
+        root = first_token(logits, settings.sampling, settings.seed, len(settings.prompt) - 1)
+        self._finished = finish_reason([root], self._facts.stop_ids, session.room)
         session.extend([root])
         if self._finished:
             session.finish()
@@ -158,7 +160,7 @@ class RoundCall(Call):
         self._limits = limits
         self._tokens: Sequence[int] = request.tokens
         self._parents: Sequence[int] = request.parents
-        self._outcome: rounds.Outcome | None = None
+        self._outcome: Outcome | None = None
         self._evidence: wire.Evidence | None = None
         self._next_handoff: wire.Handoff | None = None
 
@@ -184,8 +186,8 @@ class RoundCall(Call):
             raise ProtocolError("unsupported", "the server drafts in this session, the body must hold no tree")
         kept, vocab_size, limit = self._request.kept, self._facts.vocab_size, self._limits.node_limit
         check_tree(self._tokens, self._parents, vocab_size, limit)
-        rounds.check_kept(kept, self.session.settings.unverified, self._facts.stop_ids, self.session.room)
-        check_tree(*rounds.joined(kept, self._tokens, self._parents), vocab_size, limit)
+        check_kept(kept, self.session.settings.unverified, self._facts.stop_ids, self.session.room)
+        check_tree(*joined(kept, self._tokens, self._parents), vocab_size, limit)
         return None
 
     def chain(self) -> Chain | None:
@@ -198,23 +200,23 @@ class RoundCall(Call):
             self.server_ms += ahead.server_ms
         if self._on_server:
             self._tokens, self._parents = chain, range(ROOT, ROOT + len(chain))
-        tokens, parents = rounds.joined(self._request.kept, self._tokens, self._parents)
+        tokens, parents = joined(self._request.kept, self._tokens, self._parents)
         tree = np.asarray(tokens, np.int64), np.asarray(parents, np.int64)
         return Check(self._verifier, self.session.root, *tree)
 
     def finish(self, logits: np.ndarray) -> bool:
         session, kept, stop_ids = self.session, self._request.kept, self._facts.stop_ids
         root_position = session.length - 1 + len(kept)
-        verdict, self._evidence = rounds.judge(
+        verdict, self._evidence = judge(
             logits[len(kept) :], self._tokens, self._parents, root_position, session.settings, stop_ids
         )
-        outcome = rounds.settle(verdict, self._tokens, stop_ids, session.room - len(kept))
+        outcome = settle(verdict, self._tokens, stop_ids, session.room - len(kept))
         session.extend([*kept, *outcome.tokens])
         self._outcome = outcome
         if outcome.finished:
             session.finish()
         else:
-            path = rounds.joined_path(kept, outcome.accepted)
+            path = joined_path(kept, outcome.accepted)
             self._verifier.commit(path)
             self._next_handoff = self._handoff(1 + len(path))
         return True

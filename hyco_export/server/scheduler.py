@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from hyco_export.core.constants import MS_PER_S
+from hyco_export.core.numerics import MS_PER_S
 from hyco_export.server.interfaces import Chain, Check, Prefill
 
 IDLE_S = 5.0  # without a call, then the thread ends; the next call starts another

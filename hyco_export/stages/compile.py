@@ -24,7 +24,6 @@ import onnx
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.artifact import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, file_digest
-from hyco_export.core.constants import BYTES_PER_MB
 from hyco_export.core.device_spec import (
     HEAD_GRAPH,
     HEAD_SPEC_FILE,
@@ -41,6 +40,7 @@ from hyco_export.core.files import write_json
 from hyco_export.core.golden import read_samples
 from hyco_export.core.memory import release_freed
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, linears_of_width
+from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import CompileError, GateError
 from hyco_export.graph.index import GraphIndex
@@ -104,7 +104,7 @@ class Job:
     model: Path
     samples: Path
     spec: GraphSpec
-    truth: GraphSession | None  # the float network behind the same integers
+    float_session: GraphSession | None  # the float network with the same integers in and out
 
 
 @dataclass(frozen=True)
@@ -209,12 +209,12 @@ def _read(job: Job, two_bit: "TwoBit | None", most_feeds: int) -> Reading:
     """
     import onnx
 
-    from hyco_export.graph.context_check import require_interface
-    from hyco_export.graph.io_spec import read_interface
+    from hyco_export.graph.context_check import require_io_spec
+    from hyco_export.graph.io_spec import read_io_spec
     from hyco_export.graph.lint import require_clean
 
     model = onnx.load(job.model, load_external_data=False)
-    require_interface(read_interface(model, job.spec.name), job.spec, job.model.name)
+    require_io_spec(read_io_spec(model, job.spec.name), job.spec, job.model.name)
     require_clean(model, job.model.name, job.model.parent)
     return Reading(_held_by(model, two_bit), affordable_feeds(model, most_feeds))
 
@@ -243,7 +243,7 @@ def _compare(job: Job, context: "CompiledContext", config: CompileConfig, count:
     limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)
     feeds = read_samples(job.samples)[job.spec.name][:count]
     with open_context(context.context_model, config.target, log) as compiled:
-        return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, job.truth)
+        return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, job.float_session)
 
 
 def _require_parity(report: "ParityReport") -> None:

@@ -6,7 +6,7 @@ Files:
     slm.json                          `SlmSpec`: what the host needs
     slm_tables.safetensors            embedding tables for the host, packed
     slm_weights.safetensors           the same weights for the float back end
-    slm_opening.safetensors           K/V rows of the opening token in the rings' encodings, if the recipe stores them
+    slm_opening.safetensors           K/V rows of the attention-sink token (BOS) in the rings' integers, if stored
     slm_bridge.safetensors            the map of both vocabularies, for an SLM with another tokenizer
     slm_samples.safetensors           sample feeds of both graphs
     encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
@@ -32,8 +32,8 @@ from hyco_export.core.artifact import (
     ENCODINGS_FILE,
     KEEPSET,
     SLM,
-    SLM_OPENING_FILE,
     SLM_SAMPLES_FILE,
+    SLM_SINK_FILE,
     PartialBuild,
 )
 from hyco_export.core.device_spec import (
@@ -51,7 +51,7 @@ from hyco_export.core.files import write_json
 from hyco_export.core.golden import write_samples
 from hyco_export.core.keepset import read_keepset
 from hyco_export.core.memory import release_freed
-from hyco_export.core.network.host import slm_spec, write_opening
+from hyco_export.core.network.host import slm_spec, write_attention_sink
 from hyco_export.core.network.quantisation import slm_encodings
 from hyco_export.core.network.slm import layer_results
 from hyco_export.core.network.weights import PackedMatrices, Weights
@@ -161,7 +161,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     if config.graph.evidence_passes:
         subject = Subject(surgery, graphs.encodings, config.calibration.mask_value)
         write_slm_evidence(subject, quality, config.graph, validation, out_dir, progress)
-    token = surgery.opening.token if surgery.opening else None
+    token = surgery.sink.token if surgery.sink else None
     spec = slm_spec(
         surgery.network,
         columns.kept.vocab_size,
@@ -173,8 +173,8 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     )
     columns.write(out_dir)
     write_spec(out_dir / SLM_SPEC_FILE, spec)
-    if surgery.opening:
-        write_opening(out_dir / SLM_OPENING_FILE, surgery.opening, graphs.tree)
+    if surgery.sink:
+        write_attention_sink(out_dir / SLM_SINK_FILE, surgery.sink, graphs.tree)
     _write_samples(config, surgery, graphs, validation, out_dir)
     return {
         "tensors_equal": f"{equal} of {equal}",
@@ -218,7 +218,7 @@ def _calibrate(
         wanted.kv_percentile,
         lambda done, total: progress.step("SLM calibration passes", done, total),
         wanted.slm_passes,
-        surgery.opening,
+        surgery.sink,
         memory,
     )
     return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value)
@@ -289,7 +289,7 @@ def _measure(
         sequences,
         config.calibration.slm_quality_passes,
         original_best,
-        surgery.opening,
+        surgery.sink,
     )
     write_json(out_dir / SQNR_FILE, quality)
     return quality
@@ -303,8 +303,8 @@ def _write_samples(
 
     chosen, mask_value = sequences[:SAMPLES_PER_GRAPH], config.calibration.mask_value
     slm, tables = surgery.float_slm, surgery.tables
-    trees = tree_samples(slm, tables, chosen, config.graph.rows, mask_value, SAMPLE_SEED, surgery.opening)
-    prefills = prefill_samples(slm, tables, chosen, config.graph.prefill_rows, mask_value, surgery.opening)
+    trees = tree_samples(slm, tables, chosen, config.graph.rows, mask_value, SAMPLE_SEED, surgery.sink)
+    prefills = prefill_samples(slm, tables, chosen, config.graph.prefill_rows, mask_value, surgery.sink)
     write_samples(
         out_dir / SLM_SAMPLES_FILE,
         {

@@ -19,7 +19,7 @@ from hyco_export.core.artifact import (
     read_manifest,
     verify,
 )
-from hyco_export.core.files import said_of
+from hyco_export.core.files import storage_errors
 from hyco_export.core.memory import measured, release_freed
 from hyco_export.errors import interrupt_keeps
 from hyco_export.stages.declarations import LIBRARIES, Progress, Silent, Stage, library_versions, use_threads
@@ -118,7 +118,7 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
     began = time.monotonic()
     if item.stage.shared:
         crew.tell((item.stage.name, inputs, build_dir))
-    with measured() as peak, said_of(build_dir):
+    with measured() as peak, storage_errors(build_dir):
         metrics = item.stage.build(config, inputs, build_dir, progress)
     manifest = Manifest(
         stage=item.stage.name,
@@ -136,7 +136,7 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
         total_rss_bytes=peak.total_bytes,
         origins=origins(run, item.stage),
     )
-    with said_of(build_dir):
+    with storage_errors(build_dir):
         publish(build_dir, item.folder, manifest)
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.core.constants import BYTES_PER_MB
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.files import write_json
+from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.core.recipe import SlmGraph
 from hyco_export.stages.declarations import Metrics, Progress
 from hyco_export.stages.slm_surgery import Surgery
@@ -184,7 +184,7 @@ def write_slm_evidence(
         sequences,
         graph.evidence_passes,
         lambda done, total: progress.step("passes that measure single layers", done, total),
-        subject.surgery.opening,
+        subject.surgery.sink,
     )
     rows = [{"tensor": name, "sqnr_db": quality.layers[name], "kl_alone_nats": divergences[name]} for name in names]
     write_csv(out_dir / SENSITIVITY_CSV, rows)

@@ -207,16 +207,16 @@ def _float_reference(
     from hyco_export.evaluate.slm_quality import best_rows
     from hyco_export.models.slm.float import OriginalEmbeddings, float_stock, original_slm
     from hyco_export.models.slm.reference_weights import NearestLinears, Truth, nearest_tables
-    from hyco_export.models.slm.static_pass import find_opening
+    from hyco_export.models.slm.static_pass import find_attention_sink
     from hyco_export.models.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
 
     stock, kept = float_stock(folder), surgery.kept
     original, embeddings = original_slm(checkpoint, surgery.network, kept), OriginalEmbeddings(checkpoint)
     parity = require_parity(stock, original, embeddings, kept, trial.ids, trial.rows, _teller(progress))
-    opening = None
-    if surgery.opening is not None:
-        opening = find_opening(original, embeddings, surgery.opening.token, trial.rows, trial.mask_value)
-    best = best_rows(original, embeddings, trial.mask_value, trial.sequences, trial.rows, trial.max_passes, opening)
+    sink = None
+    if surgery.sink is not None:
+        sink = find_attention_sink(original, embeddings, surgery.sink.token, trial.rows, trial.mask_value)
+    best = best_rows(original, embeddings, trial.mask_value, trial.sequences, trial.rows, trial.max_passes, sink)
 
     def written(module: str) -> IntegerMatrix:
         matrix = surgery.weights.matrices[module.removeprefix(MODEL_PREFIX)]

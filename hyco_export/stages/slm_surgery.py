@@ -12,7 +12,7 @@ import numpy as np
 
 from hyco_export.core.artifact import PartialBuild
 from hyco_export.core.keepset import KeepSet
-from hyco_export.core.network.host import Opening
+from hyco_export.core.network.host import AttentionSink
 from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm, write_slm
 from hyco_export.core.network.weights import Weights
@@ -40,7 +40,7 @@ class Surgery:
     float_slm: "FloatSlm"
     tables: HostTables
     kept: np.ndarray
-    opening: Opening | None = None
+    sink: AttentionSink | None = None
 
 
 def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
@@ -100,22 +100,22 @@ def operate(
 
 def with_opening(surgery: Surgery, token: int, rows: int, mask_value: float) -> Surgery:
     """The same with the kept K/V rows of the token that begins every text."""
-    from hyco_export.models.slm.static_pass import find_opening
+    from hyco_export.models.slm.static_pass import find_attention_sink
 
-    return replace(surgery, opening=find_opening(surgery.float_slm, surgery.tables, token, rows, mask_value))
+    return replace(surgery, sink=find_attention_sink(surgery.float_slm, surgery.tables, token, rows, mask_value))
 
 
 def without_opening(sequences: Sequence[Sequence[int]], surgery: Surgery, rows: int) -> list[list[int]]:
-    """The rest of the sequences that begin with the opening and fill a pass after it.
+    """The rest of the sequences that begin with the sink and fill a pass after it.
 
     Raises:
         ArtifactError: there is none.
     """
-    assert surgery.opening is not None
-    rest = [list(ids[1:]) for ids in sequences if ids[0] == surgery.opening.token and len(ids) > rows]
+    assert surgery.sink is not None
+    rest = [list(ids[1:]) for ids in sequences if ids[0] == surgery.sink.token and len(ids) > rows]
     if not rest:
         raise ArtifactError(
-            f"no captured sequence begins with token {surgery.opening.token} and has {rows} more tokens",
+            f"no captured sequence begins with token {surgery.sink.token} and has {rows} more tokens",
             "raise $.capture.max_new_tokens, or remove $.slm.stored_opening",
         )
     return rest

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from test_app import run
 
 from hyco_export.cli import app, console, invocation
 from hyco_export.cli.invocation import command_line, completed, told
 from hyco_export.core.recipe_loading import embedded_recipe
 from hyco_export.errors import HycoError, interrupt_keeps
+from tests.cli.test_app import run
 
 ODD = "a[/red]b :bug: [draft] $HOME"
 PLACES = {"recipe": "my [draft] recipe.yaml", "run": ODD, "target": "sm8750", "server": "http://[::1]:8411",

@@ -1,11 +1,22 @@
-"""Integer grids: zero is exact, ends clip, halves round to even."""
+"""Quantisation parameters, packed integers: zero is exact, ends clip, halves round to even, every width comes back."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from transformers.integrations.gemma_quant import _unpack_int2, _unpack_int4
 
-from hyco_export.core.encodings import Encoding, encoding_from_range, symmetric_encoding, symmetric_limits
+from hyco_export.core.encodings import (
+    WIDTHS,
+    Encoding,
+    encoding_from_range,
+    pack_rows,
+    packed_width,
+    symmetric_encoding,
+    symmetric_limits,
+    unpack_rows,
+)
 
 
 @example(0.0, 2.4e-39, "uint16")  # a subnormal range
@@ -32,3 +43,25 @@ def test_symmetric_grid_is_centred() -> None:
 def test_infinite_range_is_refused() -> None:
     with pytest.raises(ValueError, match="not finite"):
         encoding_from_range(0.0, float("inf"), "uint8")
+
+
+@given(bits=st.sampled_from(WIDTHS), rows=st.integers(1, 4), width=st.integers(1, 11), seed=st.integers(0, 99))
+def test_round_trip(bits: int, rows: int, width: int, seed: int) -> None:
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
+    integers = np.random.default_rng(seed).integers(low, high, (rows, width)).astype(np.int8)
+    packed = pack_rows(integers, bits)
+    assert packed.shape == (rows, packed_width(width, bits))
+    assert np.array_equal(unpack_rows(packed, bits, width), integers)
+
+
+@pytest.mark.parametrize(("bits", "unpack"), [(2, _unpack_int2), (4, _unpack_int4)])
+def test_order_and_shift_are_transformers(bits: int, unpack) -> None:
+    packed = np.random.default_rng(0).integers(0, 256, (5, 6)).astype(np.uint8)
+    width = 6 * 8 // bits - 1
+    assert np.array_equal(unpack_rows(packed, bits, width), unpack(torch.from_numpy(packed), width).numpy())
+
+
+def test_eight_bits_stay_as_they_are() -> None:
+    integers = np.array([[-128, 127, 0]], np.int8)
+    assert np.array_equal(pack_rows(integers, 8), integers)
+    assert np.array_equal(unpack_rows(integers, 8, 3), integers)

@@ -1,9 +1,13 @@
-"""Peaks of memory: what a block allocates and frees is seen, what came before is not, children count by themselves."""
+"""Peaks of memory of a block and of its children; Ctrl-C during a collection is neither lost nor cuts it short."""
 
+import gc
+import signal
 import subprocess
 import sys
 
-from hyco_export.core.memory import measured
+import pytest
+
+from hyco_export.core.memory import measured, release_freed
 
 MEGABYTE = 1 << 20
 
@@ -48,3 +52,37 @@ def test_the_total_is_of_one_moment() -> None:
         subprocess.run([sys.executable, "-c", script], check=True)
     assert together.total_bytes > len(held) + 200 * MEGABYTE
     assert together.total_bytes <= together.own_bytes + together.children_bytes
+
+
+class Interrupting:
+    """Its finalizer is where the signal arrives."""
+
+    def __init__(self) -> None:
+        self.circle = self
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_inside_a_finalizer_is_not_lost() -> None:
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        gc.disable()
+        Interrupting()
+        with pytest.raises(KeyboardInterrupt):
+            release_freed()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_other_handlers_are_left_alone() -> None:
+    seen = []
+    usual = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        Interrupting()
+        release_freed()
+        assert seen == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, usual)

@@ -2,7 +2,7 @@
 
 from hyco_export.core.data.readers import read_conversations
 from hyco_export.dev.counting_bench import bench_counting, created, words_of, write_created
-from tests.builders import small_tokenizer
+from tests.support.builders import small_tokenizer
 
 WORDS = [f"word{'x' * i}" for i in range(400)]
 

@@ -76,7 +76,7 @@ def test_argmax_is_right_up_to_65536_and_wraps_beyond(emulated: Measure) -> None
 
 
 def test_2_bit_weights_through_onnx_are_refused_because_they_give_noise(emulated: Measure) -> None:
-    # when the noise is gone, the lint rule and `graph.two_bit_backend` can go too
+    # when the noise is gone, the lint rule and `graph.smaller_binaries` can go too
     build = linear(TensorProto.INT2, (-2, 1), opset=25, ir=13)
     assert "int2" in {finding.rule for finding in lint(build.model())}
     two_bit = emulated(build, x_feed())

@@ -72,11 +72,10 @@ def test_missing_empty_and_foreign_files_are_named(tmp_path: Path) -> None:
 def test_another_layout_version_is_refused_not_guessed(compiled_mlp: CompiledContext) -> None:
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from hyco_export.graph import context_layout\n"
-        "context_layout.BINARY_INFO_VERSION = 4\n"
-        "from hyco_export.graph.context_binary import parse_context\n"
+        "from hyco_export.graph import context_binary\n"
+        "context_binary.BINARY_INFO_VERSION = 4\n"
         "from hyco_export.graph.qnn import system_library\n"
-        "parse_context(Path(sys.argv[1]), system_library())\n"
+        "context_binary.parse_context(Path(sys.argv[1]), system_library())\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(compiled_mlp.binary)], capture_output=True, text=True)
     assert done.returncode == 1

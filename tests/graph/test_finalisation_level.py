@@ -22,9 +22,9 @@ SM8850 = TARGETS["sm8850"]
 COMPILE_AT = """
 import sys
 from hyco_export.core.targets import TARGETS
-from hyco_export.graph import frames, qnn
+from hyco_export.graph import qnn, qnn_process
 qnn.COMPILATION_OPTIONS["htp_graph_finalization_optimization_mode"] = sys.argv[3]
-qnn.compile_here(frames.CompileJob(sys.argv[1], sys.argv[2], TARGETS["sm8850"]))
+qnn.compile_here(qnn_process.CompileJob(sys.argv[1], sys.argv[2], TARGETS["sm8850"]))
 """
 
 

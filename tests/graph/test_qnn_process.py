@@ -74,9 +74,9 @@ def test_closing_twice_is_harmless() -> None:
 def test_arrays_cross_the_pipe_unchanged(dtype: str) -> None:
     array = np.random.default_rng(0).integers(0, 100, (3, 1, 5)).astype(dtype)
     stream = io.BytesIO()
-    qnn_process.write_frame(stream, Outputs(qnn_process.pack_arrays({"a": array, "b": array[:0]})))
+    qnn_process.write_message(stream, Outputs(qnn_process.pack_arrays({"a": array, "b": array[:0]})))
     stream.seek(0)
-    reply = qnn_process.read_frame(stream, Outputs)
+    reply = qnn_process.read_message(stream, Outputs)
     assert reply is not None
     found = qnn_process.unpack_arrays(reply.arrays)
     assert np.array_equal(found["a"], array) and found["a"].dtype == array.dtype
@@ -85,7 +85,7 @@ def test_arrays_cross_the_pipe_unchanged(dtype: str) -> None:
 
 def test_a_cut_stream_reads_as_the_end() -> None:
     stream = io.BytesIO()
-    qnn_process.write_frame(stream, Compiled(1.0, 1.0, 1))
+    qnn_process.write_message(stream, Compiled(1.0, 1.0, 1))
     whole = stream.getvalue()
     for kept in (0, 4, len(whole) - 1):
-        assert qnn_process.read_frame(io.BytesIO(whole[:kept]), Compiled) is None
+        assert qnn_process.read_message(io.BytesIO(whole[:kept]), Compiled) is None

@@ -1,4 +1,4 @@
-"""Weights in a file beside the graphs: the same values, once for all graphs, read by ONNX Runtime and the compiler."""
+"""Integer initializers written and read back, and weights in a file beside the graphs, stored once for all of them."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import pytest
 
 from hyco_export.core.device_spec import to_integers
 from hyco_export.core.network.host import SlmHost
+from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import CompileError
 from hyco_export.graph import writer
@@ -15,7 +16,7 @@ from hyco_export.graph.lint import require_clean
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.graph.qnn import compile_context, open_context
 from hyco_export.graph.slm_graphs import StoredMatrices, prefill_graph, tree_graph
-from hyco_export.graph.writer import PAGE_BYTES, ExternalData
+from hyco_export.graph.writer import PAGE_BYTES, ExternalData, carried_matrix, read_weight, weight_tensor
 from tests.support.packed_slm import ROWS, random_ids
 from tests.support.slm_parts import MASK_VALUE, slm_parts
 
@@ -85,3 +86,26 @@ def test_the_compiler_reads_the_file(folder: Path) -> None:
     with open_context(context.context_model, target) as one, open_context(inside.context_model, target) as other:
         found, wanted = one.run(feeds()), other.run(feeds())
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("bits", "kind"), [(2, onnx.TensorProto.INT4), (4, onnx.TensorProto.INT4), (8, onnx.TensorProto.INT8)]
+)
+@pytest.mark.parametrize("shape", [(3, 4), (3, 5), (1, 1)])
+def test_round_trip(bits: int, kind: int, shape: tuple[int, int]) -> None:
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
+    integers = np.random.default_rng(0).integers(low, high, shape).astype(np.int8)
+    integers.flat[0] = low
+    tensor = weight_tensor("w", integers, bits)
+    assert tensor.data_type == kind
+    assert np.array_equal(read_weight(tensor), integers)
+    assert np.array_equal(onnx.numpy_helper.to_array(tensor).astype(np.int8), integers)  # as onnx itself reads it
+
+
+def test_a_matrix_brings_scales_and_zeros_per_output_channel() -> None:
+    matrix = IntegerMatrix(np.ones((5, 3), np.int8), np.arange(5, dtype=np.float32), 4)
+    weight, scale, zero = carried_matrix("w", matrix)
+    assert list(weight.dims) == [5, 3]
+    assert onnx.numpy_helper.to_array(scale).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert zero.data_type == weight.data_type
+    assert read_weight(zero).tolist() == [0] * 5

@@ -12,7 +12,6 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 import pytest
-from test_protocol import SPEC, TEXT
 
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.protocol import wire
@@ -20,6 +19,7 @@ from hyco_export.protocol.sampling import draws, node_probabilities, sampling_su
 from hyco_export.server.access import LocalTransport
 from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.engine import Engine
+from tests.protocol.test_wire import SPEC, TEXT
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
 
 WORD = (1 << 64) - 1

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_acceptance import VOCAB, rounds
 
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
-from hyco_export.protocol.acceptance import PROBS, RAW, RULES, Judged, Verdict, check_acceptance, decide
-from hyco_export.protocol.rounds import look
+from hyco_export.protocol.acceptance import PROBS, RAW, RULES, Judged, Verdict, check_acceptance, decide, look
 from hyco_export.protocol.sampling import raw_distribution
 from hyco_export.protocol.tree import ROOT, path_to
+from tests.protocol.test_acceptance import VOCAB, rounds
 
 STOP = 2
 STOPS = frozenset({STOP})

@@ -116,7 +116,7 @@ def test_the_clip_ratios_must_be_in_order(tmp_path: Path) -> None:
     path = tmp_path / "edited.yaml"
     text = embedded_recipe().read_text()
     path.write_text(
-        text.replace("  rows: 32\n", "  rows: 32\n  weights: {bits: 8, clip_ratio_low: 0.9, clip_ratio_high: 0.8}\n")
+        text.replace("slm:  #", "slm:\n  weights: {bits: 8, clip_ratio_low: 0.9, clip_ratio_high: 0.8}\n  #")
     )
     with pytest.raises(RecipeError, match=r"\$\.slm\.weights\.clip_ratio_low is above clip_ratio_high"):
         load_recipe(path)

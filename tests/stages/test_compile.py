@@ -16,7 +16,7 @@ from hyco_export.core.recipe import CompileGates
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import ArtifactError, CompileError, GateError
-from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.parity import ParityReport, ReferenceSession
 from hyco_export.graph.qnn_process import ContextInfo
 from hyco_export.graph.smaller_binaries import find_compiler
@@ -43,7 +43,7 @@ def best_of_mlp() -> QdqBuilder:
 def save(build: QdqBuilder, folder: Path, name: str) -> GraphSpec:
     folder.mkdir(exist_ok=True)
     path = build.save(folder / f"{name}.onnx")
-    return read_interface(onnx.load(path), name)
+    return read_io_spec(onnx.load(path), name)
 
 
 def feeds(count: int, seed: int) -> list[dict[str, np.ndarray]]:

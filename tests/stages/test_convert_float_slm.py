@@ -6,10 +6,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from test_convert_slm import FILES, make_inputs
 
 from hyco_export.core.device_spec import SlmSpec, read_spec
-from hyco_export.core.network.host import read_opening
+from hyco_export.core.network.host import read_attention_sink
 from hyco_export.core.network.weight_files import read_slm
 from hyco_export.core.recipe import Calibration, SlmGraph, SlmWeights
 from hyco_export.core.tables import TABLES_FILE, HostTables
@@ -20,6 +19,7 @@ from hyco_export.models.slm import reference_weights
 from hyco_export.stages import convert_slm
 from hyco_export.stages.convert_slm import ConvertSlmConfig
 from hyco_export.stages.declarations import Silent
+from tests.stages.test_convert_slm import FILES, make_inputs
 from tests.support.float_slm import gemma3_config, save_float_slm, tied
 from tests.support.packed_slm import slm_config
 
@@ -68,7 +68,7 @@ def test_a_stored_opening_is_never_run(tmp_path: Path) -> None:
     metrics = convert_slm.STAGE.build(stored, inputs, tmp_path / "out", Silent())
     assert metrics["top1_agreement_unrounded"] > 0.9
     spec = read_spec(tmp_path / "out" / "slm.json", SlmSpec)
-    rows = read_opening(tmp_path / "out" / "slm_opening.safetensors")
+    rows = read_attention_sink(tmp_path / "out" / "slm_opening.safetensors")
     assert spec.opening_token == 2
     assert set(rows) == {f"{kind}.{index}" for kind in "kv" for index in range(5)}
 
@@ -85,9 +85,9 @@ def test_a_stored_opening_is_never_run(tmp_path: Path) -> None:
     assert other.length == len(tokens) - 1
 
 
-def open_device(spec: SlmSpec, folder: Path, opening: dict[str, np.ndarray]) -> GraphSlm:
+def open_device(spec: SlmSpec, folder: Path, sink: dict[str, np.ndarray]) -> GraphSlm:
     tree, prefill = (ReferenceSession(folder / f"{name}.onnx") for name in ("slm_tree", "slm_prefill"))
-    return GraphSlm(spec, HostTables(folder / TABLES_FILE), tree, prefill, opening)
+    return GraphSlm(spec, HostTables(folder / TABLES_FILE), tree, prefill, sink)
 
 
 def test_four_bits_agree_less(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hyco_export.core.golden import read_samples
 from hyco_export.core.keepset import KEEPSET_FILE, KeepSet
 from hyco_export.core.recipe import Calibration, SlmGraph
 from hyco_export.errors import ArtifactError, CheckpointError, GateError
-from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.stages import convert_slm
 from hyco_export.stages.convert_slm import ConvertSlmConfig
@@ -115,7 +115,7 @@ def test_spec_and_graphs_agree(built: tuple[dict, Path, dict[str, Path]]) -> Non
     assert spec.keepset_digest == KeepSet(KEPT, VOCAB).digest
     assert [layer.index for layer in spec.layers] == [0, 1]
     for graph in (spec.tree, spec.prefill):
-        assert read_interface(onnx.load(folder / f"{graph.name}.onnx"), graph.name) == graph
+        assert read_io_spec(onnx.load(folder / f"{graph.name}.onnx"), graph.name) == graph
     grids = json.loads((folder / "encodings.json").read_text())
     assert grids["k.1"] == {"dtype": "uint8", "scale": spec.tree.input("k.1").encoding.scale, "zero_point": 128}
 

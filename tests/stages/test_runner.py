@@ -248,7 +248,7 @@ def test_conversations_are_read_to_the_end_before_any_stage_works(tmp_path: Path
     file.write_text('{"messages": [{"role": "user", "content": "x"}]}\nno conversation\n')
     last = Stage("k", 1, ("a",), steps, lambda recipe: {"conversations": str(file)}, lambda *_: {})
     run = run_folder(tmp_path)
-    with pytest.raises(RecipeError, match=r"\$.data.conversations: conversations.jsonl, line 2"):
+    with pytest.raises(RecipeError, match=rf"\$.data.conversations: {file}: conversations.jsonl, line 2"):
         build_all(run, [stages(source)[0], last], Silent())
     assert not (run.root / "a").exists()
 

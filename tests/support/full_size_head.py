@@ -1,6 +1,6 @@
 """Measures the head at full size: emission, compilation, one draft in the emulator; a command, not a test.
 
-    python tests/full_size_head.py OUT [--small] [--projected] [--emulate]
+    python -m tests.support.full_size_head OUT [--small] [--projected] [--emulate]
 
 Prints one JSON object. Emulating takes about two minutes on two cores.
 """

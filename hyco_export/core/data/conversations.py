@@ -1,6 +1,7 @@
-"""A chat conversation: who said what, under an id.
+"""A chat conversation under an id: roles, turns, the prompt in it, and what makes two conversations the same one.
 
-Knows roles and turns; not how conversations are stored (`core.data`) and not what the text is used for.
+A conversation without an id gets one made from its text. Calibration and validation stay apart from counted text by id
+and by first user message (`Identities`).
 """
 
 import hashlib
@@ -15,6 +16,8 @@ from hyco_export.errors import RecipeError
 ASSISTANT_ROLES = ("assistant", "model")
 USER_ROLE = "user"
 ROLES = ("system", "developer", USER_ROLE, *ASSISTANT_ROLES, "tool", "function")
+DIGEST_BYTES = 16  # of 2^64 conversations two would share one by chance
+CONTENT_PREFIX = "text:"
 ROLE_HINT = "the roles that are known are {}; what ShareGPT calls human and gpt are user and assistant".format(
     ", ".join(ROLES)
 )
@@ -28,26 +31,26 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A conversation; `id` and the opening are what keeps calibration and counting apart (`core.data.identity`)."""
+    """A conversation; `id` and first user message keep calibration and counting apart (`Identities`)."""
 
     id: str
     messages: tuple[Message, ...]
 
     @property
     def assistant_texts(self) -> tuple[str, ...]:
-        """What the assistant said, turn by turn, without the white space that chat templates trim."""
+        """The assistant's turns, without the white space that chat templates trim."""
         return tuple(m.content.strip() for m in self.messages if m.role in ASSISTANT_ROLES)
 
 
 def require_known_roles(conversation: Conversation) -> None:
-    """Raises RecipeError: a role that nothing here would take for a question or an answer."""
+    """Raises RecipeError: a turn whose role is not in ROLES."""
     unknown = sorted({message.role for message in conversation.messages} - set(ROLES))
     if unknown:
         raise RecipeError(f"conversation {conversation.id!r} has turns of {', '.join(map(repr, unknown))}", ROLE_HINT)
 
 
 def prompt_messages(conversation: Conversation) -> tuple[Message, ...]:
-    """The turns up to the last one that is not the assistant's: what the verifier is to answer.
+    """The turns up to the last one that is not the assistant's: the prompt for the verifier.
 
     Raises:
         RecipeError: an unknown role, only assistant turns, no user's turn, or one without text at the end.
@@ -76,15 +79,8 @@ def first_turn(conversation: Conversation) -> Conversation:
     return Conversation(conversation.id, conversation.messages[: roles.index(USER_ROLE) + 1])
 
 
-# What tells conversations apart: an id made from the text where a source has none, and the text of the opening.
-
-
-DIGEST_BYTES = 16  # of 2^64 conversations two would share one by chance
-CONTENT_PREFIX = "text:"
-
-
 def content_id(messages: Iterable[Message]) -> str:
-    """A stable id of a conversation without one: equal texts, equal ids, in every source and at every place."""
+    """A stable id from the text alone: equal texts have equal ids in every source and at every place."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for message in messages:
         for part in (message.role, message.content):
@@ -93,8 +89,8 @@ def content_id(messages: Iterable[Message]) -> str:
     return CONTENT_PREFIX + digest.hexdigest()
 
 
-def opening_digest(conversation: Conversation) -> bytes:
-    """Of the first user message, else of all text; Unicode form, white space and case do not matter."""
+def first_message_digest(conversation: Conversation) -> bytes:
+    """Digest of the first user message, else of all text; Unicode form, white space and case do not matter."""
     users = (message.content for message in conversation.messages if message.role == USER_ROLE)
     text = next(users, None)
     if text is None:
@@ -105,16 +101,18 @@ def opening_digest(conversation: Conversation) -> bytes:
 
 @dataclass(frozen=True)
 class Identities:
-    """The conversations of one or more sets, known by id and by opening."""
+    """The conversations of one or more sets, known by id and by first user message."""
 
     ids: frozenset[str]
-    openings: frozenset[bytes]
+    first_messages: frozenset[bytes]
 
     def __contains__(self, conversation: Conversation) -> bool:
-        return conversation.id in self.ids or (bool(self.openings) and opening_digest(conversation) in self.openings)
+        return conversation.id in self.ids or (
+            bool(self.first_messages) and first_message_digest(conversation) in self.first_messages
+        )
 
 
 def identities(conversations: Iterable[Conversation]) -> Identities:
-    """Of all these conversations."""
-    pairs = [(conversation.id, opening_digest(conversation)) for conversation in conversations]
+    """Identities of these conversations."""
+    pairs = [(conversation.id, first_message_digest(conversation)) for conversation in conversations]
     return Identities(frozenset(name for name, _ in pairs), frozenset(opening for _, opening in pairs))

@@ -1,7 +1,4 @@
-"""Prompt sets: the conversations that calibrate and those that validate. Small, and read before any long work.
-
-Knows what makes two sets usable together; not how a prompt is answered.
-"""
+"""Prompt sets: checks of the conversations that calibrate, validate and are counted, made before any long work."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -39,7 +36,7 @@ def read_prompts(path: Path, field: str) -> list[Conversation]:
 
 @contextmanager
 def prompt_named(field: str, number: int, conversation: Conversation) -> Iterator[None]:
-    """Say which prompt of a set a refusal is about: the `number`-th, from 1."""
+    """Name the prompt in errors of the block: the `number`-th of its set, from 1."""
     try:
         yield
     except (RecipeError, CheckpointError) as error:
@@ -48,11 +45,15 @@ def prompt_named(field: str, number: int, conversation: Conversation) -> Iterato
 
 
 def require_counted(found: Iterable[Conversation], field: str, asked: Identities) -> tuple[int, str]:
-    """Read a set that is counted to its end: what is wrong with its last line is said before hours of work, not after.
+    """Read the set that will be counted to its end, so that a broken last line is reported before hours of work.
 
-    asked: the conversations that calibrate or validate, which are not counted.
+    Args:
+        found: its conversations.
+        field: its place in the recipe, for messages.
+        asked: the conversations that calibrate or validate, which are not counted.
 
-    Returns: how many conversations there are, and in words how many of them hold nothing to count, "" where none.
+    Returns:
+        How many conversations there are, and a remark on those without an assistant's text, "" where there are none.
 
     Raises:
         RecipeError: not readable, none, or no assistant's text outside the `asked`; names field and roles.
@@ -89,7 +90,7 @@ def require_enough(found: int, wanted: int, path: Path, asked_by: str = PROMPT_C
 
 
 def require_prompts(calibration: Path, validation: Path, wanted: int) -> None:
-    """Two usable sets with nothing in common, and at least `wanted` prompts to validate with.
+    """Check that both sets are usable, have nothing in common, and that at least `wanted` prompts validate.
 
     Raises:
         RecipeError: they are not; names the field, and the prompt that stands in both.

@@ -1,7 +1,7 @@
 """Conversations in local files: JSONL (also gzipped) or Parquet, one file or a folder of them, read as a stream.
 
 A JSONL line is `{"messages": [{"role", "content"}, ...]}` with an optional `id`; a Parquet file has the same columns
-(the layout of UltraChat 200k). Knows files and names the line that breaks the form; not what the text is used for.
+(the layout of UltraChat 200k). Errors name the line or row that breaks the form.
 """
 
 import codecs
@@ -48,7 +48,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Listing:
-    """The data files of a path, in name order, and what lies there beside them: paths by why they are not read."""
+    """The data files of a path, in name order, and the other paths there by why they are not read."""
 
     read: tuple[Path, ...]
     left_out: Mapping[str, tuple[Path, ...]]
@@ -64,7 +64,7 @@ class Listing:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Files read, and left out by why."""
+        """How many files are read, and how many are left out by reason."""
         return {"read": len(self.read), **{why: len(paths) for why, paths in self.left_out.items()}}
 
 
@@ -98,10 +98,10 @@ def data_files(path: Path) -> list[Path]:
 
 
 def list_files(path: Path) -> Listing:
-    """What is read of a folder, linked folders included: every data file with something in it, once.
+    """The data files below a folder, linked folders included: each non-empty file once.
 
     Hidden files and folders are left out (`.ipynb_checkpoints` holds copies), and files with the bytes of an earlier
-    one: text that is counted twice weighs twice.
+    one: their text would be counted twice.
     """
     if path.is_file():
         return Listing((path,), {})
@@ -128,7 +128,7 @@ def list_files(path: Path) -> Listing:
 
 
 def _walk(path: Path, left_out: dict[str, list[Path]]) -> Iterator[Path]:
-    """All files below a folder, whatever they are; each folder once, hidden ones not at all."""
+    """All files below a folder; each folder is entered once, hidden ones never."""
     seen = {path.resolve()}
     for root, folders, files in os.walk(path, followlinks=True):
         entered = []
@@ -191,12 +191,12 @@ def to_conversation(row: dict[str, Any], id_column: str, place: str) -> Conversa
 
 
 def _named(name: object, messages: tuple[Message, ...]) -> Conversation:
-    """A conversation under the id that its row has, a number or a text, else under one made from its text."""
+    """A conversation under its row's id (number or text), else under one made from its text."""
     return Conversation(content_id(messages) if name in (None, "") else str(name), messages)
 
 
 def _require_messages(columns: Iterable[str], place: str, form: str = ROW_FORM) -> None:
-    """Raises RecipeError: no column of messages; names those that are there."""
+    """Raises RecipeError: no `messages` column; names the columns there are."""
     names = list(columns)
     if MESSAGES_COLUMN not in names:
         hint = f"{SHAREGPT_FORM}; {form}" if SHAREGPT_COLUMN in names else form
@@ -205,7 +205,7 @@ def _require_messages(columns: Iterable[str], place: str, form: str = ROW_FORM) 
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a JSONL file that hold something, with their numbers, from 1; without a byte order mark.
+    """The non-blank lines of a JSONL file with their numbers, from 1; without a byte order mark.
 
     Raises:
         RecipeError: it cannot be read, is UTF-16, or is damaged.
@@ -235,7 +235,7 @@ def _read_jsonl(path: Path, id_column: str) -> Iterator[Conversation]:
 
 
 def _broken_line(path: Path, number: int, line: bytes, error: Exception) -> RecipeError:
-    """What is wrong with a line: another layout, a whole array, or the decoder's own words."""
+    """The error for a line that is no conversation: another layout, a whole array, or the decoder's own words."""
     place = f"{path.name}, line {number}"
     if line.lstrip().startswith(b"["):
         convert = f"jq -c '.[]' {shlex.quote(str(path))} > lines.jsonl"
@@ -245,12 +245,12 @@ def _broken_line(path: Path, number: int, line: bytes, error: Exception) -> Reci
     except RecipeError as other_columns:
         return other_columns
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # no JSON at all: the decoder's words say where
+        pass  # no JSON at all: the decoder's words name the place
     return RecipeError(f"{place}: {error}", LINE_FORM)
 
 
 def _renamed(id_column: str) -> type[Any]:
-    """The row whose id stands in another column."""
+    """A row type whose id stands in another column."""
     return msgspec.defstruct(
         "_Row",
         [("messages", tuple[Message, ...]), ("id", str | int | None, None)],

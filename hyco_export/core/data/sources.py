@@ -1,7 +1,8 @@
-"""Reads any source of conversations, and says by which digest an artifact's key knows it.
+"""Reads any source of conversations (local path, Hub data set, weighted mix), and its digest for an artifact's key.
 
 A source that is only a local path is read where it lies. Everything else (a Hub set, a mix, a selection) is written
-once as JSONL with ids, so that every stage reads the same conversations and a second read needs no network.
+once as JSONL with ids (`prepared`), so that every stage reads the same conversations and a second read needs no
+network. Hub sets are streamed by `datasets` at a pinned commit; mixing and shuffling follow a seed.
 """
 
 import os
@@ -23,15 +24,14 @@ from hyco_export.errors import RecipeError
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
-# Orders of conversations that a seed decides: drawing from several sources by weight, and shuffling through a window.
-
-
 T = TypeVar("T")
 SHUFFLE_WINDOW = 10_000  # items held back to draw from: about 60 MB of UltraChat
+PREPARED_NAME = "{name}-{digest:.16}.jsonl"  # 64 bits of the digest: the folder holds a handful of files
+OnCount = Callable[[int], None]
 
 
 def interleaved(sources: Sequence[Iterator[T]], weights: Sequence[float], seed: int) -> Iterator[T]:
-    """Items drawn from the sources by weight; a source that ends leaves its share to the others, none repeats."""
+    """Items drawn from the sources by weight; when one ends, the others share its weight; none repeats."""
     generator = np.random.default_rng(seed)
     open_sources, share = list(sources), np.asarray(weights, dtype=np.float64)
     while open_sources:
@@ -44,7 +44,7 @@ def interleaved(sources: Sequence[Iterator[T]], weights: Sequence[float], seed: 
 
 
 def shuffled(items: Iterator[T], seed: int, window: int = SHUFFLE_WINDOW) -> Iterator[T]:
-    """Each next item drawn at random from the `window` items that come first and are not drawn yet."""
+    """Items in random order, each drawn from the first `window` items that are not drawn yet."""
     generator = np.random.default_rng(seed)
     held: list[T] = []
     for item in items:
@@ -55,9 +55,6 @@ def shuffled(items: Iterator[T], seed: int, window: int = SHUFFLE_WINDOW) -> Ite
         held[place], item = item, held[place]
         yield item
     yield from (held[place] for place in generator.permutation(len(held)))
-
-
-# Conversations of a Hub data set in UltraChat's layout, streamed with the `datasets` library at a pinned commit.
 
 
 def read_hub(source: DataSource) -> Iterator[Conversation]:
@@ -82,7 +79,7 @@ def read_hub(source: DataSource) -> Iterator[Conversation]:
 def _open(source: DataSource) -> "IterableDataset":
     from datasets import disable_progress_bars, load_dataset
 
-    assert source.dataset is not None  # `core.data.source.check_source`
+    assert source.dataset is not None  # `recipe_sections.check_source`
     if Path(source.dataset).exists():  # the library would read the folder and ignore the commit
         raise RecipeError(f"{source.dataset} is also a folder here", "name it `path`, or run from another folder")
     disable_progress_bars()
@@ -93,7 +90,7 @@ def _open(source: DataSource) -> "IterableDataset":
 
 
 def _refusal(source: DataSource, error: Exception) -> RecipeError:
-    """What a failure means, and the next step: `datasets` says it in the text of few kinds of errors."""
+    """The error for a failed read, with its next step; `datasets` tells causes apart in its texts alone."""
     where = f"data set {source.dataset} at commit {source.revision}"
     detail = " ".join(str(error).split()) or type(error).__name__
     if "gated" in detail:
@@ -112,15 +109,11 @@ def _refusal(source: DataSource, error: Exception) -> RecipeError:
     )
 
 
-PREPARED_NAME = "{name}-{digest:.16}.jsonl"  # 64 bits of the digest: the folder holds a handful of files
-OnCount = Callable[[int], None]
-
-
 def local_path(path: str, recipe_folder: Path | None) -> Path:
     """Where a data file or folder lies.
 
     Raises:
-        RecipeError: nowhere.
+        RecipeError: it does not exist.
     """
     found = locate(path, recipe_folder)
     if found is None or not found.exists():
@@ -152,7 +145,7 @@ def _all(source: DataSource, recipe_folder: Path | None) -> Iterator[Conversatio
 
 
 def local_folders(reference: Reference, recipe_folder: Path | None) -> Iterator[Path]:
-    """The folders on this machine that a source reads.
+    """The local folders that a source reads.
 
     Raises:
         RecipeError: a local path that does not exist.
@@ -165,10 +158,10 @@ def local_folders(reference: Reference, recipe_folder: Path | None) -> Iterator[
 
 
 def source_digest(reference: Reference, recipe_folder: Path | None) -> str:
-    """What a source adds to an artifact's key; reads local files, never the Hub.
+    """A source's digest for an artifact's key; reads local files, never the Hub.
 
-    A path alone: sha256 of its content. Otherwise: sha256 over the source's fields, in which the digest of its content
-    stands for a local path, and name, split and commit stand for a Hub set.
+    A path alone: sha256 of its content. Otherwise: sha256 over the source's fields, with local paths replaced by the
+    digests of their content; name, split and commit identify a Hub set.
 
     Raises:
         RecipeError: a local path that does not exist.
@@ -186,7 +179,7 @@ def _resolved(source: DataSource, recipe_folder: Path | None) -> DataSource:
 
 
 def at_hand(name: str, reference: Reference, recipe_folder: Path | None, folder: Path) -> Iterator[Conversation] | None:
-    """A source's conversations, without writing or fetching any; None for those of a Hub set that is not `prepared`.
+    """A source's conversations without writing or downloading; None for a Hub set that is not `prepared` yet.
 
     Raises:
         RecipeError: a local path that does not exist; while reading: what is not a conversation.
@@ -199,7 +192,7 @@ def at_hand(name: str, reference: Reference, recipe_folder: Path | None, folder:
 
 
 def path_at_hand(name: str, reference: Reference, recipe_folder: Path | None, folder: Path) -> Path | None:
-    """The path that `prepared` would give without writing anything; None where there is nothing yet.
+    """The path that `prepared` would give, without writing; None where it is not there yet.
 
     Raises:
         RecipeError: a local path that does not exist.
@@ -214,7 +207,7 @@ def path_at_hand(name: str, reference: Reference, recipe_folder: Path | None, fo
 def prepared(name: str, reference: Reference, recipe_folder: Path | None, folder: Path, on_count: OnCount) -> Path:
     """The local path that holds a source's conversations; written into `folder` unless the source is a path alone.
 
-    `name` only names the file. A file that is there is not read again: its name holds the source's digest.
+    `name` only names the file. An existing file is not written again: its name holds the source's digest.
 
     Raises:
         RecipeError: the source cannot be read, or holds no conversation.

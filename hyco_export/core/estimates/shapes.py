@@ -1,12 +1,17 @@
-"""Sizes of models that belong together, as far as files and memory depend on them.
+"""Sizes of models that belong together, as far as files and memory depend on them; `models.shapes` reads them.
 
-Knows counts; where they come from (a config, a released model) is the reader's matter: `nn.shapes`.
 Legend: H the verifier's hidden size, M the head's, V vocabulary, N K/V heads, d head dimension.
 """
 
 import msgspec
 
 BITS_PER_BYTE = 8
+
+# rows and samples that the stages keep to and their estimates count with
+PACKED_ROWS = 512  # short sequences share a pass (2.4 times as fast at 55 rows each); a long one has it alone
+ROOTS_PER_SEQUENCE = 8  # of the head compared in each validation sequence: with 60 of them and 4 steps 1,920 ids
+SAVED_EVERY = 10  # of the compared positions, for the emulator, where a draft takes half a second
+SAMPLES_PER_GRAPH = 4  # of the SLM's; the emulator takes seconds to minutes for one
 
 
 class Matrix(msgspec.Struct, frozen=True):
@@ -39,7 +44,7 @@ class KvLayer(msgspec.Struct, frozen=True):
 
 
 class VerifierShape(msgspec.Struct, frozen=True):
-    """The verifier."""
+    """The verifier's sizes."""
 
     parameters: int
     hidden: int  # H
@@ -58,7 +63,7 @@ class VerifierShape(msgspec.Struct, frozen=True):
 
 
 class HeadShape(msgspec.Struct, frozen=True):
-    """The head. Its output layer [V, M] is not among the matrices: only kept rows reach the device."""
+    """The head's sizes. Its output layer [V, M] is not among the matrices: only kept rows reach the device."""
 
     width: int  # M
     vocab_size: int
@@ -82,7 +87,7 @@ class HeadShape(msgspec.Struct, frozen=True):
 
 
 class SlmShape(msgspec.Struct, frozen=True):
-    """The SLM. The output layer is not among the matrices."""
+    """The SLM's sizes. The output layer is not among the matrices."""
 
     hidden: int
     per_layer_width: int  # of all layers together, 0 without per-layer embeddings
@@ -107,12 +112,3 @@ class FamilyShape(msgspec.Struct, frozen=True):
         """The head, for the stages that only a recipe with one has."""
         assert self.head is not None
         return self.head
-
-
-# How many rows, positions and samples the stages take: what they keep to, and what their estimates count with.
-
-
-PACKED_ROWS = 512  # short sequences share a pass (2.4 times as fast at 55 rows each); a long one has it alone
-ROOTS_PER_SEQUENCE = 8  # of the head compared in each validation sequence: with 60 of them and 4 steps 1,920 ids
-SAVED_EVERY = 10  # of the compared positions, for the emulator, where a draft takes half a second
-SAMPLES_PER_GRAPH = 4  # of the SLM's; the emulator takes seconds to minutes for one

@@ -1,7 +1,8 @@
-"""What an estimate says of a stage, the work it is made from, and the constants that were measured.
+"""Estimates for `--dry-run`: disk and memory of every stage from the recipe, the models' sizes and the data.
 
-Memory is resident memory as the kernel counts it (files that are mapped and read included), of the stage's process and
-its child processes at one moment; manifests record the peak of each.
+Coefficients were measured; stages on the head's side come first, then the SLM's. Memory is resident memory as the
+kernel counts it (mapped files that were read included), of the stage's process and its children at one moment;
+manifests record the peak of each.
 """
 
 import msgspec
@@ -27,7 +28,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """One stage. Tokens are those that pass through a model and are stored; 0 where that says nothing."""
+    """The estimate of a stage. `tokens`: those that pass through a model and are stored; 0 where none are."""
 
     disk_bytes: int
     ram_bytes: int
@@ -48,7 +49,7 @@ class Split(msgspec.Struct, frozen=True):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What the recipe's data amount to."""
+    """The amount of data a recipe names."""
 
     calibration: Split
     sampled: Split
@@ -68,8 +69,7 @@ class Work(msgspec.Struct, frozen=True):
         return sum(split.sequences for split in self.splits)
 
 
-# Estimates of the stages on the head's side: capture (and of text alone), qat-head, build-keepset, convert-head.
-
+# ---- the head's side
 
 ID_BYTES = 8  # a token id in a capture
 ANSWER_BYTES = 8  # of a token in answers.jsonl: its id and its text
@@ -77,17 +77,12 @@ CURVE_LINE_BYTES = 115  # one training step
 REPORT_BYTES = 12_000  # JSON files beside the tensors
 CURVE_BYTES, CONVERSATION_BYTES = 23_000, 40  # coverage curve with its picture; a line with a conversation's id
 INT4_CHANNEL_BYTES = 4.5  # of an output channel in a graph: a float32 scale and a 4-bit zero point
-LAYER_STEP_BYTES = 38_000  # nodes, names and activation grids of one layer in one step of the head's graph
+LAYER_STEP_BYTES = 38_000  # nodes, names and encodings of one layer in one step of the head's graph
 LOGIT_BYTES = 32  # of one logit in a training pass: teacher's, student's, both log-softmaxes, gradients
-TRAINED_BYTES = (
-    23  # of a trained weight: master, gradient, two moments, fake-quantised copy (4 each), 3 variants in int8
-)
+TRAINED_BYTES = 23  # of a trained weight: master, gradient, 2 moments, fake-quantised copy (4 each), 3 int8 variants
 ENTRY_BYTES = 530  # of a vocabulary's entry: the tokenizer, and what is counted and ranked
 GRAPH_COPIES = 5  # of the graph while it is made: initializers, serialised, linted
-HEAD_BINARY_FACTOR, BINARY_STEP_BYTES = (
-    1.04,
-    56_000,
-)  # of the context binary: of its weights, and of one layer in one step
+HEAD_BINARY_FACTOR, BINARY_STEP_BYTES = 1.04, 56_000  # context binary: of its weights; of one layer in one step
 
 
 def capture_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
@@ -103,7 +98,7 @@ def capture_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimat
 
 
 def capture_text_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """The same of a recipe without a head, which hands nothing off."""
+    """Capture of a recipe without a head, which stores text alone."""
     weights = family.verifier.parameters * DTYPE_BYTES[recipe.models.verifier.dtype]
     return Estimate(tokens=work.tokens, disk_bytes=work.tokens * ANSWER_BYTES, ram_bytes=BASE_BYTES + weights)
 
@@ -163,12 +158,12 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
 
 
 def head_graph_bytes(recipe: Recipe, family: FamilyShape) -> int:
-    """head.onnx."""
+    """Bytes of head.onnx."""
     return head_weight_bytes(recipe, family) + LAYER_STEP_BYTES * _layer_steps(recipe, family.require_head())
 
 
 def head_binary_bytes(recipe: Recipe, family: FamilyShape) -> int:
-    """The head's context binary."""
+    """Bytes of the head's context binary."""
     steps = BINARY_STEP_BYTES * _layer_steps(recipe, family.require_head())
     return int(HEAD_BINARY_FACTOR * head_weight_bytes(recipe, family)) + steps
 
@@ -182,7 +177,7 @@ def head_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:
 
 
 def kept_tokens(recipe: Recipe, family: FamilyShape) -> int:
-    """n; the whole vocabulary for a recipe that asks for a coverage, whose size only counting tells."""
+    """Size of the keep set; the whole vocabulary where the recipe asks for a coverage, known only after counting."""
     return recipe.keepset.size or family.verifier.vocab_size
 
 
@@ -194,13 +189,12 @@ def _report_bytes(steps: int) -> int:
     return CURVE_LINE_BYTES * steps + REPORT_BYTES
 
 
-# Estimates of the stages on the SLM's side: convert-slm, and compile for all graphs.
-
+# ---- the SLM's side, and compile
 
 CARRIER_BITS = 4  # 2-bit integers travel in 4 bits
-LAYER_BYTES = 53_000  # nodes, names and activation grids of one layer in a graph
+LAYER_BYTES = 53_000  # nodes, names and encodings of one layer in a graph
 SLM_BINARY_FACTOR, BINARY_LAYER_BYTES = 1.018, 58_000  # of a context binary: of its weights, and of one layer
-GRIDS_BYTES = 7_500  # of a layer in the JSON files
+ENCODINGS_BYTES = 7_500  # of a layer in the JSON files
 INTEGER16_BYTES = 2
 FILE_FACTOR = 1.2  # memory for every byte of weights, tables and graphs: mapped, and partly copied
 OUTPUT_BYTES = 10  # memory for every weight of the output layer: floats of the pass, their copies
@@ -223,7 +217,7 @@ def convert_slm_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Est
     )
     files = tables + weights + graphs
     return Estimate(
-        disk_bytes=files + samples + GRIDS_BYTES * slm.layers,
+        disk_bytes=files + samples + ENCODINGS_BYTES * slm.layers,
         ram_bytes=TRAINING_BASE_BYTES + int(FILE_FACTOR * files) + OUTPUT_BYTES * output,
     )
 
@@ -250,7 +244,7 @@ def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimat
 
 
 def slm_binary_bytes(weight_bytes: int, layers: int) -> int:
-    """A context binary."""
+    """Bytes of a context binary of the SLM."""
     return int(SLM_BINARY_FACTOR * weight_bytes) + BINARY_LAYER_BYTES * layers
 
 
@@ -261,7 +255,7 @@ def tree_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:
 
 
 def prefill_weight_bytes(slm: SlmShape) -> int:
-    """The same for the part that a prefill pass needs."""
+    """Weight bytes of the part that a prefill pass needs."""
     return sum(_carried_bytes(matrix) for matrix in slm.matrices if matrix.in_prefill)
 
 

@@ -1,4 +1,7 @@
-"""What Gemma 4 networks share: rotary embedding, grouped-query attention, gated MLP, soft-cap; written in `Ops` alone.
+"""The operation set of static networks (`Ops`), and the blocks head and SLM share, written in it alone.
+
+A backend of `Ops` computes the operations (torch) or writes them into a graph (ONNX). Blocks: rotary embedding,
+grouped-query attention, gated MLP, soft-cap.
 
 Legend: R rows of a pass, A query heads, N kv heads, d head dim, C keys (ring slots + rows), H hidden.
 """
@@ -7,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
 from typing import Protocol, TypeVar
-
-# The operations a static network is made of; a backend computes them or writes them into a graph.
-
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class Ops(Protocol[T]):
         ...
 
     def convert(self, name: str, x: T, like: str) -> T:
-        """The same real values in the encoding of the tensor `like` (a name): a change of grid, nothing in float."""
+        """The same real values in the encoding of the tensor `like` (a name): requantised, unchanged in float."""
         ...
 
     def argmax(self, name: str, x: T) -> T:
@@ -96,7 +96,7 @@ class Ops(Protocol[T]):
 
 GELU_LINEAR = sqrt(2.0 / pi)  # tanh form of GELU: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 GELU_CUBIC = 0.044715 * GELU_LINEAR
-FLAT = 6.0  # |tanh(x)| beyond it is 1 to within half a step of a 16-bit grid over [-1, 1]: 1.2e-5 < 1.5e-5
+FLAT = 6.0  # |tanh(x)| beyond it is 1 to within half a 16-bit step over [-1, 1]: 1.2e-5 < 1.5e-5
 GELU_FLAT_SQUARE = 18.0  # x^2 from which GELU's argument exceeds FLAT: sqrt(18) (0.798 + 0.0357 * 18) = 6.1
 
 
@@ -199,16 +199,16 @@ _FLAT_RANGES = {
     "argument": (-FLAT, FLAT),
     "over_cap": (-FLAT, FLAT),
 }
-"""By the last part of a name in `gelu` and `soft_cap`: what only decides where tanh stands on its curve."""
+"""By the last part of a name in `gelu` and `soft_cap`: ranges outside which tanh is flat."""
 
 
 def only_feeds_tanh(name: str) -> bool:
-    """Is this tensor one of those that tanh flattens, so that clipping it changes nothing?"""
+    """Whether a tensor only feeds tanh, so that clipping it where tanh is flat changes nothing."""
     return name.rpartition(".")[2] in _FLAT_RANGES
 
 
 def cut_where_flat(ranges: Ranges) -> dict[str, tuple[float, float]]:
-    """Ranges of tensors on the way into a tanh cut to where it is not flat.
+    """Ranges, with those of tensors that only feed tanh cut to where it is not flat.
 
     A few large gates (x = 50 gives an argument of 4,500) would otherwise take all resolution from the small ones.
     """

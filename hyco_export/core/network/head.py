@@ -2,12 +2,11 @@
 
 Follows transformers' `Gemma4AssistantForCausalLM`: all steps at the root's one position, over one window of K/V rows
 that they only read; step 1 takes e(root) and h from the hand-off, step k + 1 the table's embedding of its own token and
-its own projected state. The output layer is untied and holds the kept rows only; no soft-cap. Knows no checkpoint and
-no backend.
+its own projected state. The output layer is untied and holds the kept rows only; no soft-cap.
 
 Legend: R roots (1 on the device; calibration and the float reference run many roots of a sequence at once), W ring
 slots, H the verifier's hidden size, M the head's, A query heads, N kv heads, d head dim, C kept tokens.
-Names of inputs and outputs: `core.devicespec`; with R > 1 outputs are [K * R], step by step.
+Names of inputs and outputs: `core.device_spec`; with R > 1 outputs are [K * R], step by step.
 """
 
 from typing import Generic
@@ -61,7 +60,7 @@ class HeadArchitecture(msgspec.Struct, frozen=True):
 class HeadNetwork(msgspec.Struct, frozen=True):
     """The head as the device runs it: K steps, S of them with a runner-up, over W positions.
 
-    `split_projection`: embedding and state go through a matrix each, with grids of their own.
+    `split_projection`: embedding and state go through a matrix each, with encodings of their own.
     `projected_table`: steps 2 .. K look up rows that went through the pre-projection's embedding half already. The
     root's own embedding comes from the hand-off and still goes through that half.
     """
@@ -77,7 +76,7 @@ class HeadNetwork(msgspec.Struct, frozen=True):
 
     @property
     def joins_inputs(self) -> bool:
-        """Do embedding and state share a grid, for the whole pre-projection?"""
+        """Whether embedding and state share an encoding, for the whole pre-projection."""
         return not (self.projected_table or self.split_projection)
 
     def with_window(self, window: int) -> "HeadNetwork":

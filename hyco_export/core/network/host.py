@@ -1,7 +1,8 @@
-"""The host's part of an SLM pass in real numbers: embeddings, rotary tables, masks, and the K/V rings between passes.
+"""The host's part of head and SLM passes in real numbers: embeddings, rotary tables, masks, K/V rings between passes.
 
-Serves calibration and parity, where the network is float or its integers are compared with float; the device's own host
-works on the rings' bytes (`runtime.devices`). Pure numpy; runs any pass through one callable.
+For calibration, parity and sample feeds, where the network is float or its integers are compared with float; the device
+keeps its rings as bytes (`device.slm`). Also the stored K/V rows of an attention sink, and the SLM's spec from its
+network and graphs. Pure numpy; runs any pass through one callable.
 
 Legend: R rows of a pass, n tokens given (n <= R), W ring slots, N kv heads, d head dim, H hidden.
 """
@@ -26,8 +27,10 @@ from hyco_export.errors import ArtifactError
 Real = Mapping[str, np.ndarray]
 Run = Callable[[Real], Real]  # one pass: real inputs -> real outputs, by name
 Ids = Sequence[int] | np.ndarray
+Recorded = Mapping[str, np.ndarray]
+"""One sequence of hand-offs: e, h [T, H]; k.<type>, v.<type> [T, N, d]; real values."""
 NO_PARENT = -1  # the row is a child of the newest committed position
-PADDING_TOKEN = 0  # rows beyond the given tokens: each sees the rings and itself, nobody sees them
+PADDING_TOKEN = 0  # of rows beyond the given tokens: each sees the rings and itself, no other row sees it
 
 
 class EmbeddingRows(Protocol):
@@ -39,11 +42,11 @@ class EmbeddingRows(Protocol):
 
 
 @dataclass(frozen=True)
-class Opening:
-    """The token that begins every text, and its K/V rows [N, 1, d] by ring (`k.<i>`, `v.<i>`).
+class AttentionSink:
+    """An attention sink: the token that begins every text (BOS) and its K/V rows [N, 1, d] by ring (`k.<i>`, `v.<i>`).
 
-    They depend on nothing, so a host may keep them and never run that token. A model that parks attention there has
-    activations at it that are far greater than at any other, which would take the graph's grids for themselves.
+    The rows depend on nothing else, so a host may store them and never run the token. A model with an attention sink
+    has activations at it far greater than at any other token, which would widen the range of every tensor.
     """
 
     token: int
@@ -59,7 +62,7 @@ class SlmHost:
         rows: R.
         mask_value: what hides a key.
         start: position of the first token it will be given; earlier positions do not exist for it.
-        opening: kept rows of position 0; the first token given is then the one after (`start` must be 0).
+        sink: stored rows of position 0; the first token given is then the one after (`start` must be 0).
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class SlmHost:
         rows: int,
         mask_value: float,
         start: int = 0,
-        opening: Opening | None = None,
+        sink: AttentionSink | None = None,
     ) -> None:
         self.network = network
         self.rows = rows
@@ -82,8 +85,8 @@ class SlmHost:
             for layer in network.storing
             for kind in ("k", "v")
         }
-        if opening is not None:
-            for name, kept in opening.rows.items():
+        if sink is not None:
+            for name, kept in sink.rows.items():
                 self._rings[name][:, :1] = kept
             self.length += 1
 
@@ -134,15 +137,8 @@ class SlmHost:
         return np.where(seen, 0.0, self._mask_value).astype(np.float32)
 
 
-# The host's part of drafting over recorded hand-offs, in real numbers: calibration, parity and sample feeds.
-
-
-Recorded = Mapping[str, np.ndarray]
-"""One sequence: e, h [T, H]; k.<type>, v.<type> [T, N, d]; real values."""
-
-
 def on_grid(recorded: Recorded, encodings: Mapping[str, Encoding]) -> dict[str, np.ndarray]:
-    """The values that arrive when each tensor travels as integers of its encoding."""
+    """The values after each tensor was quantised and dequantised by its encoding."""
     return {name: encodings[name].dequantize(encodings[name].quantize(values)) for name, values in recorded.items()}
 
 
@@ -176,17 +172,14 @@ def draft_feeds(
     return feeds
 
 
-# The kept K/V rows of an SLM's opening token on disk: integers in the encodings of the rings. Values and one file.
+def write_attention_sink(path: Path, sink: AttentionSink, tree: GraphSpec) -> None:
+    """Store the sink's rows as integers of the tree graph's ring inputs."""
+    rings = [spec for spec in tree.inputs if spec.name in sink.rows]
+    save_file(to_integers(rings, sink.rows), path)
 
 
-def write_opening(path: Path, opening: Opening, tree: GraphSpec) -> None:
-    """Write the rows as the inputs of the tree graph take them."""
-    rings = [spec for spec in tree.inputs if spec.name in opening.rows]
-    save_file(to_integers(rings, opening.rows), path)
-
-
-def read_opening(path: Path) -> dict[str, np.ndarray]:
-    """Rows uint8 [N, 1, d] by ring.
+def read_attention_sink(path: Path) -> dict[str, np.ndarray]:
+    """Stored rows uint8 [N, 1, d] by ring.
 
     Raises:
         ArtifactError: missing or damaged.
@@ -195,9 +188,6 @@ def read_opening(path: Path) -> dict[str, np.ndarray]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export convert-slm") from error
-
-
-# What the host must know of a converted SLM, put together from its network and its two graphs. Values only.
 
 
 def slm_spec(

@@ -1,7 +1,7 @@
-"""Which integer grid every tensor of the head gets (HyCo, Appendix A). Values only.
+"""Quantisation parameters of every tensor of head and SLM, from calibrated ranges (HyCo, Appendix A). Pure numpy.
 
-The hand-off travels in 8 bits on fixed ranges, the percentiles of the captures; activations have 16 bits on the ranges
-seen in calibration; tables and masks have fixed ranges.
+The hand-off has 8 bits on fixed ranges, the percentiles of the captures; activations have 16 bits on the ranges seen in
+calibration; rotary tables and masks have fixed ranges; K/V of the SLM has 8 bits, centred on 0.
 """
 
 from collections.abc import Mapping
@@ -13,27 +13,27 @@ from hyco_export.core.network.head import HeadNetwork, logits_name
 from hyco_export.core.network.slm import SlmNetwork
 
 HIDDEN_TENSORS = ("e", "h")
-LOGIT_MARGIN = 1.25  # logits above the grid would tie at its end, and argmax takes the first; costs a third of a bit
+LOGIT_MARGIN = 1.25  # clipped logits would tie at the top, and argmax takes the first; costs a third of a bit
 
 
 def handoff_encodings(ranges: Ranges) -> dict[str, Encoding]:
-    """8-bit grids of e, h, k.<type>, v.<type> from their captured ranges.
+    """8-bit encodings of e, h, k.<type>, v.<type> from their captured ranges.
 
     K and V are centred on 0: as second operands of a MatMul on HTP, other zero points cost 30 dB.
     """
-    grids = {name: encoding_from_range(*ranges[name], "uint8") for name in HIDDEN_TENSORS}
-    for name in ranges.keys() - grids.keys():
-        grids[name] = symmetric_encoding(max(map(abs, ranges[name])), "uint8")
-    return dict(sorted(grids.items()))
+    encodings = {name: encoding_from_range(*ranges[name], "uint8") for name in HIDDEN_TENSORS}
+    for name in ranges.keys() - encodings.keys():
+        encodings[name] = symmetric_encoding(max(map(abs, ranges[name])), "uint8")
+    return dict(sorted(encodings.items()))
 
 
 def head_encodings(
     network: HeadNetwork, ranges: Ranges, handoff: Mapping[str, Encoding], mask_value: float
 ) -> dict[str, Encoding]:
-    """Encodings by tensor name. `ranges` are those of calibration; inputs keep the hand-off's grids."""
+    """Encodings by tensor name. `ranges` are those of calibration; inputs keep the hand-off's encodings."""
     encodings = {name: encoding_from_range(low, high, "uint16") for name, (low, high) in ranges.items()}
     for step in range(1, network.steps + 1):
-        if network.joins_inputs:  # one grid for embedding and state: they are joined before the first matrix
+        if network.joins_inputs:  # one encoding for embedding and state: they are joined before the first matrix
             lows, highs = zip(*(ranges[f"step{step}.{part}"] for part in ("embedded", "carried")), strict=True)
             encodings[f"step{step}.joined"] = encoding_from_range(min(lows), max(highs), "uint16")
         low, high = ranges[logits_name(step)]
@@ -45,11 +45,8 @@ def head_encodings(
     return {**encodings, **handoff}
 
 
-# Which integer grid every tensor of the SLM gets, from its calibrated range (HyCo, Appendix A). Values only.
-
-
 def kv_range_names(network: SlmNetwork) -> tuple[str, ...]:
-    """The tensors whose magnitudes decide the K/V grids: this pass's own rows, named like the outputs."""
+    """The tensors whose magnitudes decide the K/V encodings: this pass's own rows, named like the outputs."""
     return tuple(f"{kind}_new.{layer.index}" for layer in network.storing for kind in ("k", "v"))
 
 
@@ -64,6 +61,6 @@ def slm_encodings(
         encodings[f"sin.{layer_type}"] = encoding_from_range(-1.0, 1.0, "uint16")
         encodings[f"mask.{layer_type}"] = encoding_from_range(mask_value, 0.0, "uint16")
     for name in kv_range_names(network):
-        grid = symmetric_encoding(kv_margin * ranges[name][1], "uint8")
-        encodings[name] = encodings[name.replace("_new", "")] = grid
+        kv = symmetric_encoding(kv_margin * ranges[name][1], "uint8")
+        encodings[name] = encodings[name.replace("_new", "")] = kv
     return encodings

@@ -1,11 +1,10 @@
 """The SLM as a static network: one pass of R rows on top of its K/V rings (HyCo, §3.2 and Appendix A).
 
 Follows transformers' `Gemma4ForCausalLM` with per-layer embeddings, shared K/V, double-wide MLPs and k = v layers, and
-`Gemma3ForCausalLM`, whose values have no norm; takes embeddings and rotary tables from the host. Knows no checkpoint
-and no backend.
+`Gemma3ForCausalLM`, whose values have no norm; embeddings and rotary tables come from the host.
 
 Legend: R rows, W ring slots of a layer type, C = W + R, H hidden, A query heads, N kv heads, d head dim, L layers,
-P per-layer width, V kept tokens. Names of inputs and outputs: `core.devicespec`.
+P per-layer width, V kept tokens. Names of inputs and outputs: `core.device_spec`.
 """
 
 from typing import Generic
@@ -119,7 +118,7 @@ def build(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
 
 
 def build_prefill(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
-    """A prefill pass: new K/V rows only. It ends at the last layer that stores any: the rest only reads."""
+    """A prefill pass: new K/V rows only. It ends at the last layer that stores K/V; later layers only read it."""
     current = _Pass(ops, network, rows)
     hidden = current.input("embeds", (rows, network.hidden))
     last = network.storing[-1].index
@@ -203,7 +202,7 @@ def _new_rows(current: _Pass[T], layer: SlmLayer, x: T) -> tuple[T, T]:
 
 
 def _store(current: _Pass[T], layer: SlmLayer, k_new: T, v_new: T) -> None:
-    """Ring and new rows joined, kept for this layer and for those that read it; K already transposed."""
+    """Join ring and new rows for this layer and the layers that read its K/V; K is transposed once."""
     ops, name = current.ops, f"layers.{layer.index}.attention"
     ring = (layer.kv_heads, current.network.rings[layer.layer_type], layer.dim)
     keys = ops.concat(f"{name}.keys", [current.input(f"k.{layer.index}", ring), k_new], 1)  # [N, C, d]

@@ -1,8 +1,9 @@
-"""A quantised head on disk: one safetensors file with integers, scales, norms and the head's shape.
+"""Quantised head and static SLM on disk: one safetensors file each, with integers, scales, norms and the network.
 
 `<layer>.integers` int8 [N, K] (4-bit values one per byte) and `<layer>.scales` float32 [N] for every linear layer,
 `<layer>.multipliers` uint8 [N, J] where it has blocks of inputs, `<norm>` float32 [n] for every norm; metadata `head`:
-JSON of `Description`. The output layer still has all rows of the vocabulary.
+JSON of `HeadDescription`. The output layer still has all rows of the vocabulary. The SLM's file has packed integers,
+metadata `shape`: JSON of `SlmDescription`.
 """
 
 from collections.abc import Mapping
@@ -29,11 +30,14 @@ from hyco_export.errors import ArtifactError
 
 HEAD_FILE = "head.safetensors"
 INTEGERS, SCALES, MULTIPLIERS = ".integers", ".scales", ".multipliers"
-METADATA = "head"  # one key: safetensors keeps no order of several, and equal heads must be equal files
+WEIGHTS_FILE = "slm_weights.safetensors"
+# metadata keys, one a file: safetensors writes several in no fixed order, and equal weights must be equal files
+METADATA = "head"
+SHAPE_KEY = "shape"
 
 
-class Description(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the file says of itself. `overrides`: width of the layers whose integers do not have `bits`."""
+class HeadDescription(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Metadata of a head's file. `overrides`: width of the layers whose integers do not have `bits`."""
 
     bits: int
     architecture: HeadArchitecture
@@ -60,7 +64,7 @@ class StoredHead:
 
 
 def write_head(path: Path, head: StoredHead) -> None:
-    """Write the file."""
+    """Write a head's file."""
     tensors: dict[str, np.ndarray] = dict(head.vectors)
     for name, matrix in head.matrices.items():
         tensors[name + INTEGERS] = matrix.integers
@@ -68,7 +72,7 @@ def write_head(path: Path, head: StoredHead) -> None:
         if matrix.multipliers is not None:
             tensors[name + MULTIPLIERS] = matrix.multipliers
     overrides = {name: matrix.bits for name, matrix in sorted(head.matrices.items()) if matrix.bits != head.bits}
-    metadata = {METADATA: msgspec.json.encode(Description(head.bits, head.architecture, overrides)).decode()}
+    metadata = {METADATA: msgspec.json.encode(HeadDescription(head.bits, head.architecture, overrides)).decode()}
     save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path, metadata=metadata)
 
 
@@ -81,7 +85,7 @@ def read_head(folder: Path) -> StoredHead:
     path = folder / HEAD_FILE
     try:
         with safe_open(path, framework="numpy") as stored:
-            description = msgspec.json.decode(stored.metadata()[METADATA], type=Description)
+            description = msgspec.json.decode(stored.metadata()[METADATA], type=HeadDescription)
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # a handle, not a dict
         linears = [name.removesuffix(INTEGERS) for name in tensors if name.endswith(INTEGERS)]
         matrices = {
@@ -100,13 +104,6 @@ def read_head(folder: Path) -> StoredHead:
         ) from error
 
 
-# The static SLM on disk: one safetensors file with its shape, packed integers, scales and norms.
-
-
-WEIGHTS_FILE = "slm_weights.safetensors"
-SHAPE_KEY = "shape"  # one key: safetensors writes several in no fixed order, and equal inputs must give equal bytes
-
-
 class LinearLayout(msgspec.Struct, frozen=True):
     """How a linear layer's integers are packed."""
 
@@ -114,15 +111,15 @@ class LinearLayout(msgspec.Struct, frozen=True):
     width: int
 
 
-class SlmShape(msgspec.Struct, frozen=True):
-    """What the tensors alone do not say."""
+class SlmDescription(msgspec.Struct, frozen=True):
+    """Metadata of an SLM's file."""
 
     network: SlmNetwork
     linears: dict[str, LinearLayout]
 
 
 def write_slm(path: Path, network: SlmNetwork, weights: Weights) -> None:
-    """Write the file, one linear layer after the other; `weights.matrices` must be `PackedMatrices`."""
+    """Write an SLM's file, one linear layer after the other; `weights.matrices` must be `PackedMatrices`."""
     matrices = weights.matrices
     assert isinstance(matrices, PackedMatrices)
     layouts = {name: LinearLayout(shape.bits, shape.width) for name, shape in matrices.shapes.items()}
@@ -130,7 +127,7 @@ def write_slm(path: Path, network: SlmNetwork, weights: Weights) -> None:
     for name, shape in matrices.shapes.items():
         declared[name + INTEGERS] = Declared(*shape.stored)
         declared[name + SCALES] = Declared("float32", (shape.rows,))
-    described = msgspec.json.encode(SlmShape(network, layouts)).decode()
+    described = msgspec.json.encode(SlmDescription(network, layouts)).decode()
     with TensorWriter(path, declared, {SHAPE_KEY: described}) as writer:
         for name, vector in weights.vectors.items():
             writer.put(name, vector)
@@ -148,7 +145,7 @@ def linears_of_width(path: Path, bits: int) -> tuple[str, ...]:
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            shape = msgspec.json.decode((file.metadata() or {})[SHAPE_KEY], type=SlmShape)
+            shape = msgspec.json.decode((file.metadata() or {})[SHAPE_KEY], type=SlmDescription)
     except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
         raise ArtifactError(
             f"SLM weights {path} cannot be read: {error}", "build it again: hyco-export convert-slm"
@@ -165,7 +162,7 @@ def read_slm(path: Path) -> tuple[SlmNetwork, Weights]:
     hint = "build it again: hyco-export convert-slm"
     try:
         file = safe_open(path, framework="numpy")
-        shape = msgspec.json.decode((file.metadata() or {})[SHAPE_KEY], type=SlmShape)
+        shape = msgspec.json.decode((file.metadata() or {})[SHAPE_KEY], type=SlmDescription)
         shapes = {
             name: MatrixShape(file.get_slice(name + INTEGERS).get_shape()[0], layout.width, layout.bits)
             for name, layout in shape.linears.items()

@@ -1,4 +1,8 @@
-"""Weights of a static network as they are stored: integers with their scales, by name. Values only, no files."""
+"""Weights of a static network: integers with their scales, by name; and the head's embedding tables.
+
+A head looks up the keep set's 8-bit embedding table, or that table multiplied beforehand with the embedding half of the
+head's first matrix (`project_table`): a smaller table, and one product less a step.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,10 +15,13 @@ from safetensors import SafetensorError, safe_open
 from hyco_export.core.encodings import pack_rows, packed_width, quantize_rows, unpack_rows
 from hyco_export.core.keepset import KEEPSET_FILE
 from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, PROJECTED_TABLE, STATE_HALF, TABLE
+from hyco_export.core.numerics import decibels
 from hyco_export.errors import ArtifactError
 
 MULTIPLIER_BITS = 4  # of a block's scale: HTP's low-power blocks know 1 .. 16
 LARGEST_MULTIPLIER = 2**MULTIPLIER_BITS
+ZERO_POINT = 128  # int8 rows become uint8: HTP gathers unsigned tables
+CHUNK_ROWS = 4096  # of a table being multiplied: 46 MB of float32 at H = 2,816
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class IntegerMatrix:
         return IntegerMatrix(self.integers[chosen], self.scales[chosen], self.bits, multipliers)
 
     def packed(self) -> "PackedMatrix":
-        """The same in the stored form.
+        """The stored form.
 
         Raises:
             ValueError: it has scales by block of inputs.
@@ -90,7 +97,7 @@ class IntegerMatrix:
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A linear layer's weight as it is stored (`core.packing`).
+    """A linear layer's weight as it is stored (`core.encodings.pack_rows`).
 
     Attributes:
         integers: uint8 [N, bytes of a row]; int8 [N, K] for 8 bits.
@@ -124,7 +131,7 @@ class MatrixShape:
 
 
 class PackedMatrices(Mapping[str, IntegerMatrix]):
-    """Linear layers that stay where they are, a file mostly: each is read, and unpacked, when it is asked for.
+    """Linear layers that stay in their file: each is read and unpacked at every use.
 
     Args:
         shapes: of every layer, in a fixed order.
@@ -164,7 +171,7 @@ class IntegerTable:
 
     integers: np.ndarray
     scales: np.ndarray
-    zero_point: int = 128
+    zero_point: int = ZERO_POINT
 
     def real(self, rows: np.ndarray) -> np.ndarray:
         """float32 [..., H] for rows [...]."""
@@ -187,18 +194,12 @@ class Weights:
     tables: Mapping[str, IntegerTable]
 
     def integer_matrices(self) -> dict[str, IntegerMatrix]:
-        """The linear layers that are in integers."""
+        """The linear layers in integers."""
         return {name: matrix for name, matrix in self.matrices.items() if isinstance(matrix, IntegerMatrix)}
 
 
-# The 8-bit embedding table of the kept tokens, as the head's graph looks it up. Reads a `build-keepset` artifact.
-
-
-ZERO_POINT = 128  # int8 rows become uint8: HTP gathers unsigned tables
-
-
 def read_kept_table(folder: Path) -> IntegerTable:
-    """Rows in keep-set order, the embedding's factor inside the scales.
+    """The embedding table of a `build-keepset` artifact: rows in keep-set order, the embedding's factor in the scales.
 
     Raises:
         ArtifactError: the file is missing, damaged or holds no table.
@@ -214,14 +215,8 @@ def read_kept_table(folder: Path) -> IntegerTable:
     return IntegerTable((signed.astype(np.int16) + ZERO_POINT).astype(np.uint8), scales, ZERO_POINT)
 
 
-# The kept embedding table multiplied beforehand with its half of the head's first matrix. Values only.
-
-
-CHUNK_ROWS = 4096  # 46 MB of float32 at H = 2,816
-
-
 class Projected(NamedTuple):
-    """Weights for `HeadNetwork.projected_table`, and what the second rounding costs: signal to noise of the rows."""
+    """Weights for `HeadNetwork.projected_table`, and the SQNR of the second rounding of its rows."""
 
     weights: Weights
     sqnr_db: float
@@ -258,6 +253,4 @@ def _products(table: IntegerTable, matrix: np.ndarray) -> tuple[IntegerTable, fl
         signal += float(np.sum(exact**2, dtype=np.float64))
         difference = rounded.integers.astype(np.float32) * rounded.scale[:, None] - exact
         noise += float(np.sum(difference**2, dtype=np.float64))
-    least = np.finfo(float).tiny  # of embeddings, or a projection, of zeros
-    decibel = 10.0 * float(np.log10(max(signal, least) / max(noise, least)))
-    return IntegerTable(integers, scales, ZERO_POINT), decibel
+    return IntegerTable(integers, scales, ZERO_POINT), decibels(signal, noise)

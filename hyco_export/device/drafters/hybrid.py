@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from hyco_export.core.constants import MS_PER_S
+from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.drafters.drafter import Draft
 from hyco_export.device.interfaces import Given, HeadDraft
 from hyco_export.device.tree_builder import Edges, SlmState, TreeBuilder, plant

@@ -20,6 +20,7 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.golden import Golden, GoldenRoot, accepted_length
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvRows
 from hyco_export.core.keepset import KeepSet
+from hyco_export.core.numerics import EXACT_DB, sqnr_db
 from hyco_export.device.backends import BACKENDS, open_head
 from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given
@@ -30,7 +31,6 @@ from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
 from hyco_export.evaluate.diagnosis.host_code import Recorder, zeros
 from hyco_export.evaluate.diagnosis.server_probe import PRIME, Seen
-from hyco_export.graph.parity import EXACT_DB, sqnr_db
 from hyco_export.protocol import wire
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import numpy as np
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import LAYER_TYPES
+from hyco_export.core.numerics import EXACT_DB, decibels
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.evaluate.diagnosis.server_probe import PRIME, ROUND, Call, Seen
-from hyco_export.graph.parity import EXACT_DB
 
 KV_TENSORS = tuple(f"{kind}.{layer_type}" for layer_type in LAYER_TYPES for kind in ("k", "v"))
 TENSORS = ("e", "h", *KV_TENSORS)
@@ -86,9 +86,7 @@ def explained_db(parts: Iterable[Part], predict: Predict) -> float:
         wanted = part.on_grid(values[told]).astype(np.float64)
         signal += float(np.sum(wanted**2))
         noise += float(np.sum((part.live[told] - wanted) ** 2))
-    if signal == 0.0:
-        return -EXACT_DB
-    return EXACT_DB if noise == 0.0 else 10.0 * float(np.log10(max(signal, np.finfo(float).tiny) / noise))
+    return decibels(signal, noise) if signal else -EXACT_DB
 
 
 @dataclass(frozen=True)
@@ -115,8 +113,7 @@ def fitted_line(parts: Sequence[Part]) -> Line:
     fitted = slope * x + offset
     noise = float(np.sum((y - fitted) ** 2))
     signal = float(np.sum((fitted - fitted.mean()) ** 2))
-    db = EXACT_DB if noise == 0.0 else 10.0 * float(np.log10(max(signal, np.finfo(float).tiny) / noise))
-    return Line(float(slope), float(offset), db)
+    return Line(float(slope), float(offset), decibels(signal, noise))
 
 
 RATIO = 2.0  # of the noise beyond the edge to that before it: rounding does not know the window (bfloat16: 1.05)

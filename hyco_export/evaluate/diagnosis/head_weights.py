@@ -30,10 +30,10 @@ from hyco_export.core.network.head import (
 )
 from hyco_export.core.network.weight_files import read_head
 from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.core.numerics import sqnr_db
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.diagnosis.finding import Fault, Finding, displaced
-from hyco_export.graph.parity import sqnr_db
 from hyco_export.graph.writer import CARRIERS, read_weight
 
 REBUILD = "build it again: hyco-export {}, then hyco-export compile"

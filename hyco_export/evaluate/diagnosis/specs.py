@@ -27,7 +27,7 @@ from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_head, read_
 from hyco_export.core.targets import find_target
 from hyco_export.errors import CompileError
 from hyco_export.evaluate.diagnosis.finding import Finding
-from hyco_export.graph.io_spec import read_interface
+from hyco_export.graph.io_spec import read_io_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -37,7 +37,7 @@ HEAD_HINT, SLM_HINT = (f"build it again: hyco-export {stage}, then hyco-export c
 
 def read_graph(run: Path, stage: str, graph: str) -> GraphSpec:
     """Inputs and outputs of a QDQ graph as the file itself has them."""
-    return read_interface(onnx.load(run / stage / f"{graph}.onnx"), graph)
+    return read_io_spec(onnx.load(run / stage / f"{graph}.onnx"), graph)
 
 
 def interface_findings(run: Path, head: HeadSpec, slm: SlmSpec, target: str) -> Iterator[Finding]:

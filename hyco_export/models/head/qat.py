@@ -163,7 +163,7 @@ def train(
 
     Raises:
         RecipeError: the loss is no longer finite.
-        CrewError: another process of the launch is gone.
+        ProcessGroupError: another process of the launch is gone.
     """
     trainer = Trainer(student, teacher, plan, crew)
     curve = list(_go_on(trainer, checkpoints))
@@ -201,7 +201,7 @@ class Trainer:
 
         Raises:
             RecipeError: the loss is no longer finite.
-            CrewError: another process of the launch is gone.
+            ProcessGroupError: another process of the launch is gone.
         """
         plan = self._plan
         rate = plan.learning_rate * rate_factor(number, plan.warmup_steps, plan.steps)

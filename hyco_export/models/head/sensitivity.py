@@ -16,11 +16,10 @@ from transformers import Gemma4AssistantForCausalLM
 
 from hyco_export.core.estimates.shapes import PACKED_ROWS
 from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.core.numerics import decibels
 from hyco_export.models.head.qat import divergences, packs
 from hyco_export.models.head.quantisers import linear_layers, linear_weights, load_weight
 from hyco_export.models.head.unroll import RootRows, unroll
-
-EXACT_DB = 200.0  # of a weight that its integers hold exactly
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def weight_sqnr_db(weight: torch.Tensor, matrix: IntegerMatrix) -> float:
     exact = weight.detach().double()
     noise = float((exact - _real(matrix).to(exact)).square().sum())
     signal = float(exact.square().sum())
-    return min(EXACT_DB, 10.0 * float(np.log10(signal / noise))) if noise and signal else EXACT_DB
+    return decibels(signal, noise)
 
 
 def by_gain_per_byte(costs: Iterable[LayerCost]) -> list[LayerCost]:

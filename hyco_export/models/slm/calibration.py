@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from hyco_export.core.artifact import WORK_FOLDER, PartialBuild
-from hyco_export.core.network.host import NO_PARENT, EmbeddingRows, Opening, SlmHost
+from hyco_export.core.network.host import NO_PARENT, AttentionSink, EmbeddingRows, SlmHost
 from hyco_export.core.network.quantisation import kv_range_names
 from hyco_export.models.slm.static_pass import FloatSlm
 from hyco_export.models.torch_ops import RangeObserver
@@ -77,7 +77,7 @@ def calibrated_ranges(
     kv_percentile: float,
     tell: Callable[[int, int], None],
     max_passes: int | None = None,
-    opening: Opening | None = None,
+    sink: AttentionSink | None = None,
     memory: CalibrationMemory | None = None,
 ) -> dict[str, tuple[float, float]]:
     """(low, high) of every tensor of a tree pass that needs a range, K/V rows as (-m, m).
@@ -87,7 +87,7 @@ def calibrated_ranges(
         rows: R of the passes.
         percentile, kv_percentile: of the values, and of the magnitudes of K and V.
         tell: done and total passes.
-        opening: of every sequence, which then begin after it.
+        sink: of every sequence, which then begin after it.
         memory: where what was seen is kept after every sequence, and found again.
         max_passes: leave out what lies beyond, as many passes of every sequence as of the others.
 
@@ -102,7 +102,7 @@ def calibrated_ranges(
     finished = memory.recall(observer) if memory else 0
     done = sum(len(parts) for parts in passes[:finished])
     for number, parts in enumerate(passes[finished:], finished + 1):
-        host = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
+        host = SlmHost(slm.network, embeddings, rows, mask_value, sink=sink)
         for part in parts:
             host.append(lambda feeds: slm.tree(feeds, observer), part)
             done += 1
@@ -127,13 +127,13 @@ def tree_samples(
     rows: int,
     mask_value: float,
     seed: int,
-    opening: Opening | None = None,
+    sink: AttentionSink | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """Feeds of one forest per sequence: its first pass of tokens is in the rings, the nodes are tokens of its text."""
     generator = np.random.default_rng(seed)
     samples = []
     for ids in sequences:
-        host = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
+        host = SlmHost(slm.network, embeddings, rows, mask_value, sink=sink)
         host.append(slm.tree, ids[:rows])
         tokens = generator.choice(np.asarray(ids), rows)
         samples.append(host.feeds(tokens, random_forest(rows, generator)))
@@ -146,13 +146,13 @@ def prefill_samples(
     sequences: Sequence[Ids],
     rows: int,
     mask_value: float,
-    opening: Opening | None = None,
+    sink: AttentionSink | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """Feeds of the second prefill pass of each sequence (its text repeated where it is too short)."""
     samples = []
     for ids in sequences:
         tokens = np.resize(np.asarray(ids), 2 * rows)
-        host = SlmHost(slm.network, embeddings, rows, mask_value, opening=opening)
+        host = SlmHost(slm.network, embeddings, rows, mask_value, sink=sink)
         host.append(slm.prefill, tokens[:rows])
         samples.append(host.feeds(tokens[rows:], range(NO_PARENT, rows - 1)))
     return samples

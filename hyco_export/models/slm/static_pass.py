@@ -10,7 +10,7 @@ import torch
 from hyco_export.core.device_spec import SLM_SPEC_FILE, GraphSpec, SlmSpec, read_spec, to_integers, to_real
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.network import slm
-from hyco_export.core.network.host import EmbeddingRows, Opening, SlmHost
+from hyco_export.core.network.host import AttentionSink, EmbeddingRows, SlmHost
 from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm
 from hyco_export.models.torch_ops import Observer, TorchOps, TorchWeights, ignore
@@ -131,9 +131,11 @@ def open_torch_slm(folder: Path) -> SlmSessions:
 # K/V rows of the token that begins every text, from the float network.
 
 
-def find_opening(slm: FloatSlm, embeddings: EmbeddingRows, token: int, rows: int, mask_value: float) -> Opening:
+def find_attention_sink(
+    slm: FloatSlm, embeddings: EmbeddingRows, token: int, rows: int, mask_value: float
+) -> AttentionSink:
     """Rows of `token` at position 0, by a pass of `rows` rows."""
     host = SlmHost(slm.network, embeddings, rows, mask_value)
     outputs = host.append(slm.tree, [token])
     names = [f"{kind}.{layer.index}" for layer in slm.network.storing for kind in ("k", "v")]
-    return Opening(token, {name: outputs[name.replace(".", "_new.")][:, :1] for name in names})
+    return AttentionSink(token, {name: outputs[name.replace(".", "_new.")][:, :1] for name in names})

@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from hyco_export.errors import CrewError
+from hyco_export.errors import ProcessGroupError
 from hyco_export.models.process_group import Crew, Line
 from hyco_export.server.interfaces import Check, Prefill
 from hyco_export.server.metrics import place_of
@@ -53,7 +53,7 @@ class Followers:
     ends by an error they find the leader gone.
 
     Raises:
-        CrewError: leaving the context after a pass that failed: the shards are out of step.
+        ProcessGroupError: leaving the context after a pass that failed: the shards are out of step.
     """
 
     def __init__(self, crew: Crew, line: Line) -> None:
@@ -75,7 +75,7 @@ class Followers:
         """Have the followers make a pass.
 
         Raises:
-            CrewError: one is gone, or an earlier pass failed.
+            ProcessGroupError: one is gone, or an earlier pass failed.
         """
         if self._lost is not None:
             raise self._failure()
@@ -88,8 +88,8 @@ class Followers:
             _log.error("a pass of the sharded verifier failed, the server stops: %s", place_of(error))
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _failure(self) -> CrewError:
-        error = CrewError(f"a pass of the sharded verifier failed: {type(self._lost).__name__}", START_AGAIN)
+    def _failure(self) -> ProcessGroupError:
+        error = ProcessGroupError(f"a pass of the sharded verifier failed: {type(self._lost).__name__}", START_AGAIN)
         error.__cause__ = self._lost
         return error
 
@@ -110,7 +110,7 @@ class LeadingVerifier(Verifier):
         """As the base class's, in all processes.
 
         Raises:
-            CrewError: a process is gone, or an earlier pass failed.
+            ProcessGroupError: a process is gone, or an earlier pass failed.
         """
         ended = [self.ended.popleft() for _ in range(len(self.ended))]
         told = ToldPass(ended, [cast(LedSession, part.session).tell(part) for part in parts])
@@ -159,7 +159,7 @@ def follow(verifier: Verifier, line: Line) -> None:
     """Make the leader's passes until it ends.
 
     Raises:
-        CrewError: the leader is gone.
+        ProcessGroupError: the leader is gone.
     """
     sessions: dict[int, TorchVerifierSession] = {}
     while (message := line.receive()) != END:

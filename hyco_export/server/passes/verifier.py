@@ -17,8 +17,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbedding
 
-from hyco_export.core.constants import NODE_LIMIT
 from hyco_export.core.handoff import LAYER_TYPES
+from hyco_export.core.numerics import NODE_LIMIT
 from hyco_export.models.fused_layers import FusedStack, fits
 from hyco_export.models.generation_rules import suppressed_ids
 from hyco_export.models.process_group import HeadShares

@@ -1,9 +1,9 @@
 """Every SLM tensor gets the grid the rules say."""
 
 import numpy as np
-from test_slm_host import network
 
 from hyco_export.core.network.quantisation import kv_range_names, slm_encodings
+from tests.core.network.test_host import network
 
 RANGES = {
     "hidden": (-1.0, 3.0),

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_slm_host import network
 
 from hyco_export.core.network.weight_files import linears_of_width, read_slm, write_slm
 from hyco_export.core.network.weights import IntegerMatrix, MatrixShape, PackedMatrices, Weights
 from hyco_export.errors import ArtifactError
+from tests.core.network.test_host import network
 
 
 def weights() -> Weights:

@@ -27,7 +27,7 @@ from hyco_export.device.client import HttpTransport
 from hyco_export.device.drafters import Draft, NullDrafter
 from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Given, Request, Transport
-from hyco_export.errors import CrewError, ServerError
+from hyco_export.errors import ProcessGroupError, ServerError
 from hyco_export.models.process_group import Crew
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
@@ -135,6 +135,7 @@ def by_trees(transport: Transport, answer: Sequence[int]) -> GenerationTrace:
 @contextmanager
 def launched(log: Path) -> Iterator[tuple[str, "subprocess.Popen[str]", list[psutil.Process]]]:
     """URL of a server in two processes, its launcher, and the two: the main one first."""
+    (log.parent / "run").mkdir()  # an empty one: no hand-offs
     with (
         log.open("w") as errors,
         subprocess.Popen(
@@ -203,6 +204,7 @@ def test_a_process_that_stands_still_makes_the_server_not_ready(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_an_option_that_shards_do_not_have_is_refused_once(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
     command = [*LAUNCH, *SERVE, "--run", str(tmp_path / "run"), "--compile"]
     run = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
     assert run.returncode != 0
@@ -283,9 +285,9 @@ def test_a_pass_that_fails_stops_the_server_and_no_other_is_told(monkeypatch: py
     too_long = np.arange(4, 100)
     with pytest.raises(RuntimeError, match="positions"):
         leader.forward([Prefill(session, too_long)])
-    with pytest.raises(CrewError, match="a pass of the sharded verifier failed: RuntimeError"):
+    with pytest.raises(ProcessGroupError, match="a pass of the sharded verifier failed: RuntimeError"):
         leader.forward([Prefill(session, too_long[:2])])
-    with pytest.raises(CrewError, match="start the server again"), followers:
+    with pytest.raises(ProcessGroupError, match="start the server again"), followers:
         pass
     assert signals == [signal.SIGTERM]
     assert len(tape.messages) == 1

@@ -1,0 +1,30 @@
+"""Log-softmax and SQNR against their definitions."""
+
+import numpy as np
+import pytest
+
+from hyco_export.core.numerics import EXACT_DB, decibels, log_softmax, sqnr_db
+
+
+def test_log_softmax_is_the_logarithm_of_shares_that_sum_to_one() -> None:
+    logits = np.random.default_rng(1).normal(0, 30, (3, 5, 700)).astype(np.float32)
+    values = log_softmax(logits)
+    assert values.dtype == np.float64 and values.shape == logits.shape
+    np.testing.assert_allclose(np.exp(values).sum(axis=-1), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(values - values[..., :1], logits.astype(np.float64) - logits[..., :1], atol=1e-9)
+
+
+def test_log_softmax_survives_logits_whose_exponential_overflows() -> None:
+    assert log_softmax(np.array([[1e4, 0.0]], np.float32)).tolist() == [[0.0, -1e4]]
+
+
+def test_sqnr_counts_a_tenth_of_the_signal_as_twenty_decibels() -> None:
+    signal = np.random.default_rng(2).normal(size=1000)
+    assert sqnr_db(signal, 1.1 * signal) == pytest.approx(20.0)
+    assert sqnr_db(signal, signal) == EXACT_DB and sqnr_db(0 * signal, signal) == -EXACT_DB
+
+
+def test_decibels_end_at_the_limit() -> None:
+    assert decibels(100.0, 1.0) == pytest.approx(20.0)
+    assert decibels(1.0, 1e-30) == EXACT_DB
+    assert decibels(0.0, 0.0) == EXACT_DB and decibels(0.0, 1.0) == -EXACT_DB
