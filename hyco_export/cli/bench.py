@@ -64,17 +64,17 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
         texts_digest,
         this_machine,
     )
-    from hyco_export.evaluate.connect import meet, read_prompts, wire_sampling
+    from hyco_export.evaluate.connect import connect, read_prompts, wire_sampling
     from hyco_export.evaluate.metrics import caveats
     from hyco_export.evaluate.runs import DeviceRunner
     from hyco_export.evaluate.traces import TraceStore
 
     transport, clock = transport_to(url, reach, run.recipe.validation.seed)
     subject = subject_of(run)
-    meeting = meet(subject, url, transport)
+    connection = connect(subject, url, transport)
     recipe, limits = run.recipe, run.recipe.validation
     asked_by = "--prompts" if options.prompts else PROMPT_COUNT
-    prompts = read_prompts(subject.prompts, meeting.tokenizer, options.prompts or limits.prompts, asked_by)
+    prompts = read_prompts(subject.prompts, connection.tokenizer, options.prompts or limits.prompts, asked_by)
     plan = BenchPlan(
         systems=options.systems,
         backend=options.backend,
@@ -83,30 +83,31 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
         seeds=tuple(range(limits.seed, limits.seed + options.seeds)),
         sampling=wire_sampling(recipe),
         max_new_tokens=options.max_new_tokens or limits.max_new_tokens,
-        artifacts=meeting.artifacts.compiled_key,
-        verifier=meeting.info.verifier_digest,
+        artifacts=connection.artifacts.compiled_key,
+        verifier=connection.info.verifier_digest,
         drafting=recipe.drafting,
         epsilon=limits.epsilon,
         first_reply_rows=limits.first_reply_rows,
         threads=recipe.threads or torch.get_num_threads(),
         machine=this_machine(),
         code=code_digest(),
-        server=meeting.info.server,
-        clock=meeting.info.clock,
+        server=connection.info.server,
+        clock=connection.info.clock,
         link=reach.link,
         link_waits=reach.link_waits,
     )
     folder = options.out or run.root / BENCH_FOLDER
     with folder_lock(folder, "trace folder", "benching", "--out"):
         store = TraceStore(folder, plan, plan.systems)
-        device = DeviceRunner(meeting.artifacts, recipe, transport, meeting.info, clock=clock)
+        device = DeviceRunner(connection.artifacts, recipe, transport, connection.info, clock=clock)
         with device as runner, ConsoleProgress() as bars, interrupt_keeps(store.said):
             run_bench(plan, runner, prompts, store, bars.step)
-        measured = measure_bench(plan, store, meeting.artifacts.keepset)
+        measured = measure_bench(plan, store, connection.artifacts.keepset)
         write_json(folder / RESULT_FILE, measured)
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
     over = f", times as over {reach.link}" if reach.link else ""
-    output.print(bench_table(measured, f"{len(prompts)} prompts{seeds}, device back end {plan.backend}{over}"))
+    title = f"{len(prompts)} prompts{seeds}, device back end {plan.backend}{over}"
+    output.print(bench_table(measured, title), crop=False)
     for line in caveats(measured):
         output.print(f"note: {line}", style="dim", soft_wrap=True)
     output.print(f"traces: {folder}", soft_wrap=True)

@@ -136,7 +136,7 @@ def show_metrics(title: str, metrics: Mapping[str, Any]) -> None:
     grid = _grid(title)
     for name, value in plain.items():
         grid.add_row(name, format_value(value))
-    output.print(grid)
+    output.print(grid, crop=False)
     for name, rows in metrics.items():
         if _is_table(rows):
             show_rows(name, rows)
@@ -149,7 +149,7 @@ def show_next(command: str) -> None:
 
 def show_rows(title: str, rows: Mapping[str, Any]) -> None:
     """One line a row, or one column a row where that is narrower."""
-    output.print(_row_table(title, rows))
+    output.print(_row_table(title, rows), crop=False)
 
 
 def _is_table(value: Any) -> bool:
@@ -174,14 +174,16 @@ def _row_table(title: str, rows: Mapping[str, Any]) -> Table:
         grid = [list(line) for line in zip(*grid, strict=True)]
     table = _grid(f"\n{title}", header=True)
     for position, head in enumerate(grid[0]):
-        table.add_column(head, justify="right" if position else "left")
+        table.add_column(head, justify="right" if position else "left", no_wrap=True)
     for line in grid[1:]:
         table.add_row(*line)
     return table
 
 
 def _grid(title: str, header: bool = False) -> Table:
-    return Table(title=title, title_justify="left", show_header=header, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    from hyco_export.evaluate.summary import WholeTable  # heavy: after the work
+
+    return WholeTable(title, show_header=header)
 
 
 def format_value(value: Any) -> str:
@@ -223,7 +225,7 @@ def show_forecast(forecast: Forecast) -> None:
     for item in forecast.stages:
         happens = "fresh, reused" if item.fresh else f"build: {item.reason}"
         table.add_row(item.stage.name, happens, *_estimate_cells(item.estimate))
-    output.print(table)
+    output.print(table, crop=False)
     for line in forecast.missing:
         output.print(f"missing: {line}", soft_wrap=True)
     for line in forecast.remarks:

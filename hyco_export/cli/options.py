@@ -126,12 +126,12 @@ def transport_to(url: str, reach: Reach, seed: int) -> tuple["Transport", Callab
     Raises:
         HycoError: no such link, a URL or file that cannot be used, or nobody answers.
     """
-    from hyco_export.device.calls import PersistentTransport
+    from hyco_export.device.calls import RetryingTransport
     from hyco_export.device.client import Access, HttpTransport
     from hyco_export.device.link import over_link
 
     direct = HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))
-    patient = PersistentTransport(direct, RESTART_S, still_there=reach.still_there)
+    patient = RetryingTransport(direct, RESTART_S, still_there=reach.still_there)
     transport, clock = over_link(patient, reach.link, seed, reach.link_waits)
     direct.info()  # a dead URL is said at once, before any file is hashed
     return transport, clock

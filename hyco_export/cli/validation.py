@@ -51,7 +51,7 @@ def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = No
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     recipe = run.recipe
     started = Unfinished(str(run.root), recipe.name, recipe.target, url, started_at, hyco_export.__version__)
-    with run.lock(), unfinished_report(started, run.root / REPORT_FOLDER):
+    with run.lock(), unfinished_report(started, run.root / REPORT_FOLDER, completed):
         return _validate(run, url, reach, traces)
 
 
@@ -72,7 +72,7 @@ def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> in
     with ConsoleProgress() as progress:
         report = validate(subject, url, progress.step, traces, transport, clock)
     report = _with_lines(report)
-    output.print(summary(report))
+    output.print(summary(report), crop=False)
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", soft_wrap=True)
     if traces is not None and report.systems:

@@ -1,7 +1,7 @@
-"""What runs the device's graphs: the float networks, the QDQ graphs on the CPU, or the compiled context binaries.
+"""Device back ends: the float networks, the QDQ graphs on the CPU, or the compiled context binaries.
 
-Each back end only chooses a `GraphSession`; host logic, rings and encodings are the same for all. Knows the names of
-the artifacts in a run folder. Frameworks are imported when a back end is opened, not before.
+A back end only chooses a `GraphSession` for each graph of a run folder; host code, rings and encodings are the same for
+all. Frameworks are imported when a back end is opened, not before.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,6 @@ from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import HeadDevice, SlmDevice
 from hyco_export.device.slm import BridgedSlm, GraphSlm
 from hyco_export.errors import HycoError
-
-# A device: the head and the SLM opened on one back end, with what drafters need to know of them.
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""A transport that does not give up: calls without an answer are repeated until the link is back or patience ends.
+"""How calls are made: repeated while the server is away, and overlapped with drafting.
 
-Every call of the protocol may be repeated: rounds are numbered and answered once, closing twice is closing once, and a
-PRIME sent again names the try before it, whose session is closed, and draws the same token.
+Every call of the protocol may be repeated. Rounds are numbered and answered once, closing twice is closing once, and a
+PRIME that is sent again names the attempt before it: the server closes that session and draws the same token.
 """
 
 import time
@@ -23,8 +23,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # doubled from one to the other
 SOON_CODES = ("shutting_down", "sessions_full", "cache_full", "connections_full", "rate")  # refusals that time cures
 
 
-class PersistentTransport:
-    """Repeats the calls of `inner`.
+class RetryingTransport:
+    """Repeats the calls of `inner` until an answer comes or `patience_s` is over.
 
     Args:
         inner: does the call, with short retries of its own.
@@ -85,11 +85,8 @@ class PersistentTransport:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-# Using the time in which a reply is on its way: the call runs on a thread, drafting goes on in the caller's.
-
-
 class Overlap:
-    """One thread for the calls of one generation; no two calls at a time, as a transport wants it.
+    """Drafts in the caller's thread while a call runs on another: one thread a generation, one call at a time.
 
     Args:
         now: seconds of real time: the driver's clock may skip what a modelled link takes, in the middle of a pass.

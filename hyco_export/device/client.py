@@ -1,26 +1,31 @@
-"""The client side of the wire: the calls of `ports.Transport` over HTTP, or into an engine of this process.
+"""The client side of the wire over HTTP: connections, time limits, retries and byte counts.
 
-Knows HTTP, retries and byte counts; nothing of drafting. One transport serves one thread. The standard library's client
-is used because a round is short: a call was measured at a third of httpx's CPU time (0.14 and 0.45 ms on one core).
+A transport serves one thread. It uses the standard library's client because a round is short: a call was measured at a
+third of httpx's CPU time (0.14 and 0.45 ms on one core).
 """
 
 import http.client
+import io
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 import msgspec
 
-from hyco_export.device.answers import BoundedAnswer
 from hyco_export.errors import ProtocolError, ServerError, UnreachableError
 from hyco_export.protocol import wire
 from hyco_export.protocol.refusals import refused
 from hyco_export.protocol.security import client_context, is_loopback
 from hyco_export.protocol.server_address import failed_call, foreign_answer, is_permanent, read_url
 from hyco_export.protocol.wire import HEADER, Traffic, padding_bytes
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer as Buffer
 
 SUCCESS_STATUSES = range(200, 300)
 ANSWER_LIMIT_BYTES = 1 << 26  # ten times the largest hand-off of the paper
@@ -172,7 +177,7 @@ class HttpTransport:
         self._connection = connection
         connection.sent_bytes = 0
         deadline_s = time.monotonic() + self._reply_s
-        connection.response_class = partial(BoundedAnswer, deadline_s, ANSWER_LIMIT_BYTES)  # type: ignore[assignment]
+        connection.response_class = partial(_BoundedAnswer, deadline_s, ANSWER_LIMIT_BYTES)  # type: ignore[assignment]
         connection.sock.settimeout(self._reply_s)
         headers = self._headers | ({"Content-Type": wire.MEDIA_TYPE} if body else {})
         try:
@@ -267,6 +272,57 @@ class _TlsConnection(http.client.HTTPSConnection):
 
 
 _Connection = _PlainConnection | _TlsConnection
+
+
+class _BoundedAnswer(http.client.HTTPResponse):
+    """A response whose reads raise TimeoutError after the deadline and HTTPException beyond the size.
+
+    A socket's own timeout counts from byte to byte: a server that sends one a second never reaches it.
+
+    Args:
+        deadline_s: of `time.monotonic`, for the answer's last byte.
+        limit_bytes: of status line, headers and body with its chunk marks.
+    """
+
+    def __init__(
+        self,
+        deadline_s: float,
+        limit_bytes: int,
+        sock: socket.socket,
+        debuglevel: int = 0,
+        method: str | None = None,
+        url: str | None = None,
+    ) -> None:
+        super().__init__(sock, debuglevel, method, url)
+        self.fp.close()
+        self.fp = io.BufferedReader(_BoundedReader(sock, deadline_s, limit_bytes))
+
+
+class _BoundedReader(io.RawIOBase):
+    def __init__(self, sock: socket.socket, deadline_s: float, limit_bytes: int) -> None:
+        self._socket = sock
+        self._raw = cast(io.RawIOBase, sock.makefile("rb", buffering=0))
+        self._deadline_s = deadline_s
+        self._limit_bytes = limit_bytes
+        self._read_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "Buffer") -> int | None:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left_s)
+        count = self._raw.readinto(buffer)
+        self._read_bytes += count or 0
+        if self._read_bytes > self._limit_bytes:
+            raise http.client.HTTPException(f"its answer is larger than {self._limit_bytes:,} B")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _head_bytes(response: http.client.HTTPResponse) -> int:

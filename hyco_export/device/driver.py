@@ -1,7 +1,7 @@
-"""The device's loop: prime, draft, verify, commit, until the answer is finished. Records every step.
+"""The device's loop: prime, draft, verify, commit, until the answer is finished; every step is recorded.
 
-Knows the wire's calls, the drafter's methods and the offload policy; no models, no HTTP, no scoring. Committed tokens
-are the device's: when the server has lost a session they are all sent again, and generation goes on behind them.
+The device owns the committed tokens: when the server has lost a session, all of them are sent again in a new PRIME and
+generation goes on behind them.
 """
 
 import time
@@ -11,10 +11,10 @@ from contextlib import suppress
 import msgspec
 
 from hyco_export.core.numerics import MS_PER_S
-from hyco_export.device.answers import ID_LIMIT, check_ids, check_reply
 from hyco_export.device.calls import Overlap
 from hyco_export.device.drafters import Draft, Drafter, ProactiveDrafter
-from hyco_export.device.interfaces import Given, Transport
+from hyco_export.device.interfaces import Given, Request, Transport
+from hyco_export.device.kv_state import check_ids, check_reply
 from hyco_export.device.offload import AskForAll, OffloadPolicy
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
@@ -23,29 +23,6 @@ from hyco_export.protocol.trace import GenerationTrace, LocalTrace, PrimeTrace, 
 from hyco_export.protocol.tree import Tree, subtree
 
 Clock = Callable[[], float]  # seconds
-
-
-class Request(msgspec.Struct, frozen=True):
-    """What a generation asks of the server; `system` and `prompt_id` only stand in the trace.
-
-    `stop_ids` are the server's: tokens that the device keeps end the answer in the same way. Ids of `vocab_size` and
-    above are taken from no server.
-    """
-
-    system: str
-    prompt_id: str
-    sampling: wire.Sampling
-    acceptance: wire.Acceptance
-    seed: int
-    max_new_tokens: int
-    draft_side: wire.DraftSide = "device"
-    draft_steps: int = 0
-    head_digest: str = ""
-    trace: bool = False  # ask for what each round was judged by
-    stop_ids: tuple[int, ...] = ()
-    draft_scope: wire.DraftScope = "full"
-    first_rows: int = 0  # K/V rows of the first reply, the rest after it; 0: the whole window at once (HyCo, §3.1)
-    vocab_size: int = ID_LIMIT
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -162,7 +139,9 @@ class Generation:
         """Open a session on all committed ids; commits the token that the server draws."""
         start_ms = self._now_ms()
         sent = len(self._ids)
-        reply = self._transport.prime(self._prime_request())
+        reply = self._transport.prime(
+            self._request.prime_request(self._ids, self._prompt_length, unverified=self._policy.keeps)
+        )
         wait_ms = self._now_ms() - start_ms
         traffic = self._transport.traffic
         traffic = msgspec.structs.replace(traffic, repeats=traffic.repeats + self._lost_repeats)
@@ -191,36 +170,17 @@ class Generation:
             )
         )
 
-    def _prime_request(self) -> wire.PrimeRequest:
-        request = self._request
-        return wire.PrimeRequest(
-            version=wire.PROTOCOL_VERSION,
-            prompt=list(self._ids),
-            sampling=request.sampling,
-            acceptance=request.acceptance,
-            seed=request.seed,
-            max_new_tokens=request.max_new_tokens,
-            draft_side=request.draft_side,
-            draft_steps=request.draft_steps,
-            head_digest=request.head_digest,
-            continue_from=len(self._ids) - self._prompt_length,
-            trace=request.trace,
-            draft_scope=request.draft_scope,
-            unverified=self._policy.keeps,
-            first_rows=request.first_rows,
-        )
-
     def _propose(self) -> Proposal | None:
         """Draft, and commit what the policy keeps; None where nothing of the draft is left to be verified."""
         start_ms = self._now_ms()
         draft = self._drafter.propose(self._ids)
         draft_ms = self._now_ms() - start_ms
-        path = self._policy.keep(draft.tree, len(self._unsent))
+        path = self._policy.keep(draft.tree, len(self._unsent)) if self._policy.keeps else ()
         if not path:
-            return Proposal(draft, draft.tree, tuple(range(len(draft.tree))), (), start_ms, draft_ms)
+            return Proposal(draft, draft.tree, tuple(range(len(draft.tree.tokens))), (), start_ms, draft_ms)
         kept = self._keep(draft, path, start_ms, draft_ms)
         rest, rows = subtree(draft.tree, kept[-1])
-        if not self.finished and self._policy.asks and len(rest):
+        if not self.finished and self._policy.asks and rest.tokens:
             return Proposal(msgspec.structs.replace(draft, head_ms=0.0, slm_ms=0.0), rest, rows, kept, start_ms, 0.0)
         if not self.finished:
             self._drafter.observe(kept[:-1], self._ids, Given())  # the last one is the new root

@@ -1,7 +1,7 @@
-"""The MTP head as one static graph with its hand-off ring: feeds it, keeps the ring, maps kept rows to verifier ids.
+"""The MTP head as one static graph: its K/V ring, its inputs, and its outputs as verifier ids.
 
-Knows the head's spec; neither what runs the graph (`backends`) nor the wire. All K steps use the root's one position
-and write no K/V (HyCo, §3.1; transformers' SinglePositionMultiTokenCandidateGenerator).
+All K steps use the root's position and write no K/V (HyCo, §3.1; transformers'
+SinglePositionMultiTokenCandidateGenerator).
 
 Legend: H the verifier's hidden size, W ring slots, N kv heads, d head dim, n rows, K steps, S steps with a runner-up.
 """
@@ -18,7 +18,7 @@ NO_ROWS = np.zeros(0, np.int32)  # of a graph without runner-ups
 
 
 class GraphHead:
-    """ports.HeadDevice over a graph.
+    """`interfaces.HeadDevice` over a graph.
 
     Args:
         spec: the head artifact.

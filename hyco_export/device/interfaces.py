@@ -1,3 +1,6 @@
+"""What the parts of the device expect of each other: a request, head and SLM, a transport, and what a reply brings."""
+
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -6,6 +9,53 @@ import numpy as np
 from hyco_export.core.handoff import KvRows
 from hyco_export.protocol import wire
 from hyco_export.protocol.wire import Traffic
+
+ID_LIMIT = 1 << 31  # of every token id: the digest of committed ids takes them as int32
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a generation asks of the server; `system` and `prompt_id` only stand in the trace.
+
+    `stop_ids` are the server's: tokens that the device keeps end the answer in the same way. Ids of `vocab_size` and
+    above are taken from no server.
+    """
+
+    system: str
+    prompt_id: str
+    sampling: wire.Sampling
+    acceptance: wire.Acceptance
+    seed: int
+    max_new_tokens: int
+    draft_side: wire.DraftSide = "device"
+    draft_steps: int = 0
+    head_digest: str = ""
+    trace: bool = False  # ask for what each round was judged by
+    stop_ids: tuple[int, ...] = ()
+    draft_scope: wire.DraftScope = "full"
+    first_rows: int = 0  # K/V rows of the first reply, the rest after it; 0: the whole window at once (HyCo, §3.1)
+    vocab_size: int = ID_LIMIT
+
+    def prime_request(self, ids: Sequence[int], prompt_length: int, *, unverified: bool) -> wire.PrimeRequest:
+        """PRIME's message on committed `ids`, whose first `prompt_length` are the prompt.
+
+        `unverified`: may the device keep tokens that no verifier chose.
+        """
+        return wire.PrimeRequest(
+            version=wire.PROTOCOL_VERSION,
+            prompt=list(ids),
+            sampling=self.sampling,
+            acceptance=self.acceptance,
+            seed=self.seed,
+            max_new_tokens=self.max_new_tokens,
+            draft_side=self.draft_side,
+            draft_steps=self.draft_steps,
+            head_digest=self.head_digest,
+            continue_from=len(ids) - prompt_length,
+            trace=self.trace,
+            draft_scope=self.draft_scope,
+            unverified=unverified,
+            first_rows=self.first_rows,
+        )
 
 
 class HeadDraft(msgspec.Struct, frozen=True):

@@ -1,8 +1,7 @@
-"""What keeps the device's two models in step with the committed ids: hand-offs for the head, tokens for the SLM.
+"""What the device takes from a reply: its ids and verdict, checked, and its K/V rows, written to rings.
 
-Drafters are built from these. Knows the ports, the hand-off layout and positions; no scores and no wire calls.
-
-Legend: C kept tokens. `ids` are all committed ids; the last one is the root, at len(ids) - 1.
+`ids` are all committed token ids; the last one is the root, at position len(ids) - 1.
+Legend: N kv heads, W ring slots, d head dim, n rows.
 """
 
 from collections.abc import Sequence
@@ -12,13 +11,50 @@ import numpy as np
 from hyco_export.core.device_spec import GraphSpec, TensorSpec
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.ring import EMPTY, slot_positions, slots
-from hyco_export.device.interfaces import Given, HeadDevice, HeadDraft, SlmDevice
+from hyco_export.device.interfaces import ID_LIMIT, Given, HeadDevice, HeadDraft
 from hyco_export.errors import ProtocolError
-from hyco_export.protocol.tree import ROOT, Tree, path_to
+from hyco_export.protocol import wire
+from hyco_export.protocol.tree import ROOT, Tree
 from hyco_export.protocol.wire import Handoff
 
 
-class HeadFeed:
+def check_ids(ids: Sequence[int], vocab_size: int = ID_LIMIT) -> None:
+    """Ids that a server sent, before they reach the device's models.
+
+    Raises:
+        ProtocolError: code token_range.
+    """
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise ProtocolError("token_range", f"the server sent the token {token}, which is outside [0, {vocab_size})")
+
+
+def check_reply(reply: wire.VerifyReply, number: int, tree: Tree) -> None:
+    """A verdict must be about the round and the tree that were sent: a wrong one would poison every later round.
+
+    Raises:
+        ProtocolError: codes round_mismatch, empty_round, path_mismatch.
+    """
+    if reply.round != number:
+        raise ProtocolError("round_mismatch", f"reply to round {reply.round}, sent round {number}")
+    if not reply.tokens:
+        raise ProtocolError("empty_round", f"round {number} committed no token")
+    if len(reply.drawn) != len(reply.accepted):
+        seen = f"{len(reply.drawn)} draws for {len(reply.accepted)} accepted rows"
+        raise ProtocolError("path_mismatch", f"round {number}: {seen}")
+    if reply.drafted and not tree.tokens:  # the server's own chain: its rows are not ours to check
+        return
+    if not reply.finished and len(reply.tokens) != len(reply.accepted) + 1:
+        seen = f"{len(reply.tokens)} tokens for {len(reply.accepted)} accepted rows"
+        raise ProtocolError("path_mismatch", f"round {number}: {seen}, expected one more")
+    parent = ROOT
+    for depth, (row, token) in enumerate(zip(reply.accepted, reply.tokens, strict=False), start=1):
+        if not 0 <= row < len(tree.tokens) or tree.parents[row] != parent or tree.tokens[row] != token:
+            raise ProtocolError("path_mismatch", f"round {number}: accepted row {row} is off the path at depth {depth}")
+        parent = row
+
+
+class HeadState:
     """Takes hand-offs, keeps the newest e(root) and h, fills the head's ring, drafts.
 
     Args:
@@ -117,73 +153,11 @@ class ReplyChain:
         return HeadDraft(self._chain, ())
 
 
-class SlmFeed:
-    """Keeps the SLM's rings at the committed ids and forwards nodes of a tree on top of them.
-
-    A pass has up to `slm.rows` rows: the tokens between the rings' end and the tree (catch-up, such as an accepted SLM
-    leaf, then the root), and the nodes with their ancestors: static graphs see the rings and the rows of their own
-    pass, so ancestors are fed again in every pass. The root is committed right after its first pass, which leaves all
-    rows of further ones to nodes.
-    """
-
-    def __init__(self, slm: SlmDevice) -> None:
-        self._slm = slm
-
-    @property
-    def rows(self) -> int:
-        """Rows of one pass."""
-        return self._slm.rows
-
-    def begin(self, ids: Sequence[int]) -> None:
-        """Prefill what the rings can hold of the ids before the root (HyCo, §3.4); positions stay absolute."""
-        root_position = len(ids) - 1
-        start = max(0, root_position - self._slm.context)
-        self._slm.reset(start)
-        self._slm.prefill(np.asarray(ids[start:root_position], dtype=np.int64))
-
-    def base(self, ids: Sequence[int], nodes: int) -> tuple[int, ...]:
-        """Committed ids that are not in the rings yet, the root last.
-
-        Those before the root are prefilled where they would not fit into one pass beside it and `nodes` others.
-        """
-        missing = tuple(ids[self._slm.length :])
-        if not self._slm.fits(np.asarray(missing, dtype=np.int64), nodes):
-            self._slm.prefill(np.asarray(missing[:-1], dtype=np.int64))
-            return missing[-1:]
-        return missing
-
-    def forward(self, base: Sequence[int], tree: Tree, nodes: Sequence[int]) -> tuple[np.ndarray, range, list[int]]:
-        """One pass over `base` (a line of tokens from the rings' end to the tree's root) and `nodes` with ancestors.
-
-        `nodes` are rows of `tree`; ROOT is the end of `base`, which must then not be empty.
-
-        Returns:
-            log q [len(nodes), C] of the kept tokens; numbers of the rows of `base`, and of `nodes`, for `commit`.
-        """
-        closure = sorted({row for node in nodes for row in path_to(tree.parents, node)})
-        place = {ROOT: len(base) - 1} | {row: len(base) + index for index, row in enumerate(closure)}
-        tokens = [*base, *(tree.tokens[row] for row in closure)]
-        parents = [*range(ROOT, len(base) - 1), *(place[tree.parents[row]] for row in closure)]
-        first = self._slm.next_row
-        log_probs = self._slm.tree_pass(np.asarray(tokens, dtype=np.int64), np.asarray(parents, dtype=np.int64))
-        asked = [place[node] for node in nodes]
-        return log_probs[asked], range(first, first + len(base)), [first + row for row in asked]
-
-    def commit(self, rows: Sequence[int]) -> None:
-        """Keep these rows of earlier passes: a path from the rings' end on."""
-        if len(rows):
-            self._slm.commit(np.asarray(rows, dtype=np.int64))
-
-    def forget(self, before: int | None = None) -> None:
-        """No row numbered below `before` is committed any more; None: no row of any pass so far."""
-        self._slm.forget(self._slm.next_row if before is None else before)
-
-
-# K/V rings as the bytes that the graphs read: the host copies integers and never converts them.
-
-
 class KvRing:
-    """K and V of one layer, uint8 [N, W, d] each, in the encodings of the graph inputs `k.<name>` and `v.<name>`."""
+    """K and V of one layer, uint8 [N, W, d] each, as the graph inputs `k.<name>` and `v.<name>` read them.
+
+    The host copies integers and never converts them.
+    """
 
     def __init__(self, graph: GraphSpec, name: str) -> None:
         self._specs = {f"{kind}.{name}": graph.input(f"{kind}.{name}") for kind in ("k", "v")}

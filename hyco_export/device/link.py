@@ -1,9 +1,9 @@
-"""A link as numbers, and the fate of one call over it. Deterministic by seed; knows neither calls nor clocks.
+"""A modelled network link: the delay and the fate of each call over it, deterministic by seed.
 
-One call is a request and a reply on a connection that is open already. A direction costs its propagation (half the
-round trip), its jitter, its bytes at its bandwidth, and a round trip for every time that lost packets are sent again
-(TCP's fast retransmit, or the last packet's probe). Slow start is left out: a kept-alive connection has grown its
-window, so the model is kind to the first large reply.
+A call is a request and a reply on an open connection. Each direction costs its propagation (half the round trip), its
+jitter, its bytes at its bandwidth, and one round trip for every time that lost packets are sent again (TCP's fast
+retransmit, or the last packet's probe). Slow start is left out: a kept-alive connection has grown its window, so the
+model is optimistic about the first large reply.
 """
 
 import time
@@ -22,6 +22,7 @@ from hyco_export.protocol.wire import Traffic
 
 PACKET_BYTES = 1_400  # of a body in an IP packet over a mobile network
 BITS_PER_BYTE = 8
+Reply = TypeVar("Reply")
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -106,9 +107,6 @@ class LinkDice:
         return repeats
 
 
-# Time with waits in it that nobody waits for: real time goes on, and what a link would have taken is added.
-
-
 class SkippingClock:
     """Seconds of real work plus the waits that were skipped. Callable like `time.perf_counter`.
 
@@ -137,12 +135,6 @@ class WaitingClock:
 
 
 LinkClock = SkippingClock | WaitingClock
-
-
-# Any transport as if over a link: its calls take what the link takes, and break where the link breaks.
-
-
-Reply = TypeVar("Reply")
 
 
 class LinkTransport:
@@ -235,8 +227,7 @@ class LinkTransport:
             raise UnreachableError(f"link {self._link.name}: {what}", "try again")
 
 
-# Named links, with the publication behind each figure and what of it is our assumption.
-
+# Named links, with the publication behind each figure and what is assumed.
 
 # Huang et al., "A Close Examination of Performance and Power Characteristics of 4G LTE Networks", MobiSys 2012: medians
 # of 3,000 users, 13 Mbit/s down, 6 Mbit/s up, round trip 70 ms. Jitter and loss are assumed.

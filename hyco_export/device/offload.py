@@ -1,7 +1,7 @@
 """Offload policies: which drafted tokens the device commits by itself, and which go to the verifier.
 
-One small class each. Every policy but `AskForAll` gives up losslessness: tokens that it keeps are nobody's draws, and
-they are marked as unverified in the trace. Knows trees and their scores; no models, no wire, no loop.
+Every policy but `AskForAll` gives up losslessness: the tokens that it keeps were drawn by no verifier, and the trace
+marks them as unverified.
 """
 
 import math

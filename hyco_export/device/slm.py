@@ -1,7 +1,6 @@
-"""The SLM as two static graphs over K/V rings: feeds them, keeps the rings, turns logits into log-probabilities.
+"""The SLM as two static graphs over K/V rings, in its own ids (`GraphSlm`) or in the verifier's (`BridgedSlm`).
 
-Knows the SLM's spec, positions and masks; neither what runs the graphs (`backends`) nor scoring. K/V come out of the
-graphs in the ring's own encoding, so accepted rows are copied as bytes (HyCo, §3.4 and Appendix A).
+K/V leave the graphs in the ring's own encoding, so accepted rows are copied as bytes (HyCo, §3.4 and Appendix A).
 
 Legend: R rows of a pass, n rows in use, W ring slots, H hidden, C kept tokens, N kv heads, d head dim.
 """
@@ -31,7 +30,7 @@ class _Pass(NamedTuple):
 
 
 class GraphSlm:
-    """ports.SlmDevice over a tree graph and a prefill graph.
+    """interfaces.SlmDevice over a tree graph and a prefill graph.
 
     Args:
         spec: the SLM artifact.
@@ -183,11 +182,8 @@ class GraphSlm:
         return feeds
 
 
-# An SLM with another tokenizer, driven with the verifier's ids: every token becomes the SLM's own, as bytes say.
-
-
 class BridgedSlm:
-    """ports.SlmDevice in verifier ids; columns of `tree_pass` are those of the bridge.
+    """interfaces.SlmDevice in verifier ids; columns of `tree_pass` are those of the bridge.
 
     A pass that begins with a committed token (feeds do that until the root is in the rings) may be too long for one:
     its first token's leading pieces then go into the rings before it. Rows at the end that do not fit are not
@@ -243,7 +239,7 @@ class BridgedSlm:
         self._ahead = 0
 
     def tree_pass(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        """log q [n, C] for a forest of verifier tokens on top of the rings; parents as in `ports.SlmDevice`."""
+        """log q [n, C] for a forest of verifier tokens on top of the rings; parents as in `interfaces.SlmDevice`."""
         read = [self._bridge.read(int(token)) for token in tokens]
         read[0] = self._shortened(read[0])
         own_tokens: list[int] = []

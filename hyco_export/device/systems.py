@@ -1,7 +1,7 @@
 """The systems that can be run, by name: each is a configuration of the same parts (HyCo, Table 2), not a code path.
 
-Knows which drafter, rule, draft side and offload policy belong to a name. A new system is a row in `SYSTEMS`, and at
-most one new class each with a row in `DRAFTERS`, `POLICIES` or `rules.RULES`; the driver knows none of them.
+A system names its drafter, acceptance rule, draft side and offload policy. A new system is a row in `SYSTEMS`, and at
+most one new class each with a row in `DRAFTERS`, `POLICIES` or `acceptance.RULES`; the driver stays as it is.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,10 @@ from hyco_export.device.drafters import (
     SpecEdgeDrafter,
     TreeRule,
 )
-from hyco_export.device.driver import Request
-from hyco_export.device.kv_state import HeadFeed, ReplyChain, SlmFeed
+from hyco_export.device.interfaces import Request
+from hyco_export.device.kv_state import HeadState, ReplyChain
 from hyco_export.device.offload import AskForAll, AskForNone, KeepConfident, OffloadPolicy
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import EPSILON, RULES
@@ -42,7 +43,7 @@ class System(msgspec.Struct, frozen=True):
     name: str
     summary: str
     drafter: str  # of DRAFTERS
-    rule: str  # of rules.RULES
+    rule: str  # of acceptance.RULES
     draft_side: wire.DraftSide = "device"
     draft_scope: wire.DraftScope = "full"
     offload: str = EVERYTHING  # of POLICIES: what the verifier is asked
@@ -198,22 +199,22 @@ class DrafterRow(NamedTuple):
 
 
 def _hybrid(device: Device, settings: Settings, passes: int = 1) -> Drafter:
-    head, slm = HeadFeed(device.head, device.handoff), SlmFeed(device.slm)
+    head, slm = HeadState(device.head, device.handoff), SlmState(device.slm)
     return HybridDrafter(head, slm, device.slm_ids, settings.tree, settings.stop_ids, passes)
 
 
 def _reply_chain(device: Device, settings: Settings) -> Drafter:
-    return HybridDrafter(ReplyChain(), SlmFeed(device.slm), device.slm_ids, settings.tree, settings.stop_ids)
+    return HybridDrafter(ReplyChain(), SlmState(device.slm), device.slm_ids, settings.tree, settings.stop_ids)
 
 
 def _specedge(device: Device, settings: Settings) -> Drafter:
-    slm = SlmFeed(device.slm)
+    slm = SlmState(device.slm)
     return SpecEdgeDrafter(slm, device.slm_ids, settings.specedge, settings.stop_ids, settings.specedge_passes)
 
 
 def _specedge_pd(device: Device, settings: Settings) -> Drafter:
     return ProactiveSpecEdgeDrafter(
-        SlmFeed(device.slm),
+        SlmState(device.slm),
         device.slm_ids,
         settings.specedge,
         settings.stop_ids,
@@ -223,7 +224,7 @@ def _specedge_pd(device: Device, settings: Settings) -> Drafter:
 
 
 def _slm_chain(device: Device, settings: Settings, rule: ChainRule) -> Drafter:
-    return SlmChainDrafter(SlmFeed(device.slm), device.slm_ids, rule, settings.stop_ids)
+    return SlmChainDrafter(SlmState(device.slm), device.slm_ids, rule, settings.stop_ids)
 
 
 DRAFTERS: dict[str, DrafterRow] = {

@@ -1,22 +1,20 @@
-"""A draft tree while the SLM grows it: which nodes were forwarded, what they cost in rows, what follows a verdict.
+"""The draft tree while it is built: the head's nodes, the SLM's passes over it, scores, and the cut to the budget.
 
-Shared by all drafters that use the SLM. Knows scoring and the SLM's feed; not the head and not the wire.
+Functions score and cut (HyCo, §3.1); `SlmState` keeps the SLM's rings at the committed ids; `TreeBuilder` joins them
+for one root. All drafters that use the SLM build their trees here.
 
-Legend: C kept tokens.
+Legend: C kept tokens, P planted nodes, R expanded rows.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import numpy as np
 
 from hyco_export.core.numerics import MS_PER_S
-from hyco_export.device.kv_state import SlmFeed
-from hyco_export.protocol.tree import EMPTY_TREE, ROOT, Source, Tree, depths, path_to
-
-# HyCo's hybrid tree: planting, scoring and trimming (HyCo, §3.1). Pure numpy; knows no models and no devices.
-
+from hyco_export.device.interfaces import SlmDevice
+from hyco_export.protocol.tree import EMPTY_TREE, ROOT, Source, Tree, depths
 
 RUNNER_UP_EDGES = 2  # a runner-up pays the cost of a depth twice, which ranks it just below the chain token it doubles
 
@@ -113,10 +111,11 @@ def trim(tree: Tree, budget: int) -> tuple[Tree, tuple[int, ...]]:
     Every edge costs at least |L|, so the best nodes are closed under ancestors by themselves: asserted, not repaired.
     Ties: smaller depth, then the order of `tree` (planted before candidates, then row, then rank).
     """
-    if len(tree) <= budget:
-        return tree, tuple(range(len(tree)))
+    count = len(tree.tokens)
+    if count <= budget:
+        return tree, tuple(range(count))
     node_depths = depths(tree.parents)
-    order = np.lexsort((np.arange(len(tree)), node_depths, -np.asarray(tree.log_probs)))
+    order = np.lexsort((np.arange(count), node_depths, -np.asarray(tree.log_probs)))
     kept = tuple(sorted(int(row) for row in order[:budget]))
     new_row = {ROOT: ROOT, **{row: place for place, row in enumerate(kept)}}
     assert all(tree.parents[row] in new_row for row in kept), "a kept node lost its parent: an edge costs nothing"
@@ -140,11 +139,73 @@ class Edges(msgspec.Struct, frozen=True):
     temperature: float = 1.0
 
 
-class Growth:
+class SlmState:
+    """Keeps the SLM's rings at the committed ids and forwards nodes of a tree on top of them.
+
+    A pass has up to `slm.rows` rows: the tokens between the rings' end and the tree (catch-up, such as an accepted SLM
+    leaf, then the root), and the nodes with their ancestors: static graphs see the rings and the rows of their own
+    pass, so ancestors are fed again in every pass. The root is committed right after its first pass, which leaves all
+    rows of further ones to nodes.
+    """
+
+    def __init__(self, slm: SlmDevice) -> None:
+        self._slm = slm
+
+    @property
+    def rows(self) -> int:
+        """Rows of one pass."""
+        return self._slm.rows
+
+    def begin(self, ids: Sequence[int]) -> None:
+        """Prefill what the rings can hold of the ids before the root (HyCo, §3.4); positions stay absolute."""
+        root_position = len(ids) - 1
+        start = max(0, root_position - self._slm.context)
+        self._slm.reset(start)
+        self._slm.prefill(np.asarray(ids[start:root_position], dtype=np.int64))
+
+    def base(self, ids: Sequence[int], nodes: int) -> tuple[int, ...]:
+        """Committed ids that are not in the rings yet, the root last.
+
+        Those before the root are prefilled where they would not fit into one pass beside it and `nodes` others.
+        """
+        missing = tuple(ids[self._slm.length :])
+        if not self._slm.fits(np.asarray(missing, dtype=np.int64), nodes):
+            self._slm.prefill(np.asarray(missing[:-1], dtype=np.int64))
+            return missing[-1:]
+        return missing
+
+    def forward(self, base: Sequence[int], tree: Tree, nodes: Sequence[int]) -> tuple[np.ndarray, range, list[int]]:
+        """One pass over `base` (a line of tokens from the rings' end to the tree's root) and `nodes` with ancestors.
+
+        `nodes` are rows of `tree`; ROOT is the end of `base`, which must then not be empty.
+
+        Returns:
+            log q [len(nodes), C] of the kept tokens; numbers of the rows of `base`, and of `nodes`, for `commit`.
+        """
+        closure = sorted(_with_ancestors(tree.parents, nodes))
+        place = {ROOT: len(base) - 1} | {row: len(base) + index for index, row in enumerate(closure)}
+        tokens = [*base, *(tree.tokens[row] for row in closure)]
+        parents = [*range(ROOT, len(base) - 1), *(place[tree.parents[row]] for row in closure)]
+        first = self._slm.next_row
+        log_probs = self._slm.tree_pass(np.asarray(tokens, dtype=np.int64), np.asarray(parents, dtype=np.int64))
+        asked = [place[node] for node in nodes]
+        return log_probs[asked], range(first, first + len(base)), [first + row for row in asked]
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep these rows of earlier passes: a path from the rings' end on."""
+        if len(rows):
+            self._slm.commit(np.asarray(rows, dtype=np.int64))
+
+    def forget(self, before: int | None = None) -> None:
+        """No row numbered below `before` is committed any more; None: no row of any pass so far."""
+        self._slm.forget(self._slm.next_row if before is None else before)
+
+
+class TreeBuilder:
     """A tree under one root.
 
     Args:
-        feed: the SLM.
+        slm: the SLM and its rings.
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         stop_ids: tokens after which nothing is drafted.
         base: tokens from the rings' end to the root, the root last.
@@ -153,7 +214,7 @@ class Growth:
 
     def __init__(
         self,
-        feed: SlmFeed,
+        slm: SlmState,
         keep_ids: np.ndarray,
         stop_ids: Collection[int],
         base: Sequence[int],
@@ -163,7 +224,7 @@ class Growth:
         self.base = tuple(base)
         self.base_rows: range = range(0)  # numbers of the base's rows, once they were forwarded
         self.slm_ms = 0.0  # of all passes
-        self._feed = feed
+        self._slm = slm
         self._keep_ids = keep_ids
         self._stop_ids = stop_ids
         self._rows: dict[int, int] = {}  # forwarded node -> number of its row
@@ -172,7 +233,7 @@ class Growth:
     def unexpanded(self) -> tuple[int, ...]:
         """Nodes that may get children and have not been forwarded: the root, then the best first."""
         if ROOT not in self._rows:
-            return (ROOT, *range(len(self.tree)))
+            return (ROOT, *range(len(self.tree.tokens)))
         nodes = [
             node
             for node, token in enumerate(self.tree.tokens)
@@ -184,9 +245,10 @@ class Growth:
         """Those of `nodes`, first ones first, that fit into one pass with the base and their ancestors."""
         used: set[int] = set()
         chosen = []
+        room = self._slm.rows - len(self.base)
         for node in nodes:
-            wider = used | set(path_to(self.tree.parents, node))
-            if len(self.base) + len(wider) <= self._feed.rows:
+            wider = used | _with_ancestors(self.tree.parents, (node,))
+            if len(wider) <= room:
                 used = wider
                 chosen.append(node)
         return tuple(chosen)
@@ -203,7 +265,7 @@ class Growth:
         if ROOT in nodes and not self.base:
             raise RuntimeError("the root is in the rings already: its own pass is over")
         started = time.perf_counter()
-        log_probs, base_rows, rows = self._feed.forward(self.base, self.tree, nodes)
+        log_probs, base_rows, rows = self._slm.forward(self.base, self.tree, nodes)
         self.slm_ms += (time.perf_counter() - started) * MS_PER_S
         if not self.base_rows:
             self.base_rows = base_rows
@@ -213,7 +275,7 @@ class Growth:
 
     def settle_base(self) -> None:
         """The base is committed text: keep its rows, so that further passes need not feed it."""
-        self._feed.commit(self.base_rows)
+        self._slm.commit(self.base_rows)
         self.base = ()
 
     def trim(self, budget: int) -> None:
@@ -230,7 +292,7 @@ class Growth:
             if node not in self._rows:
                 break
             rows.append(self._rows[node])
-        self._feed.commit(rows)
+        self._slm.commit(rows)
 
     def best_guess(self) -> tuple[int, int] | None:
         """The leaf and the token after it with the best score, of the leaves that were forwarded; stops left out."""
@@ -255,6 +317,16 @@ class Growth:
             if int(self._keep_ids[column]) not in self._stop_ids:
                 return int(self._keep_ids[column]), float(log_probs[column])
         raise ValueError("the keep set holds nothing but stop tokens")
+
+
+def _with_ancestors(parents: Sequence[int], nodes: Iterable[int]) -> set[int]:
+    """`nodes` and all rows above them, ROOT left out."""
+    found: set[int] = set()
+    for node in nodes:
+        while node != ROOT and node not in found:
+            found.add(node)
+            node = parents[node]
+    return found
 
 
 def tempered(log_probs: np.ndarray, temperature: float) -> np.ndarray:

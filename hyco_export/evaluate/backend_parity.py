@@ -1,7 +1,4 @@
-"""Parity of a run's graphs: the saved sample feeds through every device back end, compared pair by pair.
-
-Opens sessions and reads samples; what is compared how is in `evaluate.parity`.
-"""
+"""Parity of a run's graphs: the saved sample inputs through every device back end, compared pair by pair."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,10 +16,12 @@ from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.connect import OnStep, RunArtifacts
 from hyco_export.graph.parity import logit_kl, max_abs, output_range, top1_agreement
 
-# Parity: the same saved feeds through two back ends of one graph, compared as the drafters use them.
-
-
 FLOAT, INTEGER, NPU = "torch", "onnx-cpu", "qnn"  # the device back ends, by what they compute in
+COMPARISONS = ((FLOAT, INTEGER), (FLOAT, NPU), (INTEGER, NPU))  # reference, candidate
+EMULATOR_FEEDS = 24  # of each graph: the emulator takes about a second a feed, the others milliseconds
+CHAIN, RUNNER_UP, LOGITS = "chain", "runner_up", "logits"  # outputs, see core.device_spec
+Feeds = Sequence[Mapping[str, np.ndarray]]
+Arrays = list[np.ndarray]  # one per feed
 
 
 class GraphParity(msgspec.Struct, frozen=True):
@@ -87,12 +86,6 @@ def _stacked(graph: str, rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([np.asarray(row).ravel() for row in rows])
 
 
-COMPARISONS = ((FLOAT, INTEGER), (FLOAT, NPU), (INTEGER, NPU))  # reference, candidate
-EMULATOR_FEEDS = 24  # of each graph: the emulator takes about a second a feed, the others milliseconds
-CHAIN, RUNNER_UP, LOGITS = "chain", "runner_up", "logits"  # outputs, see core.devicespec
-
-Feeds = Sequence[Mapping[str, np.ndarray]]
-Arrays = list[np.ndarray]  # one per feed
 Compare = Callable[[str, str, str, Sequence[np.ndarray], Sequence[np.ndarray]], GraphParity]
 
 

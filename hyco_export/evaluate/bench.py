@@ -1,8 +1,4 @@
-"""`bench`: named systems over prompts and seeds, interleaved in one run, resumable; then the measures of each.
-
-Knows the order of generations and where they are kept. What a system is, what a measure is and what the table looks
-like is others'.
-"""
+"""`bench`: named systems over prompts and seeds, interleaved in one run, resumable; then a table of their measures."""
 
 import os
 import platform
@@ -97,9 +93,6 @@ def run_bench(
 def measure_bench(plan: BenchPlan, store: TraceStore, keepset: KeepSet) -> tuple[SystemMetrics, ...]:
     """The measures of every system, pooled over prompts and seeds."""
     return tuple(measure(system, store.traces(system), keepset) for system in plan.systems)
-
-
-# What the systems of a benchmark amount to, as one table for the terminal. Knows rich; measures nothing.
 
 
 HEADINGS = (

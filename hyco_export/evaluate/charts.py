@@ -1,6 +1,6 @@
-"""A figure that becomes an inline <svg>: the page's font, and CSS variables for colours, so light and dark need one.
+"""Figures as SVG: inline in the report or as files of their own, in light and dark.
 
-matplotlib draws in placeholder colours that stand for the page's variables. Knows no data.
+matplotlib draws in placeholder colours, which become the page's CSS variables, so that one SVG serves both schemes.
 """
 
 import io
@@ -79,9 +79,6 @@ def css_colors(colors: Mapping[str, str]) -> dict[str, str]:
     return {name: CSS_VARIABLES[color] for name, color in colors.items()}
 
 
-# A picture of the report as a file of its own: an SVG that brings the page's colours and font, light and dark.
-
-
 LIGHT = {
     "surface": "#fcfbf9",
     "ink": "#23272e",
@@ -108,7 +105,7 @@ FONT = '"Inter", "Segoe UI", "Helvetica Neue", "Noto Sans", system-ui, sans-seri
 
 
 def write_picture(path: Path, inline: str) -> None:
-    """Write an inline <svg> of `canvas.to_svg` as a file that a browser shows alone."""
+    """Write an inline <svg> of `to_svg` as a file that a browser shows alone."""
     opening, rest = inline.split(">", 1)
     style = (
         f"<style>svg {{ {_variables(LIGHT)} --font: {FONT}; background: var(--surface); }} "
@@ -119,9 +116,6 @@ def write_picture(path: Path, inline: str) -> None:
 
 def _variables(colors: dict[str, str]) -> str:
     return " ".join(f"--{name}: {color};" for name, color in colors.items())
-
-
-# The keep set's picture: share of the text's tokens that a keep set of each size holds.
 
 
 HEIGHT_IN = 3.0

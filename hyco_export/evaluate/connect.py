@@ -1,6 +1,6 @@
-"""A run folder meets a server: what is driven, that both belong together, and the prompts as the verifier reads them.
+"""Connects a run folder with a server: checks that they belong together and reads the prompts as the verifier does.
 
-The start of `validate` and of `bench`. Knows where things lie; drives nothing.
+`validate` and `bench` begin here.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,10 +26,9 @@ from hyco_export.protocol.wire import PROTOCOL_VERSION, Sampling, ServerInfo
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Does a server belong to this run? Compares what it says of itself with the artifacts, before anything is drafted.
-
 
 SHOWN_DIGITS = 12  # of a digest in a message
+OnStep = Callable[[str, int, int], None]  # label, done, total
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -130,9 +129,6 @@ def _short(digest: str) -> str:
     return f"{digest[:SHOWN_DIGITS]}…" if digest else "none"
 
 
-# The artifacts of a run that a device needs, read and checked against each other before anything is driven.
-
-
 @dataclass(frozen=True)
 class Checkpoints:
     """The folders that a run's artifacts were made from."""
@@ -206,12 +202,6 @@ def _require_one_run(manifests: dict[str, Manifest], root: Path) -> None:
                 )
 
 
-pass
-
-
-OnStep = Callable[[str, int, int], None]  # label, done, total
-
-
 class Prompt(msgspec.Struct, frozen=True):
     """A prompt as the verifier reads it, chat template applied."""
 
@@ -231,8 +221,8 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Both sides, found to belong together."""
+class Connection:
+    """A server and a run that belong together."""
 
     transport: Transport
     info: ServerInfo
@@ -240,7 +230,7 @@ class Meeting:
     tokenizer: "PreTrainedTokenizerFast"
 
 
-def meet(subject: Subject, url: str, transport: Transport | None = None) -> Meeting:
+def connect(subject: Subject, url: str, transport: Transport | None = None) -> Connection:
     """Ask the server what it is, and compare that with the run; by plain calls without a transport.
 
     Raises:
@@ -257,7 +247,7 @@ def meet(subject: Subject, url: str, transport: Transport | None = None) -> Meet
     tokenizer = load_tokenizer(subject.checkpoints.verifier)
     expected = expected_server(subject.artifacts, tokenizer_digest(subject.checkpoints.verifier), subject.recipe)
     require_compatible(info, expected, url)
-    return Meeting(transport, info, subject.artifacts, tokenizer)
+    return Connection(transport, info, subject.artifacts, tokenizer)
 
 
 def wire_sampling(recipe: Recipe) -> Sampling:

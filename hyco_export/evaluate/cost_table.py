@@ -1,7 +1,4 @@
-"""What low widths cost, layer by layer, as a table (CSV) and as a picture (SVG, a file of its own).
-
-Knows rows of figures with a name; measures nothing.
-"""
+"""The cost of low bit widths, layer by layer, as a table (CSV) and as a picture (SVG, a file of its own)."""
 
 import csv
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Gates: a measured value beside its limit, and which of them a run must pass. Pure; measures nothing itself."""
+"""Gates: measured values beside their limits; and greedy losslessness, which most of them are about."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +11,6 @@ from hyco_export.core.device_spec import HEAD_GRAPH
 from hyco_export.evaluate.backend_parity import FLOAT, GraphParity
 from hyco_export.evaluate.metrics import UNDISTURBED, Disturbances, SystemMetrics, SystemTraffic, disturbances
 from hyco_export.protocol.trace import GenerationTrace
-
-# Greedy losslessness: a system's text must be the server's own plain decoding, token for token. Pure.
-
 
 NO_TOKEN = -1  # one of the texts ended before the other
 

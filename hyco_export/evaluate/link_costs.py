@@ -1,7 +1,7 @@
-"""What the calls themselves say of the link: round trip and goodput, from traces alone.
+"""What the calls of a run tell about the link: round trip and goodput, and the price of padded replies.
 
-A call's wait is the round trip, the server's time and its bytes over the bandwidth. Small rounds tell the round trip,
-the large first replies the bandwidth. Server time is CPU time on a CPU server, so waits behind others count as link.
+A call's wait is the round trip, the server's time and its bytes over the bandwidth. Small rounds give the round trip,
+the large first replies the bandwidth. Server time is CPU time on a CPU server, so queueing counts as link.
 """
 
 import math
@@ -17,6 +17,7 @@ from hyco_export.protocol.wire import padded_size
 
 CLEARLY = 4.0  # standard errors of the slope: below that it may be noise
 BITS_PER_BYTE = 8
+STEPS_BYTES = (4_096, 16_384, 65_536)
 
 
 class LinkEstimate(msgspec.Struct, frozen=True):
@@ -57,12 +58,6 @@ def link_note(traces: Iterable[Sequence[GenerationTrace]]) -> str:
         return f"The link was not measured: {error}."
     speed = "too fast to tell" if np.isnan(estimate.down_mbit_s) else f"{estimate.down_mbit_s:.3g} Mbit/s down"
     return f"The link as {estimate.calls} calls saw it: {estimate.rtt_ms:.3g} ms round trip, {speed}."
-
-
-# What hiding the sizes of replies would cost: bytes and distinct sizes of a run's rounds, from traces alone.
-
-
-STEPS_BYTES = (4_096, 16_384, 65_536)
 
 
 class PaddingCost(msgspec.Struct, frozen=True):

@@ -1,7 +1,6 @@
-"""What a system's generations amount to: the paper's measures, computed from traces alone.
+"""The paper's measures of a system, computed from its traces alone.
 
-Pure numpy over `runtime.trace`; pooled over all prompts given (sums are divided, ratios are never averaged). Knows no
-models, no limits and no pictures.
+Pooled over all prompts given: sums are divided, ratios are never averaged.
 """
 
 from collections import Counter

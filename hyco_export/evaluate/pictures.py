@@ -1,6 +1,6 @@
 """The report's pictures: acceptance by depth, tokens by source, a round's timeline, one drawn tree; each an inline SVG.
 
-Legends are the page's (`evaluate.canvas.css_colors`). Knows the shapes of figures; measures nothing.
+Their legends are part of the page (`charts.css_colors`).
 """
 
 from collections import Counter
@@ -18,7 +18,27 @@ from hyco_export.protocol.tree import ROOT, Source
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Where the nodes of a drawn tree stand: a column by depth, a row as high as possible. Pure; knows no colours.
+LABEL_LENGTH = 12  # characters of a token in a picture
+SPACE_MARK, NEWLINE_MARK, EMPTY_MARK = "·", "⏎", "∅"
+SOURCE_COLORS = {"chain": SERIES[0], "runner-up": SERIES[1], "slm": SERIES[2], BONUS: SERIES[3]}
+NODE_COLORS = {Source.CHAIN: SERIES[0], Source.RUNNER_UP: SERIES[1], Source.SLM: SERIES[2]}
+PHASE_COLORS = {
+    "head": SERIES[0],
+    "slm": SERIES[2],
+    "scoring": SERIES[1],
+    "transfer": FAINT,
+    "server": SERIES[3],
+    "commit": SERIES[4],
+}
+ROW_IN = 0.46  # a horizontal bar with its gap
+AXIS_IN = 0.55  # below horizontal bars: ticks and label
+LEAF_IN = 0.28  # a row of the tree with its gap
+LABELLED_SHARE = 0.05  # of the longest bar; narrower segments get no number
+LABELLED_WIDTH = 0.3  # of a depth's column; a shorter bar has its number behind it
+COLUMN_PITCH = 1.15  # from one depth's column to the next, in its widths
+BAR_HEIGHT = 0.62  # of a row
+SMALL_PT = FONT_PT - 1
+THICK, THIN = 1.8, 0.9  # lines of the accepted path, of the others
 
 
 def layout(parents: Sequence[int], ranks: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
@@ -40,13 +60,6 @@ def layout(parents: Sequence[int], ranks: Sequence[int]) -> tuple[dict[int, int]
 
 def _last_first(nodes: Sequence[int], ranks: Sequence[int]) -> list[int]:
     return sorted(nodes, key=lambda node: (ranks[node], node), reverse=True)
-
-
-# Two things a reader can look at: where a median round's time goes, and one tree with readable tokens.
-
-
-LABEL_LENGTH = 12  # characters of a token in a picture
-SPACE_MARK, NEWLINE_MARK, EMPTY_MARK = "·", "⏎", "∅"
 
 
 class RoundTimes(msgspec.Struct, frozen=True):
@@ -140,28 +153,6 @@ def _kinds(record: RoundTrace) -> int:
     return len({record.tree.sources[row] for row in taken(record)})
 
 
-SOURCE_COLORS = {"chain": SERIES[0], "runner-up": SERIES[1], "slm": SERIES[2], BONUS: SERIES[3]}
-NODE_COLORS = {Source.CHAIN: SERIES[0], Source.RUNNER_UP: SERIES[1], Source.SLM: SERIES[2]}
-PHASE_COLORS = {
-    "head": SERIES[0],
-    "slm": SERIES[2],
-    "scoring": SERIES[1],
-    "transfer": FAINT,
-    "server": SERIES[3],
-    "commit": SERIES[4],
-}
-
-ROW_IN = 0.46  # a horizontal bar with its gap
-AXIS_IN = 0.55  # below horizontal bars: ticks and label
-LEAF_IN = 0.28  # a row of the tree with its gap
-LABELLED_SHARE = 0.05  # of the longest bar; narrower segments get no number
-LABELLED_WIDTH = 0.3  # of a depth's column; a shorter bar has its number behind it
-COLUMN_PITCH = 1.15  # from one depth's column to the next, in its widths
-BAR_HEIGHT = 0.62  # of a row
-SMALL_PT = FONT_PT - 1
-THICK, THIN = 1.8, 0.9  # lines of the accepted path, of the others
-
-
 def acceptance_by_depth(systems: Sequence[SystemMetrics], assumed: float) -> str:
     """Bars of the chain's conditional acceptance: a row a system, a column a depth; dashed: what scoring assumes."""
     with drawing(ROW_IN * len(systems) + AXIS_IN) as (figure, axes):
@@ -196,7 +187,7 @@ def tokens_by_source(systems: Sequence[SystemMetrics]) -> str:
 def round_timeline(times: Sequence[RoundTimes]) -> str:
     """Bars of a round's phases in the order in which they happen."""
     rows = [(entry.system, entry.phases) for entry in times]
-    return _stacked_bars(rows, PHASE_COLORS, "milliseconds, medians over all rounds on this machine", "{:.1f}")
+    return _stacked_bars(rows, PHASE_COLORS, "milliseconds", "{:.1f}")
 
 
 def draft_tree(tree: DrawnTree) -> str:

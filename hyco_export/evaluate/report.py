@@ -1,13 +1,13 @@
-"""What a validation found, as values; and its two files, `report.json` and the self-contained `report.html`.
+"""What a validation found, as values, and its two files: `report.json` and the self-contained `report.html`.
 
-Knows the outcome's parts and the page's template; measures nothing, draws nothing (`evaluate.pictures` does).
-The template is package data: `report.html.j2`.
+The page's template is package data: `report.html.j2`.
 """
 
 import math
 import os
 import re
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +16,7 @@ import msgspec
 
 from hyco_export.core.files import pretty_json
 from hyco_export.device.systems import find_system
+from hyco_export.errors import HycoError
 from hyco_export.evaluate import pictures
 from hyco_export.evaluate.backend_parity import GraphParity
 from hyco_export.evaluate.charts import css_colors
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 EARLIER_JSON_NAME, EARLIER_HTML_NAME = "earlier.json", "earlier.html"
 JSON_NAME, HTML_NAME, TEMPLATE_NAME = "report.json", "report.html", "report.html.j2"
+FINISHED = ("pass", "fail")  # verdicts of a validation that measured everything
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -74,32 +76,62 @@ class Unfinished(msgspec.Struct, frozen=True):
     version: str
     verdict: Literal["in progress", "interrupted", "could not run"] = "in progress"
     reason: str = ""
+    next: str = ""  # the step that mends the reason, where one is known
 
 
 @contextmanager
-def unfinished_report(started: Unfinished, folder: Path) -> Iterator[None]:
-    """`started` stands in `folder` until the block writes its report; what ends the block otherwise is written, too.
+def unfinished_report(
+    started: Unfinished, folder: Path, complete: Callable[[str], str] = lambda text: text
+) -> Iterator[None]:
+    """Write `started` to `folder`; if the block ends with an exception, replace it by the reason. Re-raises it.
 
-    The last finished report is kept beside it, as earlier.json and earlier.html.
+    The last finished report is kept as earlier.json and earlier.html.
+
+    Args:
+        complete: adds this call's paths and options to the commands in a hint.
     """
     json_path, html_path = folder / JSON_NAME, folder / HTML_NAME
-    if json_path.exists() and html_path.exists() and b'"gates"' in json_path.read_bytes():
+    if html_path.exists() and _verdict_in(json_path) in FINISHED:
         os.replace(json_path, folder / EARLIER_JSON_NAME)
         os.replace(html_path, folder / EARLIER_HTML_NAME)
     _write_unfinished(started, folder)
     try:
         yield
-    except BaseException as error:
-        verdict: Literal["interrupted", "could not run"]
-        verdict = "interrupted" if isinstance(error, KeyboardInterrupt) else "could not run"
-        _write_unfinished(msgspec.structs.replace(started, verdict=verdict, reason=str(error)), folder)
+    except KeyboardInterrupt:
+        _write_unfinished(msgspec.structs.replace(started, verdict="interrupted"), folder)
         raise
+    except BaseException as error:
+        reason, following = _reason_and_next(error)
+        changed = {"verdict": "could not run", "reason": reason, "next": complete(following)}
+        _write_unfinished(msgspec.structs.replace(started, **changed), folder)
+        raise
+
+
+def _reason_and_next(error: BaseException) -> tuple[str, str]:
+    """What ended a validation, and the next step; an exception that is no HycoError is a fault of this program."""
+    if isinstance(error, HycoError):
+        return error.message, error.hint
+    told = traceback.format_exception_only(error)[-1].strip()
+    return f"a fault of hyco-export: {told}", "report it with the traceback in the terminal"
+
+
+def _verdict_in(json_path: Path) -> str:
+    """The verdict that a report's JSON holds; "" where there is no readable one."""
+    try:
+        return msgspec.json.decode(json_path.read_bytes(), type=_Verdict).verdict
+    except (OSError, msgspec.DecodeError):
+        return ""
+
+
+class _Verdict(msgspec.Struct):
+    verdict: str
 
 
 def _write_unfinished(unfinished: Unfinished, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / JSON_NAME, pretty_json(unfinished))
-    _replace(folder / HTML_NAME, _render(unfinished=unfinished, report=unfinished).encode())
+    earlier = EARLIER_HTML_NAME if (folder / EARLIER_HTML_NAME).exists() else ""
+    _replace(folder / HTML_NAME, _render(unfinished=unfinished, report=unfinished, earlier=earlier).encode())
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:

@@ -1,7 +1,4 @@
-"""Runs generations of named systems with the device back ends of a run folder, each back end opened once and kept.
-
-Joins the recipe's drafting, the server's facts and the device; the loop itself is `runtime.driver`.
-"""
+"""Runs generations of named systems over prompts, with the device back ends of a run folder opened once each."""
 
 import hashlib
 import math
@@ -24,10 +21,13 @@ from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.wire import Sampling, ServerInfo
 
 SEED_BYTES = 4
+PLAIN = "plain"  # the server alone, one token a round
+GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0)
+WARM_UP_TOKENS = 4  # enough for one round of every part
 
 
 class DeviceRunner:
-    """A `trials.SystemRunner` over the artifacts of a run and a server. Use as a context manager: devices are closed.
+    """A `SystemRunner` over the artifacts of a run and a server. Use as a context manager: devices are closed.
 
     Args:
         artifacts: the run's device artifacts.
@@ -147,14 +147,6 @@ def prompt_seed(seed: int, prompt_id: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-# The generations a validation needs: systems interleaved per prompt, and greedy texts beside plain decoding.
-
-
-PLAIN = "plain"  # the server alone, one token a round
-GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0)
-WARM_UP_TOKENS = 4  # enough for one round of every part
-
-
 class SystemRunner(Protocol):
     """Runs one generation of a named system with a device back end."""
 
@@ -190,10 +182,11 @@ def run_interleaved(
     """Generations by system, in `turns`, after a warm-up."""
     warm_up(runner, systems, backend, prompts[0], sampling)
     traces: dict[str, list[GenerationTrace]] = {system: [] for system in systems}
+    label = f"prompts answered by {len(systems)} system{'s' if len(systems) > 1 else ''}"
     for done, (system, prompt) in enumerate(turns(systems, prompts), 1):
         traces[system].append(runner.generate(system, backend, prompt, sampling, max_new_tokens))
         if done % len(systems) == 0:
-            on_step(f"prompts answered by {', '.join(systems)}", done // len(systems), len(prompts))
+            on_step(label, done // len(systems), len(prompts))
     return traces
 
 

@@ -1,7 +1,7 @@
 """How far the SLM's integer graph is from its float network on held-out text: by layer, and in what it would draft.
 
 Both run over the same sequences pass by pass. SQNR compares them on the same integer inputs; top-1 agreement lets each
-go on with its own K/V. Knows sessions and the float passes; no files.
+go on with its own K/V. The cost of one layer's grids is the KL from float logits to those with that layer rounded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +20,8 @@ from hyco_export.core.numerics import decibels
 from hyco_export.graph.parity import logit_kl
 from hyco_export.models.slm.calibration import full_passes
 from hyco_export.models.slm.static_pass import FloatSlm
+
+NEW_ROWS = ("k_new", "v_new")  # what a layer writes into its ring, in 8 bits
 
 
 class SlmQuality(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -171,12 +173,6 @@ def ends(encoding: Encoding) -> tuple[float, float]:
     low = (info.min - 0.5 - encoding.zero_point) * encoding.scale
     high = (info.max + 0.5 - encoding.zero_point) * encoding.scale
     return low, high
-
-
-# What the integer grids of one layer cost the SLM: KL from float logits to those of a pass with this layer rounded.
-
-
-NEW_ROWS = ("k_new", "v_new")  # what a layer writes into its ring, in 8 bits
 
 
 def grids_by_row(results: Sequence[str], encodings: Mapping[str, Encoding]) -> dict[str, dict[str, Encoding]]:

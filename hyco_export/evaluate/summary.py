@@ -1,8 +1,9 @@
-"""The outcome of a validation in the terminal: tables, diagnosis, verdict. Knows rich; measures nothing."""
+"""The outcome of a validation in the terminal: tables, notes, diagnosis, verdict."""
 
 import math
+from typing import Literal
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -10,18 +11,22 @@ from hyco_export.evaluate.gates import failed
 from hyco_export.evaluate.metrics import SystemMetrics
 from hyco_export.evaluate.report import Report
 
+GATE_HEADING = "what must hold"
+UNLIMITED_WIDTH = 10_000  # characters; wider than any table
+
 
 def summary(report: Report) -> RenderableType:
     """Systems, losslessness, gates, verdict."""
     parts: list[RenderableType] = [_systems(report), _losslessness(report), _parity(report), _gates(report)]
-    parts += [Text(f"note: {note}", style="dim") for note in (*report.notes, *report.diagnosis.notes)]
+    notes = (*report.notes, *_disturbed_texts(report), *report.diagnosis.notes)
+    parts += [Text(f"note: {note}", style="dim") for note in notes]
     parts.append(_diagnosis(report))
     return Group(*parts, _verdict(report))
 
 
 def _systems(report: Report) -> Table:
     table = plain_table(f"systems ({report.systems[0].prompts} prompts, device back end {report.backend})")
-    table.add_column("system")
+    table.add_column("system", no_wrap=True)
     for heading in ("MAT", "server ms\nper token", "tok/s", "draft ms\nper token", "taken\nby depth", "B up", "B down"):
         table.add_column(heading, justify="right", no_wrap=True)
     for system in report.systems:
@@ -39,11 +44,9 @@ def _systems(report: Report) -> Table:
 
 
 def system_name(system: SystemMetrics) -> str:
-    """The name, and below it what is unverified and how often calls were disturbed."""
-    lines = [system.system]
-    if system.unverified_tokens:
-        lines.append(f"{system.unverified_share:.0%} unverified")
-    return "\n".join([*lines, *filter(None, str(system.disturbances).split(", "))])
+    """The name, and below it the share of unverified tokens."""
+    unverified = f"\n{system.unverified_share:.0%} unverified" if system.unverified_tokens else ""
+    return system.system + unverified
 
 
 def number(value: float, digits: int) -> str:
@@ -63,17 +66,27 @@ def server_time(system: SystemMetrics, baseline: SystemMetrics) -> str:
 def _losslessness(report: Report) -> Table:
     table = plain_table("greedy text against the server's plain decoding")
     for heading in ("system", "back end", "prompts", "tokens", "MAT", "texts that differ"):
-        table.add_column(heading, justify="left" if heading in ("system", "back end") else "right")
+        table.add_column(heading, justify="left" if heading in ("system", "back end") else "right", no_wrap=True)
     for row in report.losslessness:
         counts = (str(row.prompts), f"{row.tokens:,}", f"{row.mat:.2f}", str(len(row.differences)))
-        table.add_row("\n".join(filter(None, (row.system, str(row.disturbances)))), row.backend, *counts)
+        table.add_row(row.system, row.backend, *counts)
     return table
+
+
+def _disturbed_texts(report: Report) -> list[str]:
+    """A line for each greedy comparison whose calls were disturbed."""
+    return [
+        f"greedy text of {row.system} on {row.backend}: {row.disturbances}."
+        for row in report.losslessness
+        if row.disturbances.calls
+    ]
 
 
 def _parity(report: Report) -> Table:
     table = plain_table("parity on saved feeds")
     for heading in ("graph", "candidate", "reference", "positions", "agreement", "SQNR dB"):
-        table.add_column(heading, justify="left" if heading in ("graph", "candidate", "reference") else "right")
+        justify: Literal["left", "right"] = "left" if heading in ("graph", "candidate", "reference") else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
     for row in report.parity:
         distance = f"{row.sqnr_db:.1f}" if row.sqnr_db is not None else ""
         table.add_row(row.graph, row.candidate, row.reference, f"{row.positions:,}", f"{row.agreement:.1%}", distance)
@@ -82,8 +95,8 @@ def _parity(report: Report) -> Table:
 
 def _gates(report: Report) -> Table:
     table = plain_table("gates")
-    for heading in ("", "what must hold", "value", "limit"):
-        table.add_column(heading, justify="right" if heading == "value" else "left")
+    for heading in ("", GATE_HEADING, "value", "limit"):
+        table.add_column(heading, justify="right" if heading == "value" else "left", no_wrap=heading != GATE_HEADING)
     for gate in report.gates:
         sign = Text("pass", style="green") if gate.passed else Text("FAIL", style="bold red")
         table.add_row(sign, gate.name, gate.value_text, gate.limit_text)
@@ -107,6 +120,29 @@ def _verdict(report: Report) -> Text:
     return Text("\n".join(["", *(f"FAIL: {reason}" for reason in broken)]), style="bold red")
 
 
-def plain_table(title: str) -> Table:
-    """A table without lines."""
-    return Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+class WholeTable(Table):
+    """A table without lines that shortens no value: columns with `no_wrap` keep their width, others wrap.
+
+    It may be wider than the console, so it is printed with `crop=False`. Without a terminal nothing wraps.
+    """
+
+    def __init__(self, title: str, *, show_header: bool = True) -> None:
+        super().__init__(
+            title=title, title_justify="left", show_header=show_header, box=None, pad_edge=False, padding=(0, 2, 0, 0)
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unlimited = options.update(max_width=UNLIMITED_WIDTH)
+        for column in self.columns:
+            if column.no_wrap:
+                cells = (column.header, *column.cells)
+                column.min_width = max(console.measure(cell, options=unlimited).maximum for cell in cells)
+        whole = self.__rich_measure__(console, unlimited)
+        if whole.maximum > options.max_width:
+            self.width = max(whole.minimum, options.max_width) if console.file.isatty() else whole.maximum
+        yield from super().__rich_console__(console, options)
+
+
+def plain_table(title: str) -> WholeTable:
+    """A table without lines, an empty line above its title."""
+    return WholeTable(f"\n{title}")

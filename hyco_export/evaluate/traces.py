@@ -1,6 +1,6 @@
 """Traces as JSONL files: a generation's own record, then one record for every PRIME and every round.
 
-Knows files; what the records say is `runtime.trace`.
+A benchmark keeps one file a system (`TraceStore`), written so that a run that was killed resumes where it was.
 """
 
 import os
@@ -57,9 +57,6 @@ def read_traces(path: Path) -> tuple[GenerationTrace, ...]:
     if not traces:
         raise HycoError(f"{path} holds no generation", hint)
     return traces
-
-
-# Generations of a benchmark on disk: one JSONL file a system, written so that a killed run goes on where it was.
 
 
 PLAN_FILE, PROGRESS_FILE = "plan.json", "progress.json"

@@ -1,8 +1,7 @@
 """`validate`: drive a server with a run's artifacts and say what holds.
 
 The order: does the server answer and belong to this run; what is wrong with it or the artifacts (`diagnose`); do the
-graphs agree; how do the systems perform; are greedy texts lossless on every back end; then the gates. Knows the steps;
-each step's maths is elsewhere.
+graphs agree; how do the systems perform; are greedy texts lossless on every back end; then the gates.
 """
 
 import time
@@ -21,12 +20,12 @@ from hyco_export.device.systems import find_system
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.backend_parity import FLOAT, INTEGER, NPU, GraphParity, compare_backends
 from hyco_export.evaluate.connect import (
-    Meeting,
+    Connection,
     OnStep,
     Prompt,
     RunArtifacts,
     Subject,
-    meet,
+    connect,
     read_prompts,
     wire_sampling,
 )
@@ -76,35 +75,35 @@ def validate(
         RecipeError: the prompts cannot be used.
     """
     started_at, began = datetime.now(UTC), time.monotonic()
-    meeting = meet(subject, url, transport)
-    found = examine(subject, meeting, on_step, traces is not None, clock)
+    connection = connect(subject, url, transport)
+    found = examine(subject, connection, on_step, traces is not None, clock)
     if traces is not None:
         for name, generations in found.traces.items():
             write_traces(traces / f"{name}.jsonl", generations)
-    report = judge(subject, url, found, lambda token: str(meeting.tokenizer.decode([token])))
+    report = judge(subject, url, found, lambda token: str(connection.tokenizer.decode([token])))
     duration_s = time.monotonic() - began
     return msgspec.structs.replace(report, started_at=started_at.isoformat(timespec="seconds"), duration_s=duration_s)
 
 
 def examine(
     subject: Subject,
-    meeting: Meeting,
+    connection: Connection,
     on_step: OnStep,
     trace: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Findings:
     """Drive the server. Raises as `validate`."""
-    recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
-    prompts = read_prompts(subject.prompts, meeting.tokenizer, plan.prompts)
+    recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, connection.artifacts, connection.info
+    prompts = read_prompts(subject.prompts, connection.tokenizer, plan.prompts)
     origins = subject.checkpoints
-    diagnosis = diagnose(artifacts, recipe, origins, meeting.tokenizer, meeting.transport, info, on_step)
+    diagnosis = diagnose(artifacts, recipe, origins, connection.tokenizer, connection.transport, info, on_step)
     with _said_with(diagnosis):
-        return _measure(subject, meeting, prompts, diagnosis, on_step, trace, clock)
+        return _measure(subject, connection, prompts, diagnosis, on_step, trace, clock)
 
 
 def _measure(
     subject: Subject,
-    meeting: Meeting,
+    connection: Connection,
     prompts: Sequence[Prompt],
     diagnosis: Diagnosis,
     on_step: OnStep,
@@ -112,9 +111,9 @@ def _measure(
     clock: Callable[[], float],
 ) -> Findings:
     """Compare the graphs, then run every system."""
-    recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, meeting.artifacts, meeting.info
+    recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, connection.artifacts, connection.info
     parity = compare_backends(artifacts, recipe.target, on_step)
-    with DeviceRunner(artifacts, recipe, meeting.transport, info, trace, clock) as runner:
+    with DeviceRunner(artifacts, recipe, connection.transport, info, trace, clock) as runner:
         sampling = wire_sampling(recipe)
         traces = run_interleaved(runner, plan.systems, INTEGER, prompts, sampling, plan.max_new_tokens, on_step)
         losslessness = check_backends(runner, prompts, plan, on_step)

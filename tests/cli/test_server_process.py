@@ -10,7 +10,7 @@ import pytest
 
 from hyco_export.cli import serve as module
 from hyco_export.cli.serve import ServerProcess, server_process
-from hyco_export.device.calls import PersistentTransport
+from hyco_export.device.calls import RetryingTransport
 from hyco_export.errors import ServerError, UnreachableError
 from hyco_export.protocol.wire import Traffic
 
@@ -44,7 +44,7 @@ class Unanswered:
 def test_a_dead_server_ends_the_wait_with_its_exit_code_and_last_lines(start: Start) -> None:
     server = start("import sys; sys.stderr.write('one\\ntwo\\nthree\\nout of [memory]\\n'); sys.exit(7)")
     inner, pauses = Unanswered(), []
-    transport = PersistentTransport(inner, 60.0, pause=pauses.append, still_there=server.require_running)  # type: ignore[arg-type]
+    transport = RetryingTransport(inner, 60.0, pause=pauses.append, still_there=server.require_running)  # type: ignore[arg-type]
     seen = r"ended in the middle of the work with exit code 7; its last lines: two / three / out of \[memory\]"
     with pytest.raises(ServerError, match=seen) as ended:
         transport.info()

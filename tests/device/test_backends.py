@@ -17,8 +17,8 @@ from hyco_export.core.recipe import Calibration, Capture, HeadGraph, Qat, SlmGra
 from hyco_export.device.backends import open_head, open_slm
 from hyco_export.device.drafters import SpecEdgeDrafter, TreeRule
 from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import SlmFeed
 from hyco_export.device.slm import GraphSlm
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import CompileError
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.models.capture import load_capture
@@ -115,7 +115,7 @@ def test_every_edge_of_a_tree_of_several_passes_costs_what_transformers_says(
     ids = list(random_ids(6, 31))
     slm = open_slm(slm_run, backend)
     rule = TreeRule(math.log(0.9), budget=6, candidates_per_row=per_row)
-    drafter = SpecEdgeDrafter(SlmFeed(slm), KEPT.astype(np.int64), rule, set(), passes=5)
+    drafter = SpecEdgeDrafter(SlmState(slm), KEPT.astype(np.int64), rule, set(), passes=5)
     drafter.begin(ids, Given())
     tree = drafter.propose(ids).tree
     assert slm.next_row == rows_run  # the root, then every further pass with the ancestors of its nodes

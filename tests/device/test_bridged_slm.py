@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from hyco_export.core.token_bridge import TokenBridge
 from hyco_export.device.drafters import HybridDrafter, SpecEdgeDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.kv_state import HeadFeed, SlmFeed
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
+from hyco_export.device.kv_state import HeadState
 from hyco_export.device.slm import BridgedSlm
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT, Source, path_to
 from tests.support.scripted import HANDOFF, ScriptedHead, ScriptedServer, ScriptedSlm, ToyLanguageModel
@@ -111,10 +113,10 @@ def test_greedy_text_is_the_verifiers_own(system, seed):
     slm, _ = make_slm()
     rule = TreeRule(np.log(0.66), 12, 4)
     if system == "hybrid":
-        head = HeadFeed(ScriptedHead(verifier), HANDOFF)
-        drafter = HybridDrafter(head, SlmFeed(slm), BRIDGE.verifier_ids, rule, frozenset({1}))
+        head = HeadState(ScriptedHead(verifier), HANDOFF)
+        drafter = HybridDrafter(head, SlmState(slm), BRIDGE.verifier_ids, rule, frozenset({1}))
     else:
-        drafter = SpecEdgeDrafter(SlmFeed(slm), BRIDGE.verifier_ids, rule, frozenset({1}))
+        drafter = SpecEdgeDrafter(SlmState(slm), BRIDGE.verifier_ids, rule, frozenset({1}))
     sampling, acceptance = wire.Sampling(0.0, 0, 1.0), wire.Acceptance("exact", 1.0)
     digest = "h" if system == "hybrid" else ""
     request = Request("x", "p", sampling, acceptance, seed, 40, head_digest=digest)

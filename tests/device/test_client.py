@@ -14,9 +14,11 @@ from hyco_export.device import client as transport_module
 from hyco_export.device.backends import Device
 from hyco_export.device.client import HttpTransport, Patience
 from hyco_export.device.drafters import HybridDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.kv_state import HeadFeed, SlmFeed
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
+from hyco_export.device.kv_state import HeadState
 from hyco_export.device.systems import SYSTEMS, find_system, make_drafter, make_policy, make_request
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, ServerError, UnreachableError
 from hyco_export.protocol import wire
 from hyco_export.protocol.server_address import read_url
@@ -287,7 +289,7 @@ def toy_engine() -> Engine:
 def hybrid() -> HybridDrafter:
     keep = np.arange(VOCAB_SIZE)
     head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, keep)
-    return HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID})
+    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID})
 
 
 def request() -> Request:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyco_export.device.answers import check_reply
 from hyco_export.device.drafters import Draft, HybridDrafter, NullDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import HeadFeed, SlmFeed
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Given, Request
+from hyco_export.device.kv_state import HeadState, check_reply
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import from_lines, to_lines
@@ -40,7 +40,7 @@ def request(max_new_tokens: int = 24, **changes: object) -> Request:
 
 
 def hybrid(model: ToyLanguageModel, head: ScriptedHead, slm: ScriptedSlm, keep: np.ndarray) -> HybridDrafter:
-    return HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), keep, RULE, {STOP_ID})
+    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), keep, RULE, {STOP_ID})
 
 
 class RandomTrees:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hyco_export.core.keepset import KeepSet, require_keepset
 from hyco_export.device.backends import BACKENDS, find_backend, open_head
 from hyco_export.device.drafters import HybridDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
 from hyco_export.device.head import GraphHead
-from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import HeadFeed, SlmFeed, held_positions
+from hyco_export.device.interfaces import Given, Request
+from hyco_export.device.kv_state import HeadState, held_positions
 from hyco_export.device.slm import GraphSlm, log_softmax
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT, path_to
@@ -265,7 +266,7 @@ def test_greedy_text_is_plain_greedy_through_both_graphs(seed: int, prompt_lengt
     prompt = [2 + token % (VOCAB_SIZE - 2) for token in numbers(prompt_length, seed)]
     head, head_graph = toy_head(WINDOW, sliding_span)
     slm, tree_graph, _ = toy_slm(rows=8)
-    drafter = HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP_IDS, RULE, {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), KEEP_IDS, RULE, {STOP_ID})
     request = Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 30)
     trace = generate(prompt, request, drafter, ScriptedServer(model))
     assert list(trace.tokens) == model.answer(prompt, 30)
@@ -284,7 +285,7 @@ def test_a_right_draft_is_accepted_whole_while_the_window_holds_the_context() ->
     prompt = [4, 6]
     head, _ = toy_head(WINDOW, None)
     slm, _, _ = toy_slm(rows=8)
-    drafter = HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), np.array(KEEP_IDS), RULE, {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), np.array(KEEP_IDS), RULE, {STOP_ID})
     request = Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 7)
     trace = generate(prompt, request, drafter, ScriptedServer(MODEL))
     answer = MODEL.answer(prompt, 7)
@@ -298,7 +299,7 @@ def test_handoff_of_a_server_session_fits_the_head() -> None:
     session = ScriptedSession(MODEL)
     session.prime(np.array(ids[:-1]))
     head, graph = toy_head(WINDOW, 4)
-    feed = HeadFeed(head, HANDOFF)
+    feed = HeadState(head, HANDOFF)
     feed.begin(ids, Given(session.handoff(ids[-1], WINDOW)))
     feed.draft()
     assert graph.seen["full"] == stretch(ids, 19 - WINDOW, 19)

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyco_export.device.calls import PersistentTransport
+from hyco_export.device.calls import RetryingTransport
 from hyco_export.device.drafters import Drafter, HybridDrafter, NullDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.kv_state import HeadFeed, SlmFeed
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
+from hyco_export.device.kv_state import HeadState
 from hyco_export.device.link import LTE, Link, LinkTransport, SkippingClock, WaitingClock, over_link
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, UnreachableError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
@@ -51,7 +53,7 @@ def toy_engine(sessions: int = 512) -> Engine:
 def hybrid() -> Drafter:
     keep = np.arange(VOCAB_SIZE)
     head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, keep)
-    return HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID})
+    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID})
 
 
 def request(kind: str = "hyco") -> Request:
@@ -85,8 +87,8 @@ class Chaos(LocalTransport):
         return super().verify(session, round_number, request)
 
 
-def over(link: Link, inner: LocalTransport, seed: int, clock: SkippingClock) -> PersistentTransport:
-    return PersistentTransport(LinkTransport(inner, link, seed, clock), PATIENCE_S, clock, clock.wait)
+def over(link: Link, inner: LocalTransport, seed: int, clock: SkippingClock) -> RetryingTransport:
+    return RetryingTransport(LinkTransport(inner, link, seed, clock), PATIENCE_S, clock, clock.wait)
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,7 +115,7 @@ def test_the_bad_link_really_does_everything_that_it_says() -> None:
                 raise
 
     clock = SkippingClock(lambda: 0.0)
-    transport = PersistentTransport(Watching(chaos, BAD, 1, clock), PATIENCE_S, clock, clock.wait)
+    transport = RetryingTransport(Watching(chaos, BAD, 1, clock), PATIENCE_S, clock, clock.wait)
     for _ in range(10):
         assert list(generate(PROMPT, request(), hybrid(), transport, clock).tokens) == MODEL.answer(PROMPT, CAP)
     assert set(seen) == {"the request was lost", "the reply was lost", "out"}
@@ -194,9 +196,9 @@ class Script:
         return wire.PrimeReply(1, "s", 4, 3, "", None, 1.0)
 
 
-def persistent(script: Script, patience_s: float) -> tuple[PersistentTransport, list[float]]:
+def persistent(script: Script, patience_s: float) -> tuple[RetryingTransport, list[float]]:
     pauses: list[float] = []
-    return PersistentTransport(script, patience_s, lambda: sum(pauses), pauses.append), pauses  # type: ignore[arg-type]
+    return RetryingTransport(script, patience_s, lambda: sum(pauses), pauses.append), pauses  # type: ignore[arg-type]
 
 
 PRIME = wire.PrimeRequest(1, PROMPT, wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 9, "device", 0, "")

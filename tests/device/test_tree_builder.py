@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyco_export.device.drafters import Drafter, HybridDrafter, SpecEdgeDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import HeadFeed, SlmFeed
-from hyco_export.device.tree_builder import Growth, plant
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Given, Request
+from hyco_export.device.kv_state import HeadState
+from hyco_export.device.tree_builder import SlmState, TreeBuilder, plant
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import Tree, check_tree, path_to
 from tests.support.scripted import (
@@ -106,7 +106,7 @@ def test_specedge_grows_the_tree_of_its_definition(
     model, keep = Model(seed=seed), np.array([t for t in range(VOCAB_SIZE) if t % 5 != 3])
     rule = TreeRule(math.log(edge), budget, per_row)
     slm = ScriptedSlm(model, keep, rows=16)  # the whole tree fits into a pass once the root is in the rings
-    drafter = SpecEdgeDrafter(SlmFeed(slm), keep, rule, {STOP_ID}, passes)
+    drafter = SpecEdgeDrafter(SlmState(slm), keep, rule, {STOP_ID}, passes)
     drafter.begin(IDS, Given())
     tree = drafter.propose(IDS).tree
     assert_same(tree, specedge_reference(model, keep, rule, passes))
@@ -119,8 +119,8 @@ def test_a_second_pass_gives_every_surviving_candidate_its_children(seed: int, b
     model, keep = Model(seed=seed), np.arange(VOCAB_SIZE)
     rule = TreeRule(math.log(0.66), budget, 8)
     slm = ScriptedSlm(model, keep, rows=16)
-    head = HeadFeed(ScriptedHead(model, error_every=error_every), HANDOFF)
-    drafter = HybridDrafter(head, SlmFeed(slm), keep, rule, {STOP_ID}, passes=2)
+    head = HeadState(ScriptedHead(model, error_every=error_every), HANDOFF)
+    drafter = HybridDrafter(head, SlmState(slm), keep, rule, {STOP_ID}, passes=2)
     session = ScriptedSession(model)
     session.prime(np.array(IDS[:-1]))
     drafter.begin(IDS, Given(session.handoff(IDS[-1], 5)))
@@ -134,7 +134,7 @@ def test_a_pass_that_is_too_small_forwards_the_best_nodes_that_fit() -> None:
     model, keep = Model(seed=5, stop_bias=-1e9), np.arange(VOCAB_SIZE)
     rule = TreeRule(math.log(0.9), 16, 6)
     slm = ScriptedSlm(model, keep, rows=5)
-    drafter = SpecEdgeDrafter(SlmFeed(slm), keep, rule, {STOP_ID}, passes=2)
+    drafter = SpecEdgeDrafter(SlmState(slm), keep, rule, {STOP_ID}, passes=2)
     drafter.begin(IDS, Given())
     tree = drafter.propose(IDS).tree
     assert slm.widths == [1, 5]
@@ -149,7 +149,7 @@ def test_it_stops_when_no_child_beats_the_last_node() -> None:
     model, keep = Model(seed=5), np.arange(VOCAB_SIZE)
     slm = ScriptedSlm(model, keep, rows=16)
     rule = TreeRule(math.log(0.001), 4, 8)  # an edge costs more than any sibling's distance
-    drafter = SpecEdgeDrafter(SlmFeed(slm), keep, rule, {STOP_ID}, passes=9)
+    drafter = SpecEdgeDrafter(SlmState(slm), keep, rule, {STOP_ID}, passes=9)
     drafter.begin(IDS, Given())
     assert len(drafter.propose(IDS).tree) == 4
     assert len(slm.widths) == 2  # the second pass changed nothing
@@ -158,7 +158,7 @@ def test_it_stops_when_no_child_beats_the_last_node() -> None:
 def test_rows_of_different_passes_are_committed_together() -> None:
     model, keep = Model(seed=5, stop_bias=-1e9), np.arange(VOCAB_SIZE)
     slm = ScriptedSlm(model, keep, rows=16)
-    drafter = SpecEdgeDrafter(SlmFeed(slm), keep, TreeRule(math.log(0.9), 16, 2), {STOP_ID}, passes=4)
+    drafter = SpecEdgeDrafter(SlmState(slm), keep, TreeRule(math.log(0.9), 16, 2), {STOP_ID}, passes=4)
     drafter.begin(IDS, Given())
     tree = drafter.propose(IDS).tree
     deepest = max(range(len(tree)), key=lambda row: len(path_to(tree.parents, row)))
@@ -172,9 +172,9 @@ def test_rows_of_different_passes_are_committed_together() -> None:
 
 def test_a_root_that_is_in_the_rings_is_not_forwarded_again() -> None:
     model, keep = Model(seed=5), np.arange(VOCAB_SIZE)
-    growth = Growth(SlmFeed(ScriptedSlm(model, keep)), keep, {STOP_ID}, ())
+    builder = TreeBuilder(SlmState(ScriptedSlm(model, keep)), keep, {STOP_ID}, ())
     with pytest.raises(RuntimeError, match="in the rings already"):
-        growth.forward((-1,))
+        builder.forward((-1,))
 
 
 @settings(max_examples=30, deadline=None)
@@ -193,9 +193,9 @@ def test_greedy_text_is_plain_greedy(seed: int, prompt_length: int, rows: int, c
     rule = TreeRule(math.log(0.66), 12, 6)
     drafter: Drafter
     if kind == "specedge":
-        drafter = SpecEdgeDrafter(SlmFeed(slm), keep, rule, {STOP_ID}, 4)
+        drafter = SpecEdgeDrafter(SlmState(slm), keep, rule, {STOP_ID}, 4)
     else:
-        drafter = HybridDrafter(HeadFeed(ScriptedHead(model), HANDOFF), SlmFeed(slm), keep, rule, {STOP_ID}, 2)
+        drafter = HybridDrafter(HeadState(ScriptedHead(model), HANDOFF), SlmState(slm), keep, rule, {STOP_ID}, 2)
     request = Request(kind, "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 7, 30)
     trace = generate(prompt, request, drafter, ScriptedServer(model))
     assert list(trace.tokens) == model.answer(prompt, 30)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hyco_export.device.drafters import Draft
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.interfaces import Given
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.link import PRESETS, LinkTransport, SkippingClock, find_link
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import Source, Tree

@@ -23,11 +23,11 @@ import msgspec
 import numpy as np
 import psutil
 
-from hyco_export.device.calls import PersistentTransport
+from hyco_export.device.calls import RetryingTransport
 from hyco_export.device.client import Access, HttpTransport
 from hyco_export.device.drafters import Draft, NullDrafter
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.interfaces import Given
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Given, Request
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT, Source, Tree
 from tests.endurance.saboteur import Saboteur
@@ -120,7 +120,7 @@ def soak(
 
     def client(number: int) -> None:
         transport = Saboteur(url, number, resets, accesses[number])
-        patient = PersistentTransport(transport, PATIENCE_S)
+        patient = RetryingTransport(transport, PATIENCE_S)
         prompts = list(texts)
         done = 0
         while go_on(done, time.monotonic() - started):

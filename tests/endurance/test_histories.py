@@ -26,9 +26,11 @@ from hyco_export.device.drafters import (
     SlmChainDrafter,
     TreeRule,
 )
-from hyco_export.device.driver import Generation, Request
-from hyco_export.device.kv_state import HeadFeed, ReplyChain, SlmFeed
+from hyco_export.device.driver import Generation
+from hyco_export.device.interfaces import Request
+from hyco_export.device.kv_state import HeadState, ReplyChain
 from hyco_export.device.offload import KeepConfident
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
 from hyco_export.server.access import LocalTransport
@@ -129,8 +131,8 @@ def make_drafter(kind: str) -> Drafter:
         return OracleDrafter(MODEL.greedy, 3)
     if kind == "hybrid":
         head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, KEEP)
-        return HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP, RULE, {STOP_ID})
-    slm_feed = SlmFeed(ScriptedSlm(MODEL, KEEP))
+        return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), KEEP, RULE, {STOP_ID})
+    slm_feed = SlmState(ScriptedSlm(MODEL, KEEP))
     if kind == "reply":
         return HybridDrafter(ReplyChain(), slm_feed, KEEP, RULE, {STOP_ID})
     if kind == "proactive":

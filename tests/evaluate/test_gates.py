@@ -7,9 +7,19 @@ import pytest
 from hyco_export.core import recipe
 from hyco_export.core.device_spec import HEAD_GRAPH, SLM_TREE_GRAPH
 from hyco_export.evaluate.backend_parity import GraphParity
-from hyco_export.evaluate.gates import Difference, Gate, Losslessness, failed, run_gates
+from hyco_export.evaluate.gates import (
+    NO_TOKEN,
+    Difference,
+    Gate,
+    Losslessness,
+    compare_texts,
+    difference,
+    failed,
+    run_gates,
+)
 from hyco_export.evaluate.metrics import SystemTraffic
 from tests.evaluate.synthetic_reports import synthetic_report
+from tests.evaluate.synthetic_traces import generation, round_trace
 
 
 @pytest.mark.parametrize(
@@ -78,3 +88,35 @@ def test_traffic_is_gated_in_both_directions():
     gates = gates_by_name(traffic=[SystemTraffic("hyco", 300, 9000, 101)])
     assert gates["largest request, hyco"].passed
     assert not gates["largest reply beyond its hand-off, hyco"].passed
+
+
+# Token-for-token comparison.
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "position", "tokens"),
+    [
+        ([1, 2, 3], [1, 9, 3], 1, (2, 9)),
+        ([1, 2, 3], [1, 2], 2, (3, NO_TOKEN)),
+        ([1, 2], [1, 2, 3], 2, (NO_TOKEN, 3)),
+        ([], [4], 0, (NO_TOKEN, 4)),
+    ],
+)
+def test_the_first_difference_is_found(expected, found, position, tokens):
+    assert difference("p", expected, found) == Difference("p", position, *tokens)
+
+
+def test_equal_texts_have_none():
+    assert difference("p", [1, 2], (1, 2)) is None
+
+
+def test_a_system_is_compared_prompt_by_prompt():
+    traces = [generation(round_trace((0, 1)), prompt_id="a"), generation(round_trace(()), prompt_id="b")]
+    result = compare_texts("hyco-exact", "onnx-cpu", {"a": [1, 10, 11, 99], "b": [1, 98]}, traces, 64)
+    assert result.differences == (Difference("b", 1, 98, 99),)
+    assert (result.prompts, result.tokens, result.mat) == (2, 6, 2.0)
+
+
+def test_comparing_nothing_is_refused():
+    with pytest.raises(ValueError, match="no generation of hyco-exact on qnn"):
+        compare_texts("hyco-exact", "qnn", {}, [], 64)

@@ -12,9 +12,10 @@ import pytest
 
 from hyco_export.core.keepset import KeepSet
 from hyco_export.dev.peers.comparison import CloudMtp
-from hyco_export.device.calls import PersistentTransport
+from hyco_export.device.calls import RetryingTransport
 from hyco_export.device.client import HttpTransport
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.link_costs import estimate_link
 from hyco_export.evaluate.metrics import SystemMetrics, measure
@@ -71,7 +72,7 @@ class World:
                 return answer
 
         http = Calls(self.server.url, pause=self.pause)
-        self.transport = PersistentTransport(http, 60.0, lambda: self.now_s, self.pause)
+        self.transport = RetryingTransport(http, 60.0, lambda: self.now_s, self.pause)
 
     def _app(self):  # type: ignore[no-untyped-def]
         return create_app(Engine(lambda: ScriptedSession(MODEL), FACTS, Limits(prompt_limit=64)), INFO)

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from hyco_export.cli.app import app
 from hyco_export.device.drafters import Draft, NullDrafter
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.device.offload import KeepConfident, OffloadPolicy
 from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.evaluate.replay import chosen_settings, rejudge, replay

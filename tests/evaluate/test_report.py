@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hyco_export.device.systems import find_system
 from hyco_export.errors import HycoError
-from hyco_export.evaluate.metrics import headline, measure
+from hyco_export.evaluate.metrics import caveats, headline, measure
 from hyco_export.evaluate.pictures import acceptance_by_depth, pick_tree
 from hyco_export.evaluate.report import Unfinished, key_facts, render_html, unfinished_report, write_report
 from hyco_export.evaluate.summary import summary
@@ -155,10 +155,46 @@ def test_an_earlier_page_does_not_pass_for_that_of_a_run_without_a_verdict(tmp_p
     assert (
         seen == verdict and verdict.capitalize() in page and f"<title>tiny: {verdict}" in page and "Passed" not in page
     )
+    assert '<a href="earlier.html">' in page
+    content = json.loads((tmp_path / "report.json").read_text())
     if isinstance(error, HycoError):
-        assert "no answer from <code>x</code> &lt;b&gt; (start it)" in page
+        assert "<li>no answer from <code>x</code> &lt;b&gt;</li>" in page and "<p>Next: start it</p>" in page
+        assert (content["reason"], content["next"]) == ("no answer from `x` <b>", "start it")
     assert json.loads((tmp_path / "earlier.json").read_text())["verdict"] == before[0] == "pass"
     assert (tmp_path / "earlier.html").read_text() == before[1]
+
+
+def test_a_fault_of_the_program_is_told_as_one_and_no_earlier_page_is_promised(tmp_path):
+    (tmp_path / "report.json").write_text('{"gates": [], "verdict": "in progress"}')
+    (tmp_path / "report.html").write_text("an unfinished page")
+    with pytest.raises(KeyError), unfinished_report(STARTED, tmp_path):
+        raise KeyError("verifier")
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["reason"] == "a fault of hyco-export: KeyError: 'verifier'" and "traceback" in content["next"]
+    assert "earlier.html" not in verdict_in(tmp_path)[1] and not (tmp_path / "earlier.html").exists()
+
+
+def test_the_next_step_is_written_as_a_command_of_this_call(tmp_path):
+    def complete(text):
+        return text.replace("hyco-export run", "hyco-export run --run runs/x")
+
+    with pytest.raises(HycoError) as caught, unfinished_report(STARTED, tmp_path, complete):
+        raise HycoError("the head is missing", "build it: hyco-export run")
+    assert "<p>Next: build it: hyco-export run --run runs/x</p>" in verdict_in(tmp_path)[1]
+    assert caught.value.hint == "build it: hyco-export run"  # completed once, where it is printed
+
+
+def test_only_a_failure_has_the_colour_of_one(tmp_path):
+    with pytest.raises(HycoError), unfinished_report(STARTED, tmp_path):
+        assert '<span class="muted">In progress.' in verdict_in(tmp_path)[1]
+        raise HycoError("no answer")
+    assert '<span class="bad">Could not run.' in verdict_in(tmp_path)[1]
+
+
+def test_every_picture_says_that_it_can_be_scrolled_and_undisturbed_runs_have_no_column_for_repeats(page):
+    assert page.count("Scroll sideways for the whole picture.") == page.count('<div class="picture">') == 4
+    assert "primed · sent" not in page
+    assert "milliseconds<" in page and "all rounds" not in page
 
 
 def test_a_run_that_ends_well_leaves_its_own_report(tmp_path):
@@ -193,9 +229,9 @@ def test_disturbances_are_shown_and_a_system_without_other_times_has_dashes():
     disturbed = generation(round_trace((0,), lost_ms=9.0, traffic=Traffic(1, 1, 1, 1, 2)), primes=lost, system="hyco")
     report = synthetic_report()
     systems = (*report.systems[:2], measure("hyco", [disturbed], KEEPSET))
-    report = msgspec.structs.replace(report, systems=systems)
+    report = msgspec.structs.replace(report, systems=systems, notes=caveats(systems))
     page = render_html(report)
-    assert "<td>0 · 2</td>" in page and "<td>0 · 0</td>" in page
+    assert "primed · sent" in page and "<td>0 · 2</td>" in page and "<td>0 · 0</td>" in page
     assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
     screen = io.StringIO()
     Console(width=240, file=screen).print(summary(report))

@@ -2,8 +2,11 @@
 
 import io
 
+import msgspec
+import pytest
 from rich.console import Console
 
+from hyco_export.evaluate.metrics import Disturbances
 from hyco_export.evaluate.summary import summary
 from tests.evaluate.synthetic_reports import SWAPPED_NORM, synthetic_report
 
@@ -43,6 +46,25 @@ def test_the_baseline_has_no_change_and_the_others_have():
     other = next(line for line in lines if line.startswith("hyco-exact"))
     assert "%" not in baseline
     assert "%)" in other
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("screen", [io.StringIO(), Terminal()], ids=["piped", "terminal"])
+def test_no_value_is_shortened_where_the_output_is_narrow(screen):
+    lost = Disturbances(1, 2, 3, 4.0)
+    report = synthetic_report(failing=True)
+    rows = tuple(msgspec.structs.replace(row, disturbances=lost) for row in report.losslessness)
+    Console(width=40, file=screen).print(summary(msgspec.structs.replace(report, losslessness=rows)), crop=False)
+    text = screen.getvalue()
+    assert "…" not in text and "25,469" in text and "2.06 (-32%)" in text and "at least 0.97" in text
+    assert any("hyco-exact" in line and "onnx-cpu" in line and "1,920" in line for line in text.splitlines())
+    assert "greedy text of hyco-exact" in text and "2 sent again" in text
+    whole_names = [line for line in text.splitlines() if "greedy texts that differ, hyco-exact on onnx-cpu  " in line]
+    assert len(whole_names) == (0 if screen.isatty() else 1)  # gates' names wrap on a terminal
 
 
 def test_the_systems_fit_a_terminal_of_80_columns():

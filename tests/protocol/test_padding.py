@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyco_export.device.client import HttpTransport
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.protocol import wire
 from hyco_export.protocol.wire import BIN32_HEADER_BYTES, pad, padded_size
 from hyco_export.server.admission import Facts, Limits

@@ -12,7 +12,8 @@ import trustme
 
 from hyco_export.device.client import Access, HttpTransport
 from hyco_export.device.drafters import NullDrafter
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.security import (

@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hyco_export.device.calls import PersistentTransport
+from hyco_export.device.calls import RetryingTransport
 from hyco_export.device.client import HttpTransport
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.errors import ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
@@ -94,7 +95,7 @@ def test_a_killed_replica_costs_no_token_and_touches_no_session_of_the_other(
     errors: list[Exception] = []
 
     def client(number: int) -> None:
-        transport = PersistentTransport(HttpTransport(url), 120.0)
+        transport = RetryingTransport(HttpTransport(url), 120.0)
         drafter = OracleDrafter(
             MODEL.greedy, 1
         )  # two tokens a round: thirty rounds, each of 30 ms and the others' turns

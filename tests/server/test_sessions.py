@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from hyco_export.core.handoff import LAYER_TYPES, KvRows
 from hyco_export.device.drafters import HybridDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
+from hyco_export.device.driver import generate
 from hyco_export.device.head import GraphHead
-from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import HeadFeed, SlmFeed
+from hyco_export.device.interfaces import Given, Request
+from hyco_export.device.kv_state import HeadState
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.security import ANYBODY
@@ -84,7 +85,7 @@ def test_text_and_the_ring_in_the_end_are_those_of_the_whole_window(
         keep = np.arange(VOCAB_SIZE)
         head, slm = ScriptedHead(MODEL, error_every=error_every), ScriptedSlm(MODEL, keep)
         drafter = HybridDrafter(
-            HeadFeed(head, HANDOFF), SlmFeed(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID}
+            HeadState(head, HANDOFF), SlmState(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID}
         )
         request = Request(
             "hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, 60, head_digest="head", first_rows=rows
@@ -132,7 +133,7 @@ def test_a_part_of_less_than_nothing_is_refused() -> None:
 def test_older_rows_that_do_not_fit_are_refused(changes: dict[str, object]) -> None:
     session = ScriptedSession(MODEL)
     session.prime(np.array([5, 6, 7, 8]))
-    feed = HeadFeed(ScriptedHead(MODEL), HANDOFF)
+    feed = HeadState(ScriptedHead(MODEL), HANDOFF)
     newest = session.handoff(9, 2)
     feed.begin([5, 6, 7, 8, 9], Given(newest))
     session.verify(9, np.zeros(0, np.int64), np.zeros(0, np.int64))

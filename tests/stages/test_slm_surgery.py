@@ -18,9 +18,10 @@ from hyco_export.core.token_bridge import BRIDGE_FILE, read_bridge
 from hyco_export.dev.created.tokenizer import FORGOTTEN_SHARE, create_respelled
 from hyco_export.device.backends import open_slm
 from hyco_export.device.drafters import NullDrafter, SpecEdgeDrafter, TreeRule
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.kv_state import SlmFeed
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request
 from hyco_export.device.slm import BridgedSlm
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import CheckpointError
 from hyco_export.models.text.tokenizer import open_tokenizer
 from hyco_export.protocol import wire
@@ -112,7 +113,7 @@ def test_it_drafts_for_the_verifier_and_changes_nothing(respelled: Path, tmp_pat
     engine, info = open_server_engine(served, None, recipe_folder=path.parent)
     transport = LocalTransport(engine, info)
     slm = BridgedSlm(open_slm(run.root, "onnx-cpu"), bridge)
-    drafter = SpecEdgeDrafter(SlmFeed(slm), bridge.verifier_ids, TreeRule(math.log(0.9), 32, 16), info.stop_ids)
+    drafter = SpecEdgeDrafter(SlmState(slm), bridge.verifier_ids, TreeRule(math.log(0.9), 32, 16), info.stop_ids)
     tokenizer = open_tokenizer(CHECKPOINTS / "verifier").backend
     accepted = 0
     for line in (path.parent / "validation.jsonl").read_text().splitlines():

@@ -18,8 +18,8 @@ from typing import Protocol, Self
 import msgspec
 
 from hyco_export.device.drafters import NullDrafter
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.interfaces import Transport
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Request, Transport
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.runs import GREEDY
 from hyco_export.protocol import wire

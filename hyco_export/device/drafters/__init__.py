@@ -1,4 +1,4 @@
-"""Drafters: what proposes a tree for the next round. One small class a file; which one a system uses: `systems`."""
+"""Drafters: what proposes a tree for the next round. `systems` says which one a system uses."""
 
 from hyco_export.device.drafters.drafter import Draft, Drafter, NullDrafter, ProactiveDrafter
 from hyco_export.device.drafters.hybrid import HybridDrafter, TreeRule

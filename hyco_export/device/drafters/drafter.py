@@ -1,4 +1,4 @@
-"""What a drafter is: the methods that the driver calls, and nothing else. Knows no models and no wire calls."""
+"""What a drafter is: the methods that the driver calls; and the one that drafts nothing."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -41,9 +41,6 @@ class ProactiveDrafter(Drafter, Protocol):
     def draft_ahead(self) -> Iterator[None]:
         """Passes towards the next tree, one at every `next`; may be left at any of them, and called again."""
         ...
-
-
-# The drafter of systems whose device drafts nothing.
 
 
 class NullDrafter:

@@ -1,7 +1,4 @@
-"""HyCo's drafter: a chain gives the tree its depth, one or two SLM passes give it its width (§3.1).
-
-Knows scoring and the feeds; not the wire and not the loop.
-"""
+"""HyCo's drafter: a chain gives the tree its depth, one or two SLM passes give it its width (§3.1)."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -13,8 +10,7 @@ import numpy as np
 from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.drafters.drafter import Draft
 from hyco_export.device.interfaces import Given, HeadDraft
-from hyco_export.device.kv_state import SlmFeed
-from hyco_export.device.tree_builder import Edges, Growth, plant
+from hyco_export.device.tree_builder import Edges, SlmState, TreeBuilder, plant
 
 
 class TreeRule(msgspec.Struct, frozen=True):
@@ -32,7 +28,7 @@ class TreeRule(msgspec.Struct, frozen=True):
 
 
 class Planter(Protocol):
-    """Where the chain comes from: `feeds.HeadFeed` on the device, or `feeds.ReplyChain` from the server."""
+    """Where the chain comes from: `kv_state.HeadState` on the device, or `kv_state.ReplyChain` from the server."""
 
     def begin(self, ids: Sequence[int], given: Given) -> None: ...
 
@@ -46,7 +42,7 @@ class HybridDrafter:
 
     Args:
         planter: what drafts the chain.
-        slm: fed with the committed tokens.
+        slm: its rings follow the committed tokens.
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         rule: scores and budget.
         stop_ids: tokens after which nothing is drafted.
@@ -57,7 +53,7 @@ class HybridDrafter:
     def __init__(
         self,
         planter: Planter,
-        slm: SlmFeed,
+        slm: SlmState,
         keep_ids: np.ndarray,
         rule: TreeRule,
         stop_ids: Collection[int],
@@ -70,7 +66,7 @@ class HybridDrafter:
         self._edges = rule.edges
         self._stop_ids = frozenset(stop_ids)
         self._passes = passes
-        self._growth: Growth | None = None
+        self._builder: TreeBuilder | None = None
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
         self._planter.begin(ids, given)
@@ -81,20 +77,20 @@ class HybridDrafter:
         head_draft = self._planter.draft()
         head_ms = (time.perf_counter() - started) * MS_PER_S
         planted = plant(head_draft.chain, head_draft.runner_ups, self._rule.edge_log_prob, self._stop_ids)
-        base = self._slm.base(ids, len(planted))
-        self._growth = growth = Growth(self._slm, self._keep_ids, self._stop_ids, base, planted)
+        base = self._slm.base(ids, len(planted.tokens))
+        self._builder = builder = TreeBuilder(self._slm, self._keep_ids, self._stop_ids, base, planted)
         for earlier in range(self._passes):
-            nodes = growth.fitting(growth.unexpanded()[: self._rule.second_pass_nodes if earlier else None])
+            nodes = builder.fitting(builder.unexpanded()[: self._rule.second_pass_nodes if earlier else None])
             if not nodes:
                 break
-            growth.expand(nodes, self._edges)
-            if growth.base:
-                growth.settle_base()
-            growth.trim(self._rule.budget)
-        return Draft(growth.tree, head_ms, growth.slm_ms)
+            builder.expand(nodes, self._edges)
+            if builder.base:
+                builder.settle_base()
+            builder.trim(self._rule.budget)
+        return Draft(builder.tree, head_ms, builder.slm_ms)
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         self._planter.observe(ids, given)
-        assert self._growth is not None  # a verdict follows a proposal
-        self._growth.commit(accepted)
+        assert self._builder is not None  # a verdict follows a proposal
+        self._builder.commit(accepted)
         self._slm.forget()

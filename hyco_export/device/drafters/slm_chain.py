@@ -1,7 +1,6 @@
-"""A chain that the SLM drafts alone, token by token, as long as it is sure: SLED's drafter (Li et al. 2025a), and with
-other lengths that of Synera-like offload and of the SLM answering alone.
+"""A chain that the SLM drafts alone, token by token, as long as its confidence lasts (SLED; Li et al. 2025a).
 
-Knows the SLM's feed; not the wire, not the loop and not who judges the chain.
+With other lengths it also drafts for Synera-like offload and for the SLM answering alone.
 """
 
 import math
@@ -12,8 +11,7 @@ import numpy as np
 
 from hyco_export.device.drafters.drafter import Draft
 from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import SlmFeed
-from hyco_export.device.tree_builder import Edges, Growth
+from hyco_export.device.tree_builder import Edges, SlmState, TreeBuilder
 from hyco_export.protocol.tree import ROOT
 
 BEST_CHILD = Edges(edge_log_prob=0.0, per_row=1)  # a score is then the sum of log q
@@ -30,37 +28,37 @@ class SlmChainDrafter:
     """Top-1 tokens of sequential passes.
 
     Args:
-        slm: fed with the committed tokens.
+        slm: its rings follow the committed tokens.
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         rule: where the chain ends.
         stop_ids: tokens after which nothing is drafted.
     """
 
-    def __init__(self, slm: SlmFeed, keep_ids: np.ndarray, rule: ChainRule, stop_ids: Collection[int]) -> None:
+    def __init__(self, slm: SlmState, keep_ids: np.ndarray, rule: ChainRule, stop_ids: Collection[int]) -> None:
         self._slm = slm
         self._keep_ids = keep_ids
         self._longest = rule.longest
         self._least = math.log(rule.confidence) if rule.confidence > 0 else -math.inf
         self._stop_ids = frozenset(stop_ids)
-        self._growth: Growth | None = None
+        self._builder: TreeBuilder | None = None
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
         self._slm.begin(ids)
 
     def propose(self, ids: Sequence[int]) -> Draft:
-        self._growth = growth = Growth(self._slm, self._keep_ids, self._stop_ids, self._slm.base(ids, nodes=0))
+        self._builder = builder = TreeBuilder(self._slm, self._keep_ids, self._stop_ids, self._slm.base(ids, nodes=0))
         node, log_prob = ROOT, 0.0
         for _ in range(min(self._longest, self._slm.rows)):
-            growth.expand((node,), BEST_CHILD)
-            if growth.base:
-                growth.settle_base()
+            builder.expand((node,), BEST_CHILD)
+            if builder.base:
+                builder.settle_base()
             node += 1  # the new leaf
-            confidence, log_prob = growth.tree.log_probs[node] - log_prob, growth.tree.log_probs[node]
-            if confidence < self._least or growth.tree.tokens[node] in self._stop_ids:
+            confidence, log_prob = builder.tree.log_probs[node] - log_prob, builder.tree.log_probs[node]
+            if confidence < self._least or builder.tree.tokens[node] in self._stop_ids:
                 break
-        return Draft(growth.tree, 0.0, growth.slm_ms)
+        return Draft(builder.tree, 0.0, builder.slm_ms)
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
-        assert self._growth is not None  # a verdict follows a proposal
-        self._growth.commit(accepted)
+        assert self._builder is not None  # a verdict follows a proposal
+        self._builder.commit(accepted)
         self._slm.forget()

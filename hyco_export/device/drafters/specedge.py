@@ -1,6 +1,6 @@
-"""The SpecEdge-style drafter: a tree that the SLM alone grows, one pass a level (Park et al. 2025; HyCo, §4.2).
+"""SpecEdge-style drafters: a tree that the SLM alone builds, one pass a level (Park et al. 2025; HyCo, §4.2).
 
-Knows scoring and the SLM's feed; not the wire and not the loop.
+`ProactiveSpecEdgeDrafter` goes on drafting while the verdict on its tree is on its way.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -11,8 +11,7 @@ import numpy as np
 from hyco_export.device.drafters.drafter import Draft
 from hyco_export.device.drafters.hybrid import TreeRule
 from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import SlmFeed
-from hyco_export.device.tree_builder import Growth
+from hyco_export.device.tree_builder import SlmState, TreeBuilder
 from hyco_export.protocol.tree import path_to
 
 
@@ -20,7 +19,7 @@ class SpecEdgeDrafter:
     """Each pass forwards the best nodes without children, as many as fit, and keeps the best `budget` nodes overall.
 
     Args:
-        slm: fed with the committed tokens.
+        slm: its rings follow the committed tokens.
         keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
         rule: scores and budget; ln 0.9 an edge, 32 nodes and 16 children a row in the paper.
         stop_ids: tokens after which nothing is drafted.
@@ -28,7 +27,7 @@ class SpecEdgeDrafter:
     """
 
     def __init__(
-        self, slm: SlmFeed, keep_ids: np.ndarray, rule: TreeRule, stop_ids: Collection[int], passes: int = 4
+        self, slm: SlmState, keep_ids: np.ndarray, rule: TreeRule, stop_ids: Collection[int], passes: int = 4
     ) -> None:
         self._slm = slm
         self._keep_ids = keep_ids
@@ -36,41 +35,38 @@ class SpecEdgeDrafter:
         self._edges = rule.edges
         self._stop_ids = frozenset(stop_ids)
         self._passes = passes
-        self._growth: Growth | None = None
+        self._builder: TreeBuilder | None = None
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
         self._slm.begin(ids)
 
     def propose(self, ids: Sequence[int]) -> Draft:
         base = self._slm.base(ids, nodes=0)
-        self._growth = growth = Growth(self._slm, self._keep_ids, self._stop_ids, base)
-        if self._grow(growth):
-            growth.settle_base()
-            self._grow_for(growth, self._passes - 1)
-        return Draft(growth.tree, 0.0, growth.slm_ms)
+        self._builder = builder = TreeBuilder(self._slm, self._keep_ids, self._stop_ids, base)
+        if self._grow(builder):
+            builder.settle_base()
+            self._grow_for(builder, self._passes - 1)
+        return Draft(builder.tree, 0.0, builder.slm_ms)
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
-        assert self._growth is not None  # a verdict follows a proposal
-        self._growth.commit(accepted)
+        assert self._builder is not None  # a verdict follows a proposal
+        self._builder.commit(accepted)
         self._slm.forget()
 
-    def _grow_for(self, growth: Growth, passes: int) -> None:
+    def _grow_for(self, builder: TreeBuilder, passes: int) -> None:
         for _ in range(passes):
-            if not self._grow(growth):
+            if not self._grow(builder):
                 break
 
-    def _grow(self, growth: Growth) -> bool:
+    def _grow(self, builder: TreeBuilder) -> bool:
         """One pass; did it change the tree?"""
-        before = growth.tree
-        nodes = growth.fitting(growth.unexpanded())
+        before = builder.tree
+        nodes = builder.fitting(builder.unexpanded())
         if not nodes:
             return False
-        growth.expand(nodes, self._edges)
-        growth.trim(self._rule.budget)
-        return growth.tree != before
-
-
-# SpecEdge's drafter that drafts on while the verdict on its tree is on its way (Park et al. 2025; HyCo, §4.2).
+        builder.expand(nodes, self._edges)
+        builder.trim(self._rule.budget)
+        return builder.tree != before
 
 
 class Guess(NamedTuple):
@@ -78,7 +74,7 @@ class Guess(NamedTuple):
 
     path: tuple[int, ...]
     bonus: int
-    growth: Growth
+    builder: TreeBuilder
 
 
 class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
@@ -92,7 +88,7 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
 
     def __init__(
         self,
-        slm: SlmFeed,
+        slm: SlmState,
         keep_ids: np.ndarray,
         rule: TreeRule,
         stop_ids: Collection[int],
@@ -102,7 +98,7 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
         super().__init__(slm, keep_ids, rule, stop_ids, passes)
         self._counted = counted
         self._guess: Guess | None = None
-        self._next: Growth | None = None  # the tree that a right guess left
+        self._next: TreeBuilder | None = None  # the tree that a right guess left
         self._passes_ahead = 0
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
@@ -110,47 +106,47 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
         self._guess = self._next = None
 
     def propose(self, ids: Sequence[int]) -> Draft:
-        growth, self._next = self._next, None
-        if growth is None:
+        builder, self._next = self._next, None
+        if builder is None:
             self._passes_ahead = 0
             return super().propose(ids)
-        self._growth = growth
-        reused, spent_ms = len(growth.tree), growth.slm_ms
+        self._builder = builder
+        reused, spent_ms = len(builder.tree), builder.slm_ms
         left = self._passes - (self._passes_ahead if self._counted else 0)
         self._passes_ahead = 0
-        self._grow_for(growth, left)
-        return Draft(growth.tree, 0.0, growth.slm_ms - spent_ms, reused)
+        self._grow_for(builder, left)
+        return Draft(builder.tree, 0.0, builder.slm_ms - spent_ms, reused)
 
     def draft_ahead(self) -> Iterator[None]:
-        assert self._growth is not None  # there is a verdict to wait for
+        assert self._builder is not None  # there is a verdict to wait for
         if self._guess is None:
-            leaves = self._growth.fitting(self._growth.unexpanded())
+            leaves = self._builder.fitting(self._builder.unexpanded())
             if leaves:
-                self._growth.forward(leaves)
+                self._builder.forward(leaves)
                 yield
-            self._guess = self._best_guess(self._growth)
+            self._guess = self._best_guess(self._builder)
         while self._guess is not None and self._passes_ahead < self._passes:
             self._passes_ahead += 1
-            if not self._grow(self._guess.growth):
+            if not self._grow(self._guess.builder):
                 return
             yield
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         guess, self._guess = self._guess, None
         right = guess is not None and (tuple(accepted), ids[-1]) == (guess.path, guess.bonus)
-        if guess is None or not right or not guess.growth.base_rows:
+        if guess is None or not right or not guess.builder.base_rows:
             self._passes_ahead = 0
             super().observe(accepted, ids, given)
             return
-        guess.growth.settle_base()  # the accepted path and the new root
-        self._slm.forget(guess.growth.oldest_row())
-        self._next = guess.growth
+        guess.builder.settle_base()  # the accepted path and the new root
+        self._slm.forget(guess.builder.oldest_row())
+        self._next = guess.builder
 
-    def _best_guess(self, growth: Growth) -> Guess | None:
-        best = growth.best_guess()
+    def _best_guess(self, builder: TreeBuilder) -> Guess | None:
+        best = builder.best_guess()
         if best is None:
             return None
         leaf, bonus = best
-        path = path_to(growth.tree.parents, leaf)
-        base = [*(growth.tree.tokens[row] for row in path), bonus]
-        return Guess(path, bonus, Growth(self._slm, self._keep_ids, self._stop_ids, base))
+        path = path_to(builder.tree.parents, leaf)
+        base = [*(builder.tree.tokens[row] for row in path), bonus]
+        return Guess(path, bonus, TreeBuilder(self._slm, self._keep_ids, self._stop_ids, base))

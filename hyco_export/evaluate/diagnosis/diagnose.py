@@ -21,10 +21,10 @@ from hyco_export.evaluate.connect import Checkpoints, OnStep, RunArtifacts
 from hyco_export.evaluate.diagnosis import drafts, head_weights, slm_weights, specs
 from hyco_export.evaluate.diagnosis.distributions import distribution_findings
 from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding, merged
-from hyco_export.evaluate.diagnosis.handoff import Norm, ReferenceWeights, handoff_findings
+from hyco_export.evaluate.diagnosis.handoff import Norm, Truth, handoff_findings
 from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
 from hyco_export.evaluate.diagnosis.host_code import head_host_findings, slm_host_findings
-from hyco_export.evaluate.diagnosis.server_probe import Walked, server_head_findings, walk
+from hyco_export.evaluate.diagnosis.server_probe import Probed, probe, server_head_findings
 from hyco_export.protocol.wire import ServerInfo
 
 if TYPE_CHECKING:
@@ -65,17 +65,17 @@ def diagnose(
     tables = HostTables(artifacts.root / SLM / TABLES_FILE)
     host = [*head_host_findings(artifacts.head, artifacts.keepset.ids), *slm_host_findings(artifacts.slm, tables)]
     on_step(LABEL, 2, STEPS)
-    walked = walk(run.golden, run.ids, transport, artifacts.head.handoff, info.head_digest)
+    probed = probe(run.golden, run.ids, transport, artifacts.head.handoff, info.head_digest)
     blamed = {finding.fault for finding in findings}
-    served = [finding for finding in server_findings(walked, truth, run) if finding.fault not in blamed]
+    served = [finding for finding in server_findings(probed, truth, run) if finding.fault not in blamed]
     if not served:
         served += [*distribution_findings(run.golden.trees, transport), *_own_head_findings(run, transport, info)]
     on_step(LABEL, 3, STEPS)
     findings += [*host, *served]
     if not host:
         findings += _draft_findings(artifacts, recipe, run, truth, explained=bool(findings))
-    lengths = [] if walked.malformed or host else drafts.live_acceptance(
-        walked.seen, run.ids, artifacts, INTEGER, recipe.target, run.golden.steps
+    lengths = [] if probed.malformed or host else drafts.live_acceptance(
+        probed.seen, run.ids, artifacts, INTEGER, recipe.target, run.golden.steps
     )  # fmt: skip
     if not findings:
         findings += _acceptance_findings(run.golden, lengths)
@@ -86,7 +86,7 @@ def diagnose(
         expected_acceptance=run.golden.chain_acceptance,
         acceptance=acceptance_by_depth(lengths, run.golden.steps) if lengths else (),
         findings=merged(findings),
-        notes=_notes(run, walked),
+        notes=_notes(run, probed),
     )
 
 
@@ -98,11 +98,11 @@ def diagnose_server(root: Path, transport: Transport, info: ServerInfo) -> Diagn
         ArtifactError: the run folder lacks golden positions or what belongs to them.
     """
     run, head = open_golden(root), read_spec(root / HEAD / HEAD_SPEC_FILE, HeadSpec)
-    walked = walk(run.golden, run.ids, transport, head.handoff, info.head_digest)
-    findings = list(server_findings(walked, open_truth(root, head, run), run))
+    probed = probe(run.golden, run.ids, transport, head.handoff, info.head_digest)
+    findings = list(server_findings(probed, open_truth(root, head, run), run))
     if not findings:
         findings += [*distribution_findings(run.golden.trees, transport), *_own_head_findings(run, transport, info)]
-    return Diagnosis(run.golden.root_count, run.golden.chain_acceptance, (), merged(findings), _notes(run, walked))
+    return Diagnosis(run.golden.root_count, run.golden.chain_acceptance, (), merged(findings), _notes(run, probed))
 
 
 def _own_head_findings(run: GoldenRun, transport: Transport, info: ServerInfo) -> list[Finding]:
@@ -131,7 +131,7 @@ def open_golden(root: Path) -> GoldenRun:
     return GoldenRun(golden, [capture.ids.tolist() for capture in captures], texts)
 
 
-def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> ReferenceWeights:
+def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> Truth:
     """What hand-offs are judged by: real golden values, and the grids that stand in the graph itself.
 
     Raises:
@@ -141,7 +141,7 @@ def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> ReferenceWeights:
 
     norm = load_norm(root / CAPTURE / FINAL_NORM_FILE)
     graph = specs.read_graph(root, HEAD, HEAD_GRAPH)
-    return ReferenceWeights(
+    return Truth(
         golden=run.texts,
         grids={name: encoding for name in head.handoff.encodings if (encoding := graph.input(name).encoding)},
         spec=head.handoff,
@@ -151,19 +151,19 @@ def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> ReferenceWeights:
     )
 
 
-def server_findings(walked: Walked, truth: ReferenceWeights, run: GoldenRun) -> Iterator[Finding]:
+def server_findings(probed: Probed, truth: Truth, run: GoldenRun) -> Iterator[Finding]:
     """What the server's hand-offs and texts show."""
-    found = handoff_findings(walked.seen, truth)
+    found = handoff_findings(probed.seen, truth)
     yield from found
-    if walked.malformed and not found:
-        yield Finding("hand-off", "the server", walked.malformed[0], "serve with the release that built the artifacts")
+    if probed.malformed and not found:
+        yield Finding("hand-off", "the server", probed.malformed[0], "serve with the release that built the artifacts")
     sessions = len(run.golden.sessions)
-    if not found and len(walked.departures) * 2 > sessions:
-        seen = f"hand-offs are right, but the greedy text is another in {len(walked.departures)} of {sessions} sessions"
+    if not found and len(probed.departures) * 2 > sessions:
+        seen = f"hand-offs are right, but the greedy text is another in {len(probed.departures)} of {sessions} sessions"
         hint = (
             "serve the checkpoint of $.models.verifier: its output layer is another, or positions in a tree are wrong"
         )
-        yield Finding("verifier", "the server's output", f"{seen} (first: {walked.departures[0]})", hint)
+        yield Finding("verifier", "the server's output", f"{seen} (first: {probed.departures[0]})", hint)
 
 
 def file_findings(
@@ -172,7 +172,7 @@ def file_findings(
     checkpoints: Checkpoints,
     tokenizer: "PreTrainedTokenizerFast",
     run: GoldenRun,
-    truth: ReferenceWeights,
+    truth: Truth,
 ) -> Iterator[Finding]:
     """Tokenizer, specs and weights against what they come from."""
     root, models = artifacts.root, recipe.models
@@ -198,7 +198,7 @@ def file_findings(
 
 
 def _draft_findings(
-    artifacts: RunArtifacts, recipe: Recipe, run: GoldenRun, truth: ReferenceWeights, explained: bool
+    artifacts: RunArtifacts, recipe: Recipe, run: GoldenRun, truth: Truth, explained: bool
 ) -> list[Finding]:
     """Drafts from golden hand-offs; what files already explained is not said again."""
     if explained:
@@ -230,19 +230,19 @@ def published_head_findings(golden: Golden, recipe: Recipe) -> Iterator[Finding]
         yield Finding("head", "$.models.head", f"{seen}, $.validation.gates.min_head_tokens is {limit:g}", hint)
 
 
-def _notes(run: GoldenRun, walked: Walked) -> tuple[str, ...]:
+def _notes(run: GoldenRun, probed: Probed) -> tuple[str, ...]:
     """What could not be told."""
     lines = []
     if not run.golden.root_count:
         lines.append("No captured validation text is long enough for a golden position: the server was not compared.")
     if not run.golden.trees:
         lines.append("No captured validation answer is long enough for a golden tree: probabilities were not compared.")
-    longest = max((one.root for one in walked.seen), default=0)
+    longest = max((one.root for one in probed.seen), default=0)
     if longest < run.golden.window + 4:
         lines.append(
             f"No golden text goes beyond the verifier's sliding window of {run.golden.window} positions by enough: "
             "its edge was not tested on the server."
         )
-    if walked.departures:
-        lines.append(f"The server's greedy text left the captured one in {len(walked.departures)} golden sessions.")
+    if probed.departures:
+        lines.append(f"The server's greedy text left the captured one in {len(probed.departures)} golden sessions.")
     return tuple(lines)

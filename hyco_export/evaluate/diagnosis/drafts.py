@@ -24,7 +24,7 @@ from hyco_export.core.numerics import EXACT_DB, sqnr_db
 from hyco_export.device.backends import BACKENDS, open_head
 from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import HeadFeed
+from hyco_export.device.kv_state import HeadState
 from hyco_export.evaluate.backend_parity import NPU
 from hyco_export.evaluate.connect import RunArtifacts
 from hyco_export.evaluate.diagnosis.finding import Finding
@@ -64,7 +64,7 @@ def golden_feeds(
     spec, made = artifacts.head, []
     recorder = Recorder(zeros(spec.graph))
     for session in golden.sessions:
-        feed = HeadFeed(GraphHead(spec, artifacts.keepset.ids, recorder), spec.handoff)
+        state = HeadState(GraphHead(spec, artifacts.keepset.ids, recorder), spec.handoff)
         before = 0
         for root in session.roots:
             position = root.position
@@ -73,10 +73,10 @@ def golden_feeds(
             )
             committed = ids[session.text][: position + 1]
             if before:
-                feed.observe(committed, Given(handoff))
+                state.observe(committed, Given(handoff))
             else:
-                feed.begin(committed, Given(handoff))
-            feed.draft()
+                state.begin(committed, Given(handoff))
+            state.draft()
             following = tuple(ids[session.text][position + 1 : position + 1 + golden.steps])
             made.append(GoldenFeeds(root, recorder.feeds, following))
             before = position
@@ -204,13 +204,13 @@ def live_acceptance(
     lengths = []
     head = open_head(artifacts.root, backend, target)
     with closing(head):
-        feed = HeadFeed(head, artifacts.head.handoff)
+        state = HeadState(head, artifacts.head.handoff)
         for one in seen:
             committed = ids[one.text][: one.root + 1]
             if one.call == PRIME:
-                feed.begin(committed, Given(one.handoff))
+                state.begin(committed, Given(one.handoff))
             else:
-                feed.observe(committed, Given(one.handoff))
+                state.observe(committed, Given(one.handoff))
             following = tuple(ids[one.text][one.root + 1 : one.root + 1 + steps])
-            lengths.append(accepted_length(feed.draft().chain, following))
+            lengths.append(accepted_length(state.draft().chain, following))
     return lengths

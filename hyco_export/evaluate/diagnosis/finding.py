@@ -1,7 +1,7 @@
-"""One finding of a diagnosis: which fault, where, what was seen, and the next step. Values only.
+"""One finding of a diagnosis: which fault, where, what was seen, and the next step.
 
-Drafting for the wrong inputs raises no error and gives right text: only acceptance falls. So every fault that was seen
-to do that has a name here.
+Drafting from wrong inputs raises no error and gives right text: only acceptance falls. So every fault that was seen to
+do that has a name here.
 """
 
 from collections.abc import Callable, Iterable
@@ -81,9 +81,6 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     for finding in findings:
         found.setdefault((finding.fault, finding.where), finding)
     return tuple(found.values())
-
-
-# Rows that stand where others should: whose are they? Tells permuted rows from altered ones. Pure numpy.
 
 
 SHOWN = 3  # examples in a message

@@ -1,6 +1,6 @@
-"""What a server's hand-offs say of it: each tensor against the golden values under every hypothesis that has a name.
+"""What a server's hand-offs say of it: each tensor against the golden values under every named hypothesis.
 
-A hypothesis is taken when it explains the values, and clearly better than "all is right" does. Pure; knows no server.
+A hypothesis is taken when it explains the values, and clearly better than "all is right" does.
 
 Legend: n rows, D values of a row, H the verifier's hidden size.
 """
@@ -50,7 +50,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class ReferenceWeights:
+class Truth:
     """What hand-offs are judged by: golden values of every text, the grids that the graph reads, the layout."""
 
     golden: Sequence[GoldenText]
@@ -69,7 +69,7 @@ class ReferenceWeights:
         return "post" if float(np.median(np.abs(powers - 1.0))) < UNIT_TOLERANCE else "pre"
 
 
-def handoff_findings(seen: Sequence[Seen], truth: ReferenceWeights) -> list[Finding]:
+def handoff_findings(seen: Sequence[Seen], truth: Truth) -> list[Finding]:
     """Faults of the server that these hand-offs show, PRIME's and those of rounds told apart."""
     window = window_finding(
         {name: parts_of(name, seen, truth.golden, truth.grids[name]) for name in KV_TENSORS}, truth.window
@@ -85,7 +85,7 @@ def handoff_findings(seen: Sequence[Seen], truth: ReferenceWeights) -> list[Find
     return by_call[PRIME] or by_call[ROUND]
 
 
-def _tensor_findings(seen: Sequence[Seen], truth: ReferenceWeights, where: str) -> Iterator[Finding]:
+def _tensor_findings(seen: Sequence[Seen], truth: Truth, where: str) -> Iterator[Finding]:
     verdicts = {name: _judge(name, parts_of(name, seen, truth.golden, truth.grids[name]), truth) for name in TENSORS}
     wrong = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
     unrelated = [name for name, verdict in wrong.items() if verdict.fault == "verifier"]
@@ -104,7 +104,7 @@ def _tensor_findings(seen: Sequence[Seen], truth: ReferenceWeights, where: str) 
             yield _single(name, verdict, where, truth)
 
 
-def _single(name: str, verdict: "_Verdict", where: str, truth: ReferenceWeights) -> Finding:
+def _single(name: str, verdict: "_Verdict", where: str, truth: Truth) -> Finding:
     """The finding of one tensor on its own."""
     if verdict.fault == "verifier":
         part = "e" if name == "e" else "h" if name == "h" else "K/V of a layer"
@@ -126,7 +126,7 @@ class _Verdict:
     figure: str
 
 
-def _judge(name: str, parts: Sequence[Part], truth: ReferenceWeights) -> _Verdict | None:
+def _judge(name: str, parts: Sequence[Part], truth: Truth) -> _Verdict | None:
     """None: as it should be."""
     if not parts:
         return None
@@ -157,7 +157,7 @@ def _line_text(slope: float, offset: float, grid: Encoding) -> str:
     return text if abs(steps) <= OFFSET_TOLERANCE else f"{text}, {steps:+.1f} steps off zero"
 
 
-def _hypotheses(name: str, truth: ReferenceWeights) -> Iterator[tuple[_Verdict, Predict]]:
+def _hypotheses(name: str, truth: Truth) -> Iterator[tuple[_Verdict, Predict]]:
     """Every other explanation of one tensor."""
     fault: Fault = "K/V rows" if name in KV_TENSORS else "positions"
     for shift in SHIFTS:
@@ -174,7 +174,7 @@ def _distance(shift: int) -> str:
     return f"{abs(shift)} position{'s' if abs(shift) > 1 else ''} {'later' if shift > 0 else 'earlier'}"
 
 
-def _other_side(truth: ReferenceWeights) -> Predict:
+def _other_side(truth: Truth) -> Predict:
     """h from the side of the final norm that head.json does not name."""
 
     def after(part: Part) -> tuple[np.ndarray, np.ndarray]:
@@ -193,7 +193,7 @@ def _other_side(truth: ReferenceWeights) -> Predict:
     return before if truth.side == "post" else after
 
 
-def _rotated(truth: ReferenceWeights, layer_type: str, shift: int) -> Predict:
+def _rotated(truth: Truth, layer_type: str, shift: int) -> Predict:
     """Keys of the right rows, rotated for another position."""
     heads, dim = truth.spec.kv[layer_type].heads, truth.spec.kv[layer_type].dim
     cos, sin = rotary_tables(np.array([shift]), truth.inv_freq[layer_type])

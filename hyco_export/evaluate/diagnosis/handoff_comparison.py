@@ -1,4 +1,6 @@
-"""Hand-off values of one tensor beside what they should be, and how well a hypothesis explains them. Pure numpy.
+"""Compares hand-off values with what they should be, and tells how well a hypothesis explains them.
+
+Also where the server's sliding window ends: at the first position whose K/V differ.
 
 Legend: n rows, D values of a row, T positions of a golden text.
 """
@@ -112,9 +114,6 @@ def fitted_line(parts: Sequence[Part]) -> Line:
     noise = float(np.sum((y - fitted) ** 2))
     signal = float(np.sum((fitted - fitted.mean()) ** 2))
     return Line(float(slope), float(offset), decibels(signal, noise))
-
-
-# Does the server's sliding window end where the verifier's does? Told from the first position whose K/V differ.
 
 
 RATIO = 2.0  # of the noise beyond the edge to that before it: rounding does not know the window (bfloat16: 1.05)

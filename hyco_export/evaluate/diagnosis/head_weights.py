@@ -1,7 +1,7 @@
-"""Is the head's graph made of what it should be? Its constants, one by one, against the artifacts they come from.
+"""Compares the constants of the head's graph, one by one, with the artifacts they come from.
 
 From the graph backwards: head.onnx against `qat-head` and the keep set, these against the checkpoints of head and
-verifier. Knows files; what a graph of these parts looks like is emitted again and compared by name.
+verifier. The expected graph is emitted again and compared by name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

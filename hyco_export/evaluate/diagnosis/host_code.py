@@ -1,7 +1,7 @@
-"""Does the device's host code feed the head what it should? Random rows go in, and the graph's inputs are read back.
+"""Does the device's host code feed the head and the SLM what it should? Random rows go in, the inputs are read back.
 
-Every row is unique, so what a layer sees is told by content: which slot it lies in, and how masks are built, does not
-matter. Knows the real host classes and a recorder in place of the graph; what is expected is computed here.
+Every row is unique, so what a layer sees is told by content, whatever slot it lies in and however masks are built. The
+real host classes run with a recorder in place of the graph; what is expected is computed here.
 
 Legend: W ring slots, N kv heads, d head dim, K steps.
 """
@@ -16,13 +16,10 @@ from hyco_export.core.network.host import EmbeddingRows
 from hyco_export.core.ring import rotary_tables
 from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import HeadFeed
+from hyco_export.device.kv_state import HeadState
 from hyco_export.device.slm import GraphSlm
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.protocol import wire
-
-# A graph session that only remembers what it was fed: the device's host code is judged by it. Knows no network.
-
 
 Outputs = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
@@ -85,14 +82,14 @@ class _HeadTrial:
         self._kept_ids = kept_ids
         self._rng = np.random.default_rng(SEED)
         self._recorder = Recorder(self._outputs)
-        self._feed = HeadFeed(GraphHead(spec, kept_ids, self._recorder), spec.handoff)
+        self._state = HeadState(GraphHead(spec, kept_ids, self._recorder), spec.handoff)
         self._rows: dict[str, list[np.ndarray]] = {}  # by graph input, [N, d] of every position
         self._newest: tuple[bytes, bytes] = (b"", b"")
 
     def run(self, first: int, roots: Sequence[int]) -> list[Finding]:
         """Prime at `first`, go on by rounds, look at the feeds at `roots`."""
         position, findings = first, []
-        self._feed.begin(range(first + 1), Given(self._handoff(0, first)))
+        self._state.begin(range(first + 1), Given(self._handoff(0, first)))
         while True:
             if position in roots:
                 findings += list(self._look(position))
@@ -100,7 +97,7 @@ class _HeadTrial:
             if nearest is None or findings:
                 return findings
             step = min(ROWS_PER_ROUND, nearest - position)
-            self._feed.observe(range(position + step + 1), Given(self._handoff(position, step)))
+            self._state.observe(range(position + step + 1), Given(self._handoff(position, step)))
             position += step
 
     def _outputs(self, _: object) -> dict[str, np.ndarray]:
@@ -122,7 +119,7 @@ class _HeadTrial:
         return wire.Handoff(*self._newest, layout.pack_rows(KvRows(kept["k"], kept["v"])), first)
 
     def _look(self, root: int) -> Iterator[Finding]:
-        draft = self._feed.draft()
+        draft = self._state.draft()
         feeds, spec = self._recorder.feeds, self._spec
         if feeds["e"].tobytes() != self._newest[0] or feeds["h"].tobytes() != self._newest[1]:
             yield Finding("hand-off", HEAD_CODE, f"e or h of root {root} is not what arrived", REPORT)
@@ -188,8 +185,7 @@ def judge_rows(
     return Finding("K/V rows", where, f"{what} sees positions {ends}{stray}, it must see {oldest} .. {end - 1}", REPORT)
 
 
-# Does the device's host code feed the SLM what it should? As `head_host`, for passes over trees and rings.
-
+# The SLM: the same over passes of trees and rings.
 
 SLM_CODE = "the device's host code of the SLM"
 PARENTS = (-1, 0, 0, 1, 3)  # a forest whose rows are no chain: row 4's path is 0, 1, 3

@@ -1,4 +1,4 @@
-"""Drives a server over the golden sessions and keeps every hand-off it gives. Knows the wire's calls; judges nothing.
+"""The server probe: drives a server over the golden sessions, keeps its hand-offs, and compares its own head's chains.
 
 A round sends the text's next K tokens, each beside a token that is not the text's: a server that mistakes a row for a
 depth, or commits the wrong rows, shows it in the next hand-off.
@@ -37,7 +37,7 @@ class Seen:
 
 
 @dataclass
-class Walked:
+class Probed:
     """What came of all sessions."""
 
     seen: list[Seen] = field(default_factory=list)
@@ -45,21 +45,21 @@ class Walked:
     malformed: list[str] = field(default_factory=list)  # refusals, and hand-offs that are not what the protocol says
 
 
-def walk(
+def probe(
     golden: Golden, texts: Sequence[Sequence[int]], transport: Transport, spec: HandoffSpec, head_digest: str
-) -> Walked:
+) -> Probed:
     """All golden sessions in order; `texts` are the ids of each golden text.
 
     Raises:
         ServerError: the server cannot be reached.
     """
-    walked = Walked()
+    probed = Probed()
     for session in golden.sessions:
         try:
-            _session(session, texts[session.text], golden.steps, transport, spec, head_digest, walked)
+            _session(session, texts[session.text], golden.steps, transport, spec, head_digest, probed)
         except ProtocolError as refusal:
-            walked.malformed.append(f"a call was refused ({refusal.code}): {refusal.message}")
-    return walked
+            probed.malformed.append(f"a call was refused ({refusal.code}): {refusal.message}")
+    return probed
 
 
 def _session(
@@ -69,7 +69,7 @@ def _session(
     transport: Transport,
     spec: HandoffSpec,
     head_digest: str,
-    walked: Walked,
+    probed: Probed,
 ) -> None:
     """PRIME before the first root, then a round to each further root, until the server leaves the text."""
     positions = [root.position for root in session.roots]
@@ -77,7 +77,7 @@ def _session(
     tokens = positions[-1] - start + steps + 2  # more than will be asked for: no round ends at the cap
     primed = transport.prime(_prime_request(ids[:start], tokens, head_digest))
     try:
-        if not _take(walked, session.text, PRIME, start, primed.handoff, spec, primed.root == ids[start]):
+        if not _take(probed, session.text, PRIME, start, primed.handoff, spec, primed.root == ids[start]):
             return
         for number, root in enumerate(positions[1:], 1):
             path = list(ids[root - steps : root])
@@ -85,37 +85,37 @@ def _session(
             reply = transport.verify(primed.session, number, request)
             on_text = reply.tokens == list(ids[root - steps : root + 1])
             if len(reply.tokens) != steps + 1 or reply.tokens[:-1] != path:
-                walked.departures.append(f"text {session.text}, after position {root - steps - 1}")
+                probed.departures.append(f"text {session.text}, after position {root - steps - 1}")
                 return
-            if not _take(walked, session.text, ROUND, root, reply.handoff, spec, on_text):
+            if not _take(probed, session.text, ROUND, root, reply.handoff, spec, on_text):
                 return
     finally:
         transport.close_session(primed.session)
 
 
 def _take(
-    walked: Walked, text: int, call: Call, root: int, handoff: wire.Handoff | None, spec: HandoffSpec, on_text: bool
+    probed: Probed, text: int, call: Call, root: int, handoff: wire.Handoff | None, spec: HandoffSpec, on_text: bool
 ) -> bool:
     """Keep a hand-off; can the session go on?"""
     if not on_text:
-        walked.departures.append(f"text {text}, position {root}")
+        probed.departures.append(f"text {text}, position {root}")
     if handoff is None:
-        walked.malformed.append(f"{call} at position {root} brought none")
+        probed.malformed.append(f"{call} at position {root} brought none")
         return False
     try:
         rows = spec.unpack_rows(handoff.kv)
     except ValueError as error:
-        walked.malformed.append(f"{call} at position {root}: {error}")
+        probed.malformed.append(f"{call} at position {root}: {error}")
         return False
     if len(handoff.e) != spec.hidden or len(handoff.h) != spec.hidden:
-        walked.malformed.append(
+        probed.malformed.append(
             f"{call} at position {root}: e of {len(handoff.e)} B, h of {len(handoff.h)} B, not {spec.hidden} B each"
         )
         return False
     if handoff.first_position + rows.count != root:
         last = handoff.first_position + rows.count - 1
-        walked.malformed.append(f"{call} at position {root}: rows end at position {last}, not right before the root")
-    walked.seen.append(Seen(text, call, root, handoff, rows, on_text))
+        probed.malformed.append(f"{call} at position {root}: rows end at position {last}, not right before the root")
+    probed.seen.append(Seen(text, call, root, handoff, rows, on_text))
     return on_text
 
 
@@ -149,9 +149,6 @@ def _round_request(committed: Sequence[int], path: Sequence[int]) -> wire.Verify
         tokens=tokens,
         parents=parents,
     )
-
-
-# Does the server's own head draft as the published one did? Its chains beside those of transformers' head, and how
 
 
 LEAST_SHARE = 0.6  # of the expected tokens, which are the same draws: another precision moves a near-tie here and there

@@ -1,4 +1,4 @@
-"""Are the SLM's graphs made of its checkpoint? Every linear layer and table, read one at a time. Knows files."""
+"""Compares every linear layer and table of the SLM's graphs with its checkpoint, one at a time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial

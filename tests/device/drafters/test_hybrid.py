@@ -8,8 +8,8 @@ import pytest
 
 from hyco_export.device.drafters import HybridDrafter, NullDrafter, TreeRule
 from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import HeadFeed, SlmFeed
-from hyco_export.device.tree_builder import plant
+from hyco_export.device.kv_state import HeadState
+from hyco_export.device.tree_builder import SlmState, plant
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import EMPTY_TREE, ROOT, Source, check_tree
@@ -43,13 +43,13 @@ def log_probs_after(ids: list[int]) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum())
 
 
-# ------------------------------------------------------------------------------------------------------------ SlmFeed
+# ------------------------------------------------------------------------------------------------------------ SlmState
 
 
 @pytest.mark.parametrize(("behind", "prefills"), [(0, 1), (1, 1), (5, 1), (6, 2), (9, 2)])
 def test_catch_up_rides_in_the_pass_as_long_as_it_fits(behind: int, prefills: int) -> None:
     slm = ScriptedSlm(MODEL, KEEP, rows=8)  # root and two planted nodes leave room for 5
-    feed = SlmFeed(slm)
+    feed = SlmState(slm)
     feed.begin(IDS)
     ids = [*IDS, *range(2, 2 + behind)]
     planted = plant([3, 8], [], EDGE)
@@ -65,16 +65,16 @@ def test_catch_up_rides_in_the_pass_as_long_as_it_fits(behind: int, prefills: in
 
 def test_prefill_is_bounded_by_the_ring_and_positions_stay_absolute() -> None:
     slm = ScriptedSlm(MODEL, KEEP, context=4)
-    SlmFeed(slm).begin(IDS)
+    SlmState(slm).begin(IDS)
     assert (slm.first, slm.tokens, slm.length) == (1, IDS[1:5], 5)
 
 
-# ----------------------------------------------------------------------------------------------------------- HeadFeed
+# ----------------------------------------------------------------------------------------------------------- HeadState
 
 
 def test_head_gets_the_newest_handoff() -> None:
     head = ScriptedHead(MODEL)
-    feed = HeadFeed(head, HANDOFF)
+    feed = HeadState(head, HANDOFF)
     feed.begin(IDS, Given(handoff_of(IDS, 5)))
     assert head.tokens == dict(enumerate(IDS[:-1]))
     longer = [*IDS, 6, 8, 3]
@@ -95,7 +95,7 @@ def test_head_gets_the_newest_handoff() -> None:
     ],
 )
 def test_a_handoff_that_does_not_fit_is_refused(changes: dict[str, object], code: str, words: str) -> None:
-    feed = HeadFeed(ScriptedHead(MODEL), HANDOFF)
+    feed = HeadState(ScriptedHead(MODEL), HANDOFF)
     feed.begin(IDS, Given(handoff_of(IDS, 5)))
     longer = [*IDS, 6, 8, 3]
     with pytest.raises(ProtocolError, match=words) as refusal:
@@ -105,7 +105,7 @@ def test_a_handoff_that_does_not_fit_is_refused(changes: dict[str, object], code
 
 def test_a_whole_window_of_rows_may_skip_positions() -> None:
     head = ScriptedHead(MODEL)
-    feed = HeadFeed(head, HANDOFF)
+    feed = HeadState(head, HANDOFF)
     feed.begin(IDS, Given(handoff_of(IDS, 5)))
     longer = [*IDS, *range(WINDOW + 2)]
     feed.observe(longer, Given(handoff_of(longer, WINDOW)))
@@ -117,7 +117,7 @@ def test_a_whole_window_of_rows_may_skip_positions() -> None:
 
 def test_hybrid_tree_is_made_of_all_three_sources() -> None:
     head, slm = ScriptedHead(MODEL, error_every=2), ScriptedSlm(MODEL, KEEP)
-    drafter = HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP, TreeRule(EDGE, 16, 16), {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), KEEP, TreeRule(EDGE, 16, 16), {STOP_ID})
     drafter.begin(IDS, Given(handoff_of(IDS, 5)))
     tree = drafter.propose(IDS).tree
     check_tree(tree.tokens, tree.parents, VOCAB_SIZE, 16)
@@ -131,7 +131,7 @@ def test_hybrid_tree_is_made_of_all_three_sources() -> None:
 
 def test_budget_smaller_than_the_planted_nodes_still_commits_the_right_rows() -> None:
     head, slm = ScriptedHead(MODEL, error_every=99), ScriptedSlm(MODEL, KEEP)
-    drafter = HybridDrafter(HeadFeed(head, HANDOFF), SlmFeed(slm), KEEP, TreeRule(EDGE, 3, 3), {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), KEEP, TreeRule(EDGE, 3, 3), {STOP_ID})
     drafter.begin(IDS, Given(handoff_of(IDS, 5)))
     tree = drafter.propose(IDS).tree
     assert tree.sources[:2] == (Source.CHAIN, Source.CHAIN)

@@ -19,10 +19,10 @@ from hyco_export.device.drafters import (
     SpecEdgeDrafter,
     TreeRule,
 )
-from hyco_export.device.driver import Generation, Request, generate
-from hyco_export.device.interfaces import Given
-from hyco_export.device.kv_state import SlmFeed
+from hyco_export.device.driver import Generation, generate
+from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.link import SkippingClock
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
@@ -85,7 +85,7 @@ def run(
 ) -> tuple[GenerationTrace, ScriptedSlm]:
     forget_before = options.pop("forget_before", ())
     slm = ScriptedSlm(slm_model, KEEP, rows=14)
-    drafter = WatchedDrafter(SlmFeed(slm), KEEP, RULE, {STOP_ID}, 3, **options)  # type: ignore[arg-type]
+    drafter = WatchedDrafter(SlmState(slm), KEEP, RULE, {STOP_ID}, 3, **options)  # type: ignore[arg-type]
     drafter.server, drafter.slm = SlowServer(model, passes, forget_before), slm  # type: ignore[arg-type]
     return generate(PROMPT, request(cap), drafter, drafter.server), slm
 
@@ -102,7 +102,7 @@ def test_right_guesses_start_the_next_tree_and_make_it_deeper() -> None:
     model = Model(seed=3, stop_bias=-1e9)
     patient, _ = run(model, model, passes=4, cap=60)
     counted, _ = run(model, model, passes=4, cap=60, counted=True)
-    slm = SlmFeed(ScriptedSlm(model, KEEP, rows=14))
+    slm = SlmState(ScriptedSlm(model, KEEP, rows=14))
     plain = generate(PROMPT, request(60), SpecEdgeDrafter(slm, KEEP, RULE, {STOP_ID}, 3), ScriptedServer(model))
     hits = [entry for entry in patient.rounds if entry.reused]
     assert 3 < len(hits) < len(patient.rounds)  # both happen
@@ -135,7 +135,7 @@ def test_drafting_ahead_takes_its_own_time_and_none_of_a_link_whose_time_is_skip
                 yield
 
     slm = ScriptedSlm(model, KEEP, rows=14)
-    drafter = Late(SlmFeed(slm), KEEP, RULE, {STOP_ID}, 3)
+    drafter = Late(SlmState(slm), KEEP, RULE, {STOP_ID}, 3)
     drafter.server, drafter.slm = Far(model, passes=1), slm
     trace = generate(PROMPT, request(20), drafter, drafter.server, clock)
     assert all(0 < entry.ahead_ms < 1_000 * PATIENCE_S for entry in trace.rounds[:-1])
@@ -149,7 +149,7 @@ def test_a_wrong_guess_leaves_the_trees_of_the_plain_drafter() -> None:
     plain = generate(
         PROMPT,
         request(),
-        SpecEdgeDrafter(SlmFeed(slm), KEEP, RULE, {STOP_ID}, 3),
+        SpecEdgeDrafter(SlmState(slm), KEEP, RULE, {STOP_ID}, 3),
         ScriptedServer(model),
     )
     misses = [entry for entry in proactive.rounds if not entry.reused]
@@ -168,10 +168,10 @@ def test_ring_bytes_are_those_of_the_plain_drafter() -> None:
         slm, _, _ = toy_slm(rows=8, ring=40, sliding_ring=40)
         drafter: Drafter
         if passes is None:
-            drafter = SpecEdgeDrafter(SlmFeed(slm), KEEP_IDS, TreeRule(math.log(0.9), 8, 3), {STOP_ID}, 3)
+            drafter = SpecEdgeDrafter(SlmState(slm), KEEP_IDS, TreeRule(math.log(0.9), 8, 3), {STOP_ID}, 3)
             server = ScriptedServer(MODEL)
         else:
-            drafter = WatchedGraphDrafter(SlmFeed(slm), KEEP_IDS, TreeRule(math.log(0.9), 8, 3), {STOP_ID}, 3)
+            drafter = WatchedGraphDrafter(SlmState(slm), KEEP_IDS, TreeRule(math.log(0.9), 8, 3), {STOP_ID}, 3)
             drafter.server = server = SlowServer(MODEL, passes)
         trace = generate(prompt, request(24), drafter, server)
         answers[name] = trace.tokens
@@ -215,7 +215,7 @@ def test_rows_of_dropped_guesses_are_forgotten() -> None:
 def test_a_round_that_is_sent_again_goes_on_with_its_guess() -> None:
     model = Model(seed=3, stop_bias=-1e9)
     slm = ScriptedSlm(model, KEEP, rows=14)
-    drafter = ProactiveSpecEdgeDrafter(SlmFeed(slm), KEEP, RULE, {STOP_ID}, 3)
+    drafter = ProactiveSpecEdgeDrafter(SlmState(slm), KEEP, RULE, {STOP_ID}, 3)
     server = FlakyServer(model)
     generation = Generation(PROMPT, request(), drafter, server)
     while not generation.finished:
@@ -317,7 +317,7 @@ def test_only_drafters_that_can_draft_ahead_are_asked_to() -> None:
         def propose(self, ids: list[int]) -> Draft: ...  # type: ignore[empty-body]
         def observe(self, accepted: list[int], ids: list[int], given: Given) -> None: ...
 
-    slm = SlmFeed(ScriptedSlm(Model(), KEEP))
+    slm = SlmState(ScriptedSlm(Model(), KEEP))
     assert not isinstance(Plain(), ProactiveDrafter)
     assert not isinstance(SpecEdgeDrafter(slm, KEEP, RULE, set()), ProactiveDrafter)
     assert isinstance(ProactiveSpecEdgeDrafter(slm, KEEP, RULE, set()), ProactiveDrafter)

@@ -6,7 +6,7 @@ A planted fault is consistent: manifests get the hashes of the altered files, so
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from hyco_export.server.access import LocalTransport
 from hyco_export.server.assembly import open_server_engine
 from hyco_export.server.engine import Engine
 from hyco_export.server.passes.verifier import Verifier
-from hyco_export.stages.declarations import Silent
+from hyco_export.stages.declarations import Silent, Stage
 from hyco_export.stages.plan import STAGES
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
@@ -63,8 +63,8 @@ class SmallRun:
         return diagnose(artifacts, self.recipe, self.checkpoints, chosen, transport, info, lambda *_: None)
 
 
-def build_small_run(folder: Path) -> SmallRun:
-    """All stages, the compiler included."""
+def build_small_run(folder: Path, stages: Sequence[Stage] = STAGES) -> SmallRun:
+    """All stages, the compiler included, or those given."""
     builders.save_family(folder)
     tokenizer = load_tokenizer(folder / "verifier")
     config = slm_config()
@@ -74,7 +74,7 @@ def build_small_run(folder: Path) -> SmallRun:
     _write_conversations(folder)
     recipe = _recipe(folder)
     root = folder / "run"
-    build_all(RunFolder(root, recipe, folder), STAGES, Silent())
+    build_all(RunFolder(root, recipe, folder), stages, Silent())
     return SmallRun(root, recipe, Checkpoints(*(folder / name for name in ("verifier", "head", "slm"))), tokenizer)
 
 

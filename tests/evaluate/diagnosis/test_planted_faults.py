@@ -38,7 +38,7 @@ from hyco_export.evaluate.diagnosis.distributions import distribution_findings
 from hyco_export.evaluate.diagnosis.drafts import golden_feeds, network_findings
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.evaluate.diagnosis.host_code import head_host_findings, slm_host_findings
-from hyco_export.evaluate.diagnosis.server_probe import server_head_findings, walk
+from hyco_export.evaluate.diagnosis.server_probe import probe, server_head_findings
 from hyco_export.graph.writer import read_weight, weight_tensor
 from hyco_export.models.capture import greedy_answer
 from hyco_export.models.fused_layers import FusedStack
@@ -75,8 +75,8 @@ def in_files(run: SmallRun, checkpoints: Checkpoints | None = None, tokenizer: o
 def in_server(run: SmallRun, served: Served) -> list[Finding]:
     artifacts, golden = golden_of(run)
     transport = LocalTransport(*served)
-    walked = walk(golden.golden, golden.ids, transport, artifacts.head.handoff, served[1].head_digest)
-    return list(server_findings(walked, open_truth(run.root, artifacts.head, golden), golden))
+    probed = probe(golden.golden, golden.ids, transport, artifacts.head.handoff, served[1].head_digest)
+    return list(server_findings(probed, open_truth(run.root, artifacts.head, golden), golden))
 
 
 def in_host(run: SmallRun) -> list[Finding]:

@@ -25,8 +25,8 @@ from hyco_export.cli.app import app
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.device.client import HttpTransport
 from hyco_export.device.drafters import Draft, NullDrafter
-from hyco_export.device.driver import Request, generate
-from hyco_export.device.interfaces import Given, Transport
+from hyco_export.device.driver import generate
+from hyco_export.device.interfaces import Given, Request, Transport
 from hyco_export.errors import ProcessGroupError, ServerError
 from hyco_export.models.process_group import ProcessGroup
 from hyco_export.protocol import wire
