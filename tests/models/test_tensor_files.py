@@ -126,6 +126,24 @@ def test_files_that_do_not_fit_are_named(verifier: Path, spoil: Callable[[Path],
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["sub/a.safetensors", "../a.safetensors", "{folder}/sub/a.safetensors"])
+def test_weights_in_another_folder_are_read_by_nobody(verifier: Path, name: str) -> None:
+    (verifier / "sub").mkdir()
+    tensors = load_file(verifier / SINGLE_NAME)
+    (verifier / SINGLE_NAME).rename(verifier / "sub" / "a.safetensors")
+    save_file(tensors, verifier.parent / "a.safetensors", metadata={"format": "pt"})
+    save_file({**tensors, EMBEDDING: tensors[EMBEDDING] * 1.5}, verifier / "a.safetensors", metadata={"format": "pt"})
+    stated = name.format(folder=verifier)
+    (verifier / INDEX_NAME).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, stated)}))
+    for reader in (TensorFiles, load_verifier, checkpoints.checkpoint_digest):
+        with pytest.raises(CheckpointError, match=f"{INDEX_NAME} names '{stated}', weights are read from"):
+            reader(verifier)
+    config = json.loads((verifier / "config.json").read_text())
+    (verifier / "config.json").write_text(json.dumps({**config, "transformers_weights": stated}))
+    with pytest.raises(CheckpointError, match=f"config.json names '{stated}', weights are read from"):
+        TensorFiles(verifier)
+
+
 def test_pickled_weights_are_read_by_nobody(verifier: Path) -> None:
     torch.save(load_file(verifier / SINGLE_NAME), verifier / "pytorch_model.bin")
     (verifier / SINGLE_NAME).unlink()

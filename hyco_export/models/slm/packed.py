@@ -24,10 +24,9 @@ from hyco_export.core.encodings import WIDTHS, unpack_rows
 from hyco_export.core.network.weights import MatrixShape, PackedMatrix
 from hyco_export.core.tables import PackedRows, TableLayout
 from hyco_export.errors import CheckpointError
-from hyco_export.models.tensor_files import FETCH_HINT, TensorFiles
+from hyco_export.models.tensor_files import FETCH_HINT, TensorFiles, require_all_read, text_names
 from hyco_export.models.verifier import empty_model, load_config
 
-MULTIMODAL_PART = "language_model."  # in tensor names of a checkpoint that also has vision and audio towers
 PACKED_TYPES = {2: "U8", 4: "U8", 8: "I8"}  # safetensors' names, by width
 FLOAT_TYPES = ("F32", "BF16", "F16")
 PACKED_TYPE = "gemma4_text"  # the model type that transformers' quantizer is for
@@ -63,20 +62,23 @@ class PackedCheckpoint:
         folder: checkpoint folder.
 
     Raises:
-        CheckpointError: not quantised, a tensor missing, of another shape or type, a scale that is not positive, a
-            file missing or cut short; names it.
+        CheckpointError: not quantised, a tensor missing, twice there or read by no module, of another shape or type,
+            a scale that is not positive, a file missing or cut short; names it.
     """
 
     def __init__(self, folder: Path) -> None:
         whole = load_config(folder)
         self.config: Any = whole.get_text_config()
         self._files = TensorFiles(folder)
-        self._stored = {name.replace(MULTIMODAL_PART, ""): name for name in self._files.names}
-        self.modules, self._vector_shapes = _expected(whole)
+        self._stored = text_names(self._files)
+        model = empty_quantised(whole)
+        self.modules, self._vector_shapes = _expected(model)
         for module in self.modules.values():
             self._check(module)
         for name, shape in self._vector_shapes.items():
             self._check_vector(name, shape)
+        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        require_all_read(self._files, self._stored, model.state_dict(), ignored, whole is self.config)
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -99,8 +101,9 @@ class PackedCheckpoint:
         bad = np.flatnonzero(~(np.isfinite(scales) & (scales > 0)).all(axis=-1))
         if len(bad):
             raise CheckpointError(
-                f"{tensor}: scale of row {bad[0]} is {scales[bad[0]].tolist()}, {len(bad)} rows are not positive",
-                "the checkpoint is not calibrated; save it again",
+                f"{self._files.path(self._require(tensor))}: {tensor}: scale of row {bad[0]} is "
+                f"{scales[bad[0]].tolist()}, {len(bad)} rows are not finite and positive",
+                "fetch or save the checkpoint again: scales of 0 are of one that was never calibrated",
             )
         return scales
 
@@ -266,9 +269,8 @@ def empty_quantised(config: PreTrainedConfig) -> Gemma4ForCausalLM:
     return model
 
 
-def _expected(config: PreTrainedConfig) -> tuple[dict[str, PackedModule], dict[str, tuple[int, ...]]]:
+def _expected(model: Gemma4ForCausalLM) -> tuple[dict[str, PackedModule], dict[str, tuple[int, ...]]]:
     """Quantised modules by name, and the shapes of all other parameters and stored buffers."""
-    model = empty_quantised(config)
     modules = {module.name: module for module in packed_modules(model)}
     others = {
         name: tuple(tensor.shape)

@@ -13,7 +13,7 @@ from hyco_export.models.text.tokenizer import (
     require_rows,
 )
 from hyco_export.models.verifier import read_tokenizer
-from tests.builders import small_tokenizer
+from tests.support.builders import small_tokenizer
 
 USER = {"role": "user", "content": "os?"}
 ALTERNATE = "{% if messages | length > 1 %}{{ raise_exception('roles must alternate') }}{% endif %}x"

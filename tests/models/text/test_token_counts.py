@@ -6,7 +6,7 @@ import pytest
 from hyco_export.core.data.conversations import Conversation, Message, identities
 from hyco_export.models.text import token_counts
 from hyco_export.models.text.token_counts import count_tokens, is_held_out
-from tests.builders import small_tokenizer
+from tests.support.builders import small_tokenizer
 
 TEXTS = ("Brackets nest.", "A list keeps order.", "What does a list keep?", "한국어", "")
 NOBODY = identities([])

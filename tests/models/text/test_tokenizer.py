@@ -8,7 +8,7 @@ from hyco_export.errors import CheckpointError
 from hyco_export.models.text.tokenizer import TokenizerFile, open_tokenizer
 from hyco_export.models.text.vocabulary import special_ids
 from hyco_export.models.verifier import read_tokenizer
-from tests.builders import small_tokenizer
+from tests.support.builders import small_tokenizer
 
 TEXT = "os.path joins the parts of a path, and json.dumps writes what json.loads reads: {}, [], 12, 'x'"
 
