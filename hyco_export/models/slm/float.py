@@ -22,7 +22,7 @@ from hyco_export.core.network.weights import MatrixShape, PackedMatrix, Weights
 from hyco_export.core.tables import PackedRows, TableLayout
 from hyco_export.errors import CheckpointError
 from hyco_export.models.embedding_table import quantize_rows
-from hyco_export.models.slm.packed import PackedCheckpoint
+from hyco_export.models.slm.packed import ROUNDED_TYPES, PackedCheckpoint
 from hyco_export.models.slm.static_pass import FloatSlm
 from hyco_export.models.slm.surgery import (
     MODEL_PREFIX,
@@ -37,7 +37,9 @@ from hyco_export.models.torch_ops import TorchWeights
 from hyco_export.models.verifier import empty_model, load_config
 from hyco_export.models.weight_rounding import searched_matrix
 
-MODELS: Mapping[str, type[PreTrainedModel]] = {"gemma3_text": Gemma3ForCausalLM, "gemma4_text": Gemma4ForCausalLM}
+MODELS: Mapping[str, type[PreTrainedModel]] = dict(
+    zip(ROUNDED_TYPES, (Gemma3ForCausalLM, Gemma4ForCausalLM), strict=True)
+)
 TABLE_BITS = 8
 TABLE_BLOCK = 32  # columns of a token's row that share a scale, as GGUF's Q8_0 has it: such a table stays as it is
 ROWS_AT_ONCE = 4096  # 147 MB of float32 at the 8,960 columns of E2B's per-layer table

@@ -8,6 +8,7 @@ are read by nobody here (the graphs have 16-bit ranges of their own); cache scal
 Legend: N output channels or rows, K input channels or columns.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from hyco_export.models.verifier import empty_model, load_config
 PACKED_TYPES = {2: "U8", 4: "U8", 8: "I8"}  # safetensors' names, by width
 FLOAT_TYPES = ("F32", "BF16", "F16")
 PACKED_TYPE = "gemma4_text"  # the model type that transformers' quantizer is for
+ROUNDED_TYPES = ("gemma3_text", "gemma4_text")  # those that are read unquantised (`slm.float`)
 SIZES_HINT = "sizes or num_bits in config.json are of another model than the weights: fetch the checkpoint again"
 LAYOUT_HINT = "give a checkpoint in the mobile QAT layout of transformers' Gemma quantizer"
 
@@ -218,9 +220,22 @@ def quantization_config(config: PreTrainedConfig) -> GemmaQuantizationConfig:
     for pattern, bits in widths.items():
         if bits not in WIDTHS:
             raise CheckpointError(f"num_bits of {pattern} is {bits}, not one of {list(WIDTHS)}", LAYOUT_HINT)
+    for pattern in (*(settings.module_quant_configs or {}), *(settings.modules_to_not_convert or ())):
+        _require_pattern(pattern, config)
     named = msgspec.to_builtins(settings)
     del named["quant_method"]
     return GemmaQuantizationConfig(**named | {"modules_to_not_convert": settings.modules_to_not_convert or []})
+
+
+def _require_pattern(pattern: str, config: PreTrainedConfig) -> None:
+    """Raises CheckpointError: a name of modules that is not a regular expression, as transformers takes it."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise CheckpointError(
+            f"quantization_config of {config.name_or_path}: {pattern!r} is not a regular expression: {error}",
+            "correct config.json, or fetch the checkpoint again",
+        ) from error
 
 
 def stock_model(folder: Path) -> Gemma4ForCausalLM:
@@ -251,7 +266,9 @@ def empty_quantised(config: PreTrainedConfig) -> Gemma4ForCausalLM:
     if text.model_type != PACKED_TYPE:
         raise CheckpointError(
             f"{config.name_or_path} is a packed {text.model_type!r} model, only {PACKED_TYPE} is read packed",
-            "give the unquantised checkpoint, with the widths to round it to under $.slm.weights",
+            "give the unquantised checkpoint, with the widths to round it to under $.slm.weights"
+            if text.model_type in ROUNDED_TYPES
+            else f"correct $.models.slm: an SLM must be one of {', '.join(ROUNDED_TYPES)}",
         )
     model = empty_model(Gemma4ForCausalLM, text)
     with torch.device("meta"):

@@ -20,6 +20,7 @@ from hyco_export.errors import CheckpointError, RecipeError, first_line
 TOKENIZER_NAME = "tokenizer.json"
 NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 NUMBERING_FILES = ("generation_config.json", "config.json")
+VERSIONED_FILES = "fast_tokenizer_files"  # names by version of transformers, in the first of NAMING_FILES
 TOKEN_KEY_END = "_token"  # bos_token, eos_token, image_token, ...
 ID_KEY_END = "_token_id"  # eos_token_id, pad_token_id, image_token_id, ...
 TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -68,8 +69,9 @@ def cleaned(backend: Tokenizer, folder: Path) -> TokenizerFile:
     Raises:
         CheckpointError: a configuration or template file that cannot be read.
     """
+    require_named_files(folder)
     names = frozenset(name for file in NAMING_FILES for name in _special_names(_json(folder / file)))
-    role_ids = {token for file in NUMBERING_FILES for token in _role_ids(_json(folder / file))}
+    role_ids = {token for file in NUMBERING_FILES for token in stated_ids(folder / file)}
     added = backend.get_added_tokens_decoder()
     templates = list(_templates(folder))
     for token_id, token in added.items():
@@ -109,13 +111,44 @@ def _special_names(config: Mapping[str, Any]) -> Iterator[str]:
             yield content
 
 
-def _role_ids(config: Mapping[str, Any]) -> Iterator[int]:
-    """Ids under keys like `eos_token_id`, alone or in a list, also of the models in a multimodal configuration."""
+def require_named_files(folder: Path) -> None:
+    """The tokenizer is in `tokenizer.json`, for every reader.
+
+    Raises:
+        CheckpointError: its configuration sends transformers to another file, or is not an object.
+    """
+    config, *_ = [_json(folder / file) for file in NAMING_FILES]
+    listed = config.get(VERSIONED_FILES) or []
+    others = [name for name in listed if name != TOKENIZER_NAME] if isinstance(listed, list) else [listed]
+    if others:
+        raise CheckpointError(
+            f"{folder / NAMING_FILES[0]} names {others[0]!r} under {VERSIONED_FILES}: transformers may read it in "
+            f"place of {TOKENIZER_NAME}",
+            f"rename the file that is right to {TOKENIZER_NAME} and remove {VERSIONED_FILES}",
+        )
+
+
+def stated_ids(path: Path) -> frozenset[int]:
+    """Ids that a configuration file writes under keys like `eos_token_id`, alone or in a list, also of the models in a
+    multimodal configuration.
+
+    Raises:
+        CheckpointError: not an object, or such a key holds no ids; names file and field.
+    """
+    return frozenset(_role_ids(_json(path), path))
+
+
+def _role_ids(config: Mapping[str, Any], path: Path) -> Iterator[int]:
     for key, value in config.items():
         if key.endswith(ID_KEY_END):
-            yield from token_ids(value)
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+                raise CheckpointError(
+                    f"{path}: {key} is {value!r}, it must be a token id or a list of them", "correct the file"
+                )
+            yield from ids
         elif isinstance(value, dict):
-            yield from _role_ids(value)
+            yield from _role_ids(value, path)
 
 
 def token_ids(value: int | Iterable[int] | None) -> tuple[int, ...]:

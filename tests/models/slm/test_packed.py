@@ -149,6 +149,21 @@ def test_wrong_bits_are_named_with_the_shapes(folder: Path) -> None:
         PackedCheckpoint(folder)
 
 
+@pytest.mark.parametrize("setting", ["module_quant_configs", "modules_to_not_convert"])
+def test_a_pattern_that_is_none_is_named(folder: Path, setting: str) -> None:
+    given = {"layers.(": {"num_bits": 8}} if setting == "module_quant_configs" else ["layers.("]
+    edit_config(folder, quantization_config={**slm_settings(folder), setting: given})
+    with pytest.raises(CheckpointError, match=r"'layers\.\(' is not a regular expression"):
+        PackedCheckpoint(folder)
+
+
+def test_a_packed_model_that_is_not_read_unquantised_either_gets_true_advice(folder: Path) -> None:
+    edit_config(folder, model_type="llama", quantization_config=slm_settings(folder))
+    with pytest.raises(CheckpointError, match="is a packed 'llama' model") as caught:
+        PackedCheckpoint(folder)
+    assert caught.value.hint == "correct $.models.slm: an SLM must be one of gemma3_text, gemma4_text"
+
+
 def test_an_impossible_width_is_named(folder: Path) -> None:
     edit_config(folder, quantization_config={**slm_settings(folder), "num_bits": 3})
     with pytest.raises(CheckpointError, match=r"num_bits of \* is 3, not one of \[2, 4, 8\]"):
