@@ -167,8 +167,8 @@ def prepare_data(run: RunFolder, planned: Sequence[PlannedStage], progress: Prog
     if "conversations" in data:
         asked = (read_conversations(paths[name]) for name in ("calibration", "validation") if name in data)
         found, field = read_conversations(paths["conversations"]), f"$.data.conversations: {paths['conversations']}"
-        _, remark = require_counted(found, field, identities(chain(*asked)))
-        if remark:
+        _, remarks = require_counted(found, field, identities(chain(*asked)))
+        for remark in remarks:
             progress.note(f"$.data.conversations: {remark}")
 
 
