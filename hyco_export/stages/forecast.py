@@ -169,7 +169,9 @@ def _require_prompts(run: RunFolder) -> None:
         if (found := _at_hand(run, name, reference)) is None:
             return
         sets.append(require_usable(list(found), _field(name, reference)))
-    require_apart(*sets, run.recipe.validation.prompts, _field("validation", run.recipe.data.validation))
+    calibration, validation = sets
+    place = _field("validation", run.recipe.data.validation)
+    require_apart(calibration, validation, run.recipe.validation.prompts, place)
 
 
 ROLES = ("verifier", "head", "slm")

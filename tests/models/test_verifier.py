@@ -12,7 +12,7 @@ from hyco_export.core.handoff import KvShape
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import CheckpointError
 from hyco_export.models import checkpoints
-from hyco_export.models.families.checks import check_family
+from hyco_export.models.families.checks import check_family, family_remarks
 from hyco_export.models.families.config_fields import require_full_precision
 from hyco_export.models.verifier import (
     handoff_layers,
@@ -130,6 +130,15 @@ def test_numbers_that_no_model_can_have_are_named(family, field, value, rule):
             load_config(family / role)
         assert str(family / role / "config.json") in caught.value.message
         assert field in caught.value.message and rule in caught.value.message
+
+
+def test_a_head_that_looks_back_otherwise_than_its_verifier_is_said(family):
+    configs = [load_config(family / role) for role in ("verifier", "head")]
+    assert list(family_remarks(*configs)) == []
+    edit_text_config(family / "head", lambda text: text.update(sliding_window=3))
+    check_family(configs[0], load_config(family / "head"))
+    (line,) = family_remarks(configs[0], load_config(family / "head"))
+    assert line.startswith("sliding_window of $.models.head is 3, that of the verifier")
 
 
 def test_tensors_of_a_head_that_no_module_reads_are_named(family):
