@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import Gemma4ForCausalLM
@@ -21,6 +22,7 @@ from hyco_export.models.generation_rules import (
 )
 from hyco_export.models.golden import golden_tree
 from hyco_export.models.text.tokenizer import open_tokenizer
+from hyco_export.models.text.vocabulary import FixedPart, require_room
 from hyco_export.models.verifier import load_verifier, read_tokenizer
 from hyco_export.server.passes.head_drafter import ChainDrafter
 from hyco_export.server.passes.verifier import Verifier
@@ -148,6 +150,12 @@ def test_an_id_of_the_models_config_that_is_none(family: Path, tmp_path: Path) -
     (folder / "config.json").write_text(json.dumps(config | {"vision": {"image_token_id": "7"}}))
     with pytest.raises(CheckpointError, match=r"/config\.json: image_token_id is '7', it must be a token id"):
         open_tokenizer(folder)
+
+
+def test_a_verifier_that_generates_nothing_is_refused_by_the_field_that_says_so() -> None:
+    none = np.zeros(8, dtype=bool)
+    with pytest.raises(CheckpointError, match="suppress_tokens holds all 8 tokens of its vocabulary"):
+        require_room(4, FixedPart(none, none, none, none, ~none), 8)
 
 
 def test_answers_that_cannot_end_are_said(family: Path, tmp_path: Path) -> None:
