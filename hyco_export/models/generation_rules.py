@@ -14,10 +14,12 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hyco_export.core.recipe import Sampling
 from hyco_export.errors import CheckpointError, first_line
+from hyco_export.models.text.tokenizer import stated_ids, token_ids
 
 GENERATION_FILE = "generation_config.json"
 CONFIG_FILE = "config.json"  # holds such fields where there is no GENERATION_FILE
-HONOURED = {"eos_token_id", "suppress_tokens"}
+SUPPRESSED = "suppress_tokens"
+HONOURED = {"eos_token_id", SUPPRESSED}
 CALLERS = {"temperature", "top_k", "top_p"}  # every request brings its own, `$.sampling` those of a recipe
 WITHOUT_EFFECT = {  # on which token comes next: who decodes, its lengths, caches and outputs are this package's own
     *("_from_model_config", "transformers_version", "bos_token_id", "pad_token_id", "decoder_start_token_id"),
@@ -45,11 +47,12 @@ def read_generation_config(folder: Path) -> GenerationConfig:
     """What transformers gives a model of this checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read; transformers would go on without it.
+        CheckpointError: it cannot be read, transformers would go on without it; or a field of token ids holds none.
     """
     name = GENERATION_FILE if (folder / GENERATION_FILE).exists() else CONFIG_FILE
+    stated_ids(folder / name)
     try:
-        json.loads((folder / name).read_bytes())
+        _require_id_list(json.loads((folder / name).read_bytes()).get(SUPPRESSED), folder)
         return GenerationConfig.from_pretrained(folder, name, _from_model_config=name == CONFIG_FILE)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
@@ -72,14 +75,15 @@ def require_generation_rules(folder: Path) -> None:
                 "texts, and rows of a tree cannot be judged by it",
                 f"remove {field} from {GENERATION_FILE} if texts without it are wanted{INSTEAD.get(field, '')}",
             )
-    try:
-        listed = [int(token) == token for token in config.suppress_tokens or ()]
-    except (TypeError, ValueError):
-        listed = [False]
-    if not all(listed):
+
+
+def _require_id_list(listed: object, folder: Path) -> None:
+    """Raises CheckpointError: what `suppress_tokens` holds is no list of whole numbers."""
+    if listed is None:
+        return
+    if not isinstance(listed, list) or not all(isinstance(token, int | float) and token % 1 == 0 for token in listed):
         raise CheckpointError(
-            f"the generation config of {folder} sets suppress_tokens to {config.suppress_tokens!r}, it must be a list "
-            "of token ids",
+            f"the generation config of {folder} sets {SUPPRESSED} to {listed!r}, it must be a list of token ids",
             f"correct {GENERATION_FILE}",
         )
 
@@ -96,6 +100,9 @@ def generation_notes(folder: Path, sampling: Sampling) -> Iterator[str]:
         value = getattr(config, field)
         if config.do_sample and value is not None and value != ours[field]:
             yield f"{where} says {field} {value}; $.sampling.{field}, {ours[field]}, is used"
+    stops = set(token_ids(config.eos_token_id))
+    if stops and stops <= set(config.suppress_tokens or ()):
+        yield f"{where} suppresses every id that ends an answer: answers end at their limit alone"
     if (folder / GENERATION_FILE).exists():
         unknown = sorted(set(json.loads((folder / GENERATION_FILE).read_bytes())) - set(vars(GenerationConfig())))
         if unknown:

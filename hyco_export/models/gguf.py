@@ -47,6 +47,9 @@ NEEDED = {  # key of the architecture -> field of transformers' config; a file m
 ROPE_BASE, LOCAL_ROPE_BASE, LOCAL_BASE = "rope.freq_base", "rope.freq_base_swa", 10_000.0
 ROPE_TYPE, ROPE_FACTOR = "rope.scaling.type", "rope.scaling.factor"
 SCALE, PATTERN, SOFT_CAP = "attention.scale", "attention.sliding_window_pattern", "final_logit_softcapping"
+COUNTS = frozenset(NEEDED) - {"attention.layer_norm_rms_epsilon"}  # whole numbers
+POSITIVE = frozenset({"attention.layer_norm_rms_epsilon", ROPE_BASE, LOCAL_ROPE_BASE})
+NOT_NEGATIVE = frozenset({ROPE_FACTOR, SCALE, SOFT_CAP})  # 0 says what no key says
 MAPPED = frozenset({*NEEDED, ROPE_BASE, LOCAL_ROPE_BASE, ROPE_TYPE, ROPE_FACTOR, SCALE, PATTERN, SOFT_CAP})
 # of YaRN alone, or about images: nothing in a text model whose positions are scaled linearly
 INERT = frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned", "mm.tokens_per_image"})
@@ -149,7 +152,8 @@ def _config(reader: "GGUFReader", path: Path) -> "Gemma3Config":
     """What the file's keys and tensors say of the model.
 
     Raises:
-        CheckpointError: another architecture, a key that is missing, or one that nothing here maps.
+        CheckpointError: another architecture, a key that is missing, one that nothing here maps, or a value that no
+            model can have.
     """
     from hyco_export.models.families.gemma3 import Gemma3Config
 
@@ -162,6 +166,7 @@ def _config(reader: "GGUFReader", path: Path) -> "Gemma3Config":
     missing = [key for key in (*NEEDED, ROPE_BASE) if key not in keys]
     if missing:
         raise CheckpointError(f"GGUF file {path} has no {ARCHITECTURE}.{missing[0]}", SAFETENSORS_HINT)
+    _require_values(keys, path)
     mapped = {field: keys[key] for key, field in NEEDED.items()}
     _require_mapped(keys, mapped["head_dim"], shapes, path)
     vocabulary = shapes["token_embd.weight"][-1]
@@ -188,6 +193,31 @@ def _fields(reader: "GGUFReader", prefix: str) -> dict[str, Any]:
     """Values of the keys that begin so, without the beginning."""
     found = {key: field.contents() for key, field in reader.fields.items() if key.startswith(prefix)}
     return {key.removeprefix(prefix): value for key, value in found.items()}
+
+
+def _require_values(keys: Mapping[str, Any], path: Path) -> None:
+    """Raises CheckpointError: a mapped key holds what no model can have; names it."""
+    for key, value in keys.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if key in COUNTS and not (number and isinstance(value, int) and value > 0):
+            rule = "a whole number greater than 0"
+        elif key in POSITIVE and not (number and value > 0):
+            rule = "finite and greater than 0"
+        elif key in NOT_NEGATIVE and not (number and value >= 0):
+            rule = "finite and not negative"
+        elif key == PATTERN and not _is_pattern(value, keys["block_count"]):
+            rule = "a period greater than 0, or a list of whether each layer slides"
+        else:
+            continue
+        raise CheckpointError(
+            f"GGUF file {path}: {ARCHITECTURE}.{key} is {value!r}, it must be {rule}", SAFETENSORS_HINT
+        )
+
+
+def _is_pattern(value: Any, layers: int) -> bool:
+    if isinstance(value, list):
+        return len(value) == layers and all(isinstance(slides, bool) for slides in value)
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _require_mapped(keys: Mapping[str, Any], head_dim: int, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:

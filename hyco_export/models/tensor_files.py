@@ -4,6 +4,8 @@ Which files of a folder hold its weights is decided here alone, in transformers'
 else `model.safetensors`, else the shards of the index. Other files in the folder are ignored.
 """
 
+import os
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,8 @@ SINGLE_NAME = "model.safetensors"
 INDEX_NAME = f"model{INDEX_SUFFIX}"
 ADAPTER_NAME = "adapter_config.json"
 FETCH_HINT = "fetch or save the checkpoint again"
+MULTIMODAL_PART = "language_model."  # in tensor names of a checkpoint that also has vision and audio towers
+IGNORED = (r"\.[kv]_cache_scale$", r"\brotary_emb\.(\w+_)?inv_freq$")  # tensors of which transformers makes nothing
 SAVE_HINT = "load it with transformers and save it with save_pretrained, which writes safetensors"
 
 
@@ -92,15 +96,68 @@ class TensorFiles:
                     FETCH_HINT,
                 )
 
+    def path(self, name: str) -> Path:
+        """The file that holds a tensor. Raises CheckpointError: no such tensor."""
+        self._shard(name)
+        return self.folder / self._owner[name]
+
     def _mapped(self, name: str) -> safe_open:
         """The shard as torch reads it, mapped anew: what a long-lived map has read stays in the process's memory."""
-        self._shard(name)
-        return safe_open(self.folder / self._owner[name], framework="pt")
+        return safe_open(self.path(name), framework="pt")
 
     def _shard(self, name: str) -> safe_open:
         if name not in self._owner:
             raise CheckpointError(f"checkpoint {self.folder} has no tensor {name}", FETCH_HINT)
         return self._shards[self._owner[name]]
+
+
+def text_names(files: TensorFiles) -> dict[str, str]:
+    """Stored names by the names of the text model alone, which a multimodal checkpoint writes otherwise.
+
+    Raises:
+        CheckpointError: two stored tensors are one of the text model's: which of them counts depends on the reader.
+    """
+    found: dict[str, str] = {}
+    for stored in sorted(files.names):
+        name = stored.replace(MULTIMODAL_PART, "")
+        if name in found:
+            raise CheckpointError(f"{files.folder}: {found[name]} and {stored} are the same tensor", FETCH_HINT)
+        found[name] = stored
+    return found
+
+
+def require_all_read(
+    files: TensorFiles, names: Iterable[str], read: Collection[str], ignored: Iterable[str], whole: bool
+) -> None:
+    """Every tensor of a text model is one that its modules read: what is left over would silently count nothing.
+
+    Args:
+        names: of the checkpoint's tensors, as `text_names` gives them.
+        read: names that the model's modules have.
+        ignored: patterns of names that transformers passes over, beside `IGNORED`.
+        whole: the checkpoint is a text model alone; else only what lies beside tensors of the text model is its.
+
+    Raises:
+        CheckpointError: tensors that no module reads; names the first and its file.
+    """
+    passed_over = [re.compile(pattern) for pattern in (*IGNORED, *ignored)]
+    inside = {_part(name) for name in read}
+    unread = [
+        name
+        for name in sorted(set(names) - set(read))
+        if (whole or _part(name) in inside) and not any(pattern.search(name) for pattern in passed_over)
+    ]
+    if unread:
+        raise CheckpointError(
+            f"{files.folder} holds {len(unread)} tensors that the model of its config does not have, first {unread[0]}",
+            "merge adapters into the weights, or correct config.json: the model would run without these tensors",
+        )
+
+
+def _part(name: str) -> str:
+    """The part of a text model that a tensor belongs to: `model.layers`, `lm_head`."""
+    names = name.split(".")
+    return ".".join(names[: 2 if names[0] == "model" else 1])
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -117,6 +174,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     named = _named_weights(folder)
     if named is None:
         named = SINGLE_NAME if (folder / SINGLE_NAME).is_file() else INDEX_NAME
+    _require_beside(folder, [named], CONFIG_NAME)
     path = folder / named
     if not path.is_file():
         others = sorted(
@@ -129,7 +187,9 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         )
     if not named.endswith(INDEX_SUFFIX):
         return (path,)
-    shards = tuple(folder / name for name in sorted(set(_weight_map(path).values())))
+    names = sorted(set(_weight_map(path).values()))
+    _require_beside(folder, names, path.name)
+    shards = tuple(folder / name for name in names)
     missing = [shard for shard in shards if not shard.is_file()]
     if missing:
         raise CheckpointError(
@@ -137,6 +197,20 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
             FETCH_HINT,
         )
     return shards
+
+
+def _require_beside(folder: Path, names: Iterable[str], stated_in: str) -> None:
+    """Weights lie in the checkpoint's folder itself: what lies elsewhere is neither fetched nor part of its digest.
+
+    Raises:
+        CheckpointError: a name leads to another folder.
+    """
+    for name in names:
+        if os.path.basename(name) != name:
+            raise CheckpointError(
+                f"{folder / stated_in} names {name!r}, weights are read from the checkpoint's folder alone",
+                f"move the file into {folder} and correct {stated_in}, or save the checkpoint again",
+            )
 
 
 def _promised(folder: Path, files: Collection[str]) -> set[str]:

@@ -6,9 +6,10 @@ shape of their K/V. `checkpoints` turns a recipe's reference into a folder.
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -33,8 +34,8 @@ from hyco_export.models.families.config_fields import require_verifier_type
 from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.families.slm_family import ATTENTION_NAMES, STORES_KV
 from hyco_export.models.generation_rules import require_generation_rules
-from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, weight_files
-from hyco_export.models.text.tokenizer import cleaned, token_ids
+from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, text_names, weight_files
+from hyco_export.models.text.tokenizer import cleaned, require_named_files, token_ids
 
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -55,6 +56,11 @@ COUNTS = (  # fields of a text config that must be finite and greater than 0 whe
     *("vocab_size", "sliding_window", "max_position_embeddings", "final_logit_softcapping"),
     "rms_norm_eps",
 )
+ROPE = "rope_parameters"
+ROPE_NUMBERS = ("rope_theta", "factor", "partial_rotary_factor")  # must be finite and greater than 0
+ROPE_SHARE = "partial_rotary_factor"  # of a head's dimensions that rotate: at most all
+TEMPLATE_HINT = "use an instruction-tuned checkpoint"
+IN_JSON = "chat_template.json"  # transformers reads a template there for processors alone
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
@@ -90,7 +96,8 @@ def _require_sizes(config: PreTrainedConfig, path: Path) -> None:
     """What transformers takes although no model can have it.
 
     Raises:
-        CheckpointError: a count is not positive, or layers share K/V that none stores; names the field.
+        CheckpointError: a count is not positive or below 0, a rotary number that no model can have, or layers share
+            K/V that none stores; names the field.
     """
     text = config.get_text_config()
     fields = text.to_dict()
@@ -98,11 +105,29 @@ def _require_sizes(config: PreTrainedConfig, path: Path) -> None:
         for name, value in values.items():
             if name in COUNTS and isinstance(value, int | float) and not 0 < value < math.inf:
                 raise CheckpointError(f"{path}: {name} is {value}, it must be finite and greater than 0", FETCH_HINT)
+            if _is_number(value) and (name.startswith("num_") or "_size" in name) and not 0 <= value < math.inf:
+                raise CheckpointError(f"{path}: {name} is {value}, it must not be negative", FETCH_HINT)
+    _require_rotary(fields.get(ROPE) or {}, path)
     try:
         getattr(text, "kv_sharing_modes", None)
-    except ValueError as error:
+    except (ValueError, IndexError) as error:
         shared = f"num_kv_shared_layers is {text.num_kv_shared_layers} of {text.num_hidden_layers} layers"
         raise CheckpointError(f"{path}: {shared}: {first_line(error)}", FETCH_HINT) from error
+
+
+def _require_rotary(rope: Mapping[str, Any], path: Path) -> None:
+    """Raises CheckpointError: numbers from which no rotary frequencies can be made; names the field."""
+    for kind, settings in {"": rope, **rope}.items():
+        for name in ROPE_NUMBERS if isinstance(settings, Mapping) else ():
+            value, greatest = settings.get(name), 1 if name == ROPE_SHARE else sys.float_info.max
+            if _is_number(value) and not 0 < value <= greatest:
+                field = ".".join(part for part in (ROPE, kind, name) if part)
+                rule = "greater than 0 and at most 1" if name == ROPE_SHARE else "finite and greater than 0"
+                raise CheckpointError(f"{path}: {field} is {value}, it must be {rule}", FETCH_HINT)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def empty_model(build: Callable[[Any], Model], config: PreTrainedConfig) -> Model:
@@ -186,7 +211,11 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """
     tokenizer = read_tokenizer(folder)
     if tokenizer.chat_template is None:
-        raise CheckpointError(f"tokenizer of {folder} has no chat template", "use an instruction-tuned checkpoint")
+        elsewhere = (folder / IN_JSON).is_file()
+        raise CheckpointError(
+            f"tokenizer of {folder} has no chat template" + (f", {IN_JSON} is not read" if elsewhere else ""),
+            f"write the template of {IN_JSON} to chat_template.jinja" if elsewhere else TEMPLATE_HINT,
+        )
     return tokenizer
 
 
@@ -197,6 +226,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         CheckpointError: missing or unreadable.
     """
     require_checkpoint(folder)
+    require_named_files(folder)
     try:
         tokenizer = cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(folder))
         backend = tokenizer.backend_tokenizer
@@ -237,31 +267,47 @@ def _load(
         ) from error
     except Exception as error:  # whatever a config and tensors that do not fit break in transformers
         raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", FETCH_HINT) from error
+    stored = TensorFiles(folder)
+    text_names(stored)
     # transformers fills what a checkpoint lacks with random values: such a model drafts nonsense without an error
     absent = sorted(report["missing_keys"])
     if absent:
         raise CheckpointError(f"{folder} lacks {len(absent)} tensors, first {absent[0]}", FETCH_HINT)
-    for name, stored, wanted in sorted(report["mismatched_keys"]):
+    for name, found, wanted in sorted(report["mismatched_keys"]):
         raise CheckpointError(
-            f"{folder} cannot be loaded: {name} is stored as {list(stored)}, the config asks for {list(wanted)}",
+            f"{folder} cannot be loaded: {name} is stored as {list(found)}, the config asks for {list(wanted)}",
             "the config and the weights are of different models: fetch the checkpoint again",
         )
-    _require_finite(model, folder)
+    if kind is HeadModel and (unread := sorted(report["unexpected_keys"])):
+        raise CheckpointError(
+            f"{folder} holds {len(unread)} tensors that the model of its config does not have, first {unread[0]}",
+            "merge adapters into the weights, or correct config.json: the head would run without these tensors",
+        )
+    _require_finite(model, stored)
     return model.eval().requires_grad_(False)
 
 
-def _require_finite(model: PreTrainedModel, folder: Path) -> None:
+def _require_finite(model: PreTrainedModel, stored: TensorFiles) -> None:
     """An infinity in one weight makes every answer the same token, and every later stage look for the fault elsewhere.
 
     Raises:
-        CheckpointError: a weight is infinite or NaN; names it and its file.
+        CheckpointError: a weight is infinite or NaN, in the file or in the precision it is loaded in; or a buffer that
+            is computed from the config; names it and its file.
     """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):  # a tied weight once
         if not all_finite(tensor.to_local() if isinstance(tensor, DTensor) else tensor):
-            TensorFiles(folder).require_finite()
+            stored.require_finite()
+            if name in dict(model.named_buffers()) and name not in model.state_dict():
+                raise CheckpointError(
+                    f"{stored.folder / CONFIG_NAME}: {name}, computed from it, is not finite",
+                    f"correct {ROPE}, or fetch the checkpoint again",
+                )
+            exact = tensor.dtype == torch.float32
             raise CheckpointError(
-                f"{folder}: {name} is finite in the file and not in {tensor.dtype}",
-                "set its dtype in $.models to float32",
+                f"{stored.folder}: {name} is finite in the file and not in {tensor.dtype}",
+                "no precision of ours holds it: fetch or save the checkpoint again"
+                if exact
+                else "set its dtype in $.models to float32",
             )
 
 

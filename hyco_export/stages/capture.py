@@ -97,10 +97,10 @@ def check(config: CaptureConfig, inputs: Mapping[str, Path]) -> None:
 
     Raises:
         RecipeError: a prompt that the template refuses or that fills the sequence limit; says which.
-        CheckpointError: a tokenizer or template that cannot be read, that does not fit the model, or of which
-            transformers makes another one.
+        CheckpointError: a tokenizer or template that cannot be read, that does not fit the model, of which transformers
+            makes another one, or that writes something else than the messages.
     """
-    from hyco_export.models.text.tokenizer import encode_prompt, require_one_reading, require_rows
+    from hyco_export.models.text.tokenizer import encode_prompt, require_one_reading, require_rows, require_written
     from hyco_export.models.verifier import load_config, load_tokenizer
 
     tokenizer = load_tokenizer(inputs["verifier"])
@@ -110,7 +110,9 @@ def check(config: CaptureConfig, inputs: Mapping[str, Path]) -> None:
         messages = prompt_messages(prompt.conversation)
         texts += [message.content for message in messages]
         with prompt_named(f"$.data.{prompt.split}: {inputs[prompt.split]}", prompt.index + 1, prompt.conversation):
-            ids = encode_prompt(tokenizer, [msgspec.to_builtins(message) for message in messages])
+            turns = [msgspec.to_builtins(message) for message in messages]
+            ids = encode_prompt(tokenizer, turns)
+            require_written(tokenizer, turns)
             require_rows(tokenizer, ids, rows)
             _answer_limit(config, prompt.split, len(ids))
     require_one_reading(tokenizer, inputs["verifier"], texts)

@@ -59,7 +59,7 @@ def check(config: CaptureTextConfig, inputs: Mapping[str, Path]) -> None:
     Raises:
         RecipeError, CheckpointError: as `stages.capture.check`; a conversation without text.
     """
-    from hyco_export.models.text.tokenizer import encode_text, require_one_reading, require_rows
+    from hyco_export.models.text.tokenizer import encode_text, require_one_reading, require_rows, require_written
     from hyco_export.models.verifier import load_config, read_tokenizer
 
     tokenizer = read_tokenizer(inputs["verifier"])
@@ -74,6 +74,7 @@ def check(config: CaptureTextConfig, inputs: Mapping[str, Path]) -> None:
             if not any(message.content.strip() for message in conversation.messages):
                 raise RecipeError("it has no text", "remove it from the file")
             ids, _ = _prompt_and_room(config, tokenizer, split, asked)
+            require_written(tokenizer, [msgspec.to_builtins(message) for message in asked])
             require_rows(tokenizer, ids + encode_text(tokenizer, said or ""), rows)
     require_one_reading(tokenizer, inputs["verifier"], texts)
     del tokenizer

@@ -103,6 +103,8 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     )
     release_freed()  # transformers' modules are freed by a collection only
     integer = run_session(ReferenceSession(out_dir / GRAPH_FILE), positions)
+    for remark in remarks(floating, integer, keepset.ids):
+        progress.note(remark)
     return {
         **_compare(integer, floating, positions, keepset),
         "golden": golden,
@@ -193,6 +195,19 @@ def _positions(
     original = load_head(inputs["head"], config.dtype)
     mask_value = config.calibration.mask_value
     return compared_positions(network, graph, paths, original, norm, mask_value, ROOTS_PER_SEQUENCE)
+
+
+def remarks(floating: "Drafts", integer: "Drafts", kept: np.ndarray) -> list[str]:
+    """What the agreement of two sessions does not say: a head of zeros agrees with itself in everything."""
+    found = []
+    for name, drafts in (("the trained head", floating), ("the head's graph", integer)):
+        ids = np.unique(drafts.chain)
+        if len(drafts.chain) > 1 and len(ids) == 1:
+            found.append(
+                f"{name} drafts token {kept[ids[0]]} at all {len(drafts.chain)} validation positions and every step: "
+                "its weights may be zeros, or its scales lost; look at $.models.head and the qat-head stage"
+            )
+    return found
 
 
 def _compare(

@@ -7,13 +7,14 @@ data make is `stages.expected_work`, the arithmetic `core.sizes`.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hyco_export.core.data.conversations import Conversation, identities, prompt_messages
-from hyco_export.core.data.prompts import prompt_named, require_counted
+from hyco_export.core.data.prompts import prompt_named, require_apart, require_counted, require_usable
 from hyco_export.core.data.readers import list_files
 from hyco_export.core.data.sources import local_folders
 from hyco_export.core.estimates.shapes import FamilyShape
@@ -21,6 +22,7 @@ from hyco_export.core.estimates.stages import Estimate, Split, Work
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.recipe_sections import Reference, as_source
 from hyco_export.errors import RecipeError
+from hyco_export.stages.capture import PROMPT_SPLITS
 from hyco_export.stages.capture_text import asked_and_said
 from hyco_export.stages.declarations import Stage
 from hyco_export.stages.plan import check_sources, estimators_of, plan
@@ -75,8 +77,10 @@ def _conversations(run: RunFolder, notes: list[str]) -> int:
     reference = run.recipe.data.conversations
     found = _at_hand(run, "conversations", reference)
     if found is not None:
-        total, remark = require_counted(found, _field("conversations", reference), identities(()))
-        notes += [f"{remark}, only the others are counted"] if remark else []
+        sets = (_at_hand(run, name, getattr(run.recipe.data, name)) for name in PROMPT_SPLITS)
+        asked = identities(chain.from_iterable(each for each in sets if each is not None))
+        total, remarks = require_counted(found, _field("conversations", reference), asked)
+        notes += remarks
         return total
     if (limit := as_source(reference).limit) is not None:
         return limit
@@ -153,6 +157,23 @@ def _split(run: RunFolder, name: str, count: Counter, answer_tokens: int, notes:
     return Split(len(answers), prompt_tokens, round(sum(answers) / len(answers)))
 
 
+def _require_prompts(run: RunFolder) -> None:
+    """What a run asks of its two prompt sets before it works, where both are at hand.
+
+    Raises:
+        RecipeError: as `core.data.prompts.require_prompts`.
+    """
+    sets = []
+    for name in PROMPT_SPLITS:
+        reference = getattr(run.recipe.data, name)
+        if (found := _at_hand(run, name, reference)) is None:
+            return
+        sets.append(require_usable(list(found), _field(name, reference)))
+    calibration, validation = sets
+    place = _field("validation", run.recipe.data.validation)
+    require_apart(calibration, validation, run.recipe.validation.prompts, place)
+
+
 ROLES = ("verifier", "head", "slm")
 DATA = ("calibration", "validation", "conversations")
 
@@ -198,6 +219,8 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     reasons = _waiting(run, stages, missing) if missing else {item.stage.name: item.reason for item in planned}
     remarks = [f"{item.stage.name}: {item.remark}" for item in planned if item.remark] + _data_remarks(run, missing)
     notes: list[str] = []
+    if any(reasons.values()):
+        _require_prompts(run)
     if None not in folders.values():
         check_sources(run, [stage for stage in stages if reasons[stage.name]], notes.append)
     elif folders["verifier"] is not None:

@@ -167,8 +167,8 @@ def prepare_data(run: RunFolder, planned: Sequence[PlannedStage], progress: Prog
     if "conversations" in data:
         asked = (read_conversations(paths[name]) for name in ("calibration", "validation") if name in data)
         found, field = read_conversations(paths["conversations"]), f"$.data.conversations: {paths['conversations']}"
-        _, remark = require_counted(found, field, identities(chain(*asked)))
-        if remark:
+        _, remarks = require_counted(found, field, identities(chain(*asked)))
+        for remark in remarks:
             progress.note(f"$.data.conversations: {remark}")
 
 
@@ -192,11 +192,25 @@ def check_sources(run: RunFolder, stages: Sequence[Stage], note: Callable[[str],
         CheckpointError, RecipeError: the first thing that cannot work.
     """
     require_family(run)
+    _note_family(run, note)
     require_generation(run, note)
     require_lengths(run)
     require_full_precision(run, {stage.name for stage in stages})
     for stage in stages:
         stage.check(stage.config(run.recipe), run.sources_at_hand(stage))
+
+
+def _note_family(run: RunFolder, note: Callable[[str], None]) -> None:
+    """What of verifier and head belongs together by their configs, and is still to be looked at."""
+    from hyco_export.models.families.checks import family_remarks
+    from hyco_export.models.verifier import load_config
+
+    models = run.recipe.models
+    if models.head is None:
+        return
+    folders = (run.source("verifier", models.verifier), run.source("head", models.head))
+    for remark in family_remarks(*map(load_config, folders)):
+        note(remark)
 
 
 # The stage table, in the order of the chain, and what each row is expected to take. One row is one artifact.

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import Gemma4ForCausalLM
@@ -20,7 +21,9 @@ from hyco_export.models.generation_rules import (
     suppressed_ids,
 )
 from hyco_export.models.golden import golden_tree
-from hyco_export.models.verifier import load_verifier
+from hyco_export.models.text.tokenizer import open_tokenizer
+from hyco_export.models.text.vocabulary import FixedPart, require_room
+from hyco_export.models.verifier import load_verifier, read_tokenizer
 from hyco_export.server.passes.head_drafter import ChainDrafter
 from hyco_export.server.passes.verifier import Verifier
 from tests.support import builders
@@ -133,7 +136,34 @@ def test_fields_in_the_models_config_count_where_there_is_no_generation_config(f
         require_generation_rules(folder)
 
 
-@pytest.mark.parametrize("listed", ["5", ["a"], [1.5]])
+@pytest.mark.parametrize("stops", [["1", "6"], "<eos>", [[1], [6]], {"a": 1}, 1.5, True])
+def test_stop_ids_that_are_no_ids(family: Path, tmp_path: Path, stops: object) -> None:
+    folder = with_config(family, tmp_path, eos_token_id=stops)
+    for reader in (require_generation_rules, open_tokenizer, read_tokenizer):
+        with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id is .* must be a token id or"):
+            reader(folder)
+
+
+def test_an_id_of_the_models_config_that_is_none(family: Path, tmp_path: Path) -> None:
+    folder = with_config(family, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vision": {"image_token_id": "7"}}))
+    with pytest.raises(CheckpointError, match=r"/config\.json: image_token_id is '7', it must be a token id"):
+        open_tokenizer(folder)
+
+
+def test_a_verifier_that_generates_nothing_is_refused_by_the_field_that_says_so() -> None:
+    none = np.zeros(8, dtype=bool)
+    with pytest.raises(CheckpointError, match="suppress_tokens holds all 8 tokens of its vocabulary"):
+        require_room(4, FixedPart(none, none, none, none, ~none), 8)
+
+
+def test_answers_that_cannot_end_are_said(family: Path, tmp_path: Path) -> None:
+    folder = with_config(family, tmp_path, eos_token_id=[1, 6], suppress_tokens=[1, 6, 9])
+    assert any("suppresses every id that ends an answer" in note for note in generation_notes(folder, Sampling()))
+
+
+@pytest.mark.parametrize("listed", ["5", ["a"], [1.5], [[753]], {"a": 1}, 7])
 def test_suppressed_tokens_that_are_no_ids(family: Path, tmp_path: Path, listed: object) -> None:
     with pytest.raises(CheckpointError, match=r"suppress_tokens .* must be a list of token ids"):
         require_generation_rules(with_config(family, tmp_path, suppress_tokens=listed))

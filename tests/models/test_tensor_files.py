@@ -15,7 +15,14 @@ from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import CheckpointError
 from hyco_export.models import checkpoints
 from hyco_export.models.embedding_table import find_embedding, quantized_embedding
-from hyco_export.models.tensor_files import INDEX_NAME, SINGLE_NAME, TensorFiles, all_finite, weight_files
+from hyco_export.models.tensor_files import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    TensorFiles,
+    all_finite,
+    require_all_read,
+    weight_files,
+)
 from hyco_export.models.verifier import load_head, load_verifier
 from tests.support import builders
 
@@ -124,6 +131,36 @@ def test_files_that_do_not_fit_are_named(verifier: Path, spoil: Callable[[Path],
         TensorFiles(verifier)
     assert words in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["sub/a.safetensors", "../a.safetensors", "{folder}/sub/a.safetensors"])
+def test_weights_in_another_folder_are_read_by_nobody(verifier: Path, name: str) -> None:
+    (verifier / "sub").mkdir()
+    tensors = load_file(verifier / SINGLE_NAME)
+    (verifier / SINGLE_NAME).rename(verifier / "sub" / "a.safetensors")
+    save_file(tensors, verifier.parent / "a.safetensors", metadata={"format": "pt"})
+    save_file({**tensors, EMBEDDING: tensors[EMBEDDING] * 1.5}, verifier / "a.safetensors", metadata={"format": "pt"})
+    stated = name.format(folder=verifier)
+    (verifier / INDEX_NAME).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, stated)}))
+    for reader in (TensorFiles, load_verifier, checkpoints.checkpoint_digest):
+        with pytest.raises(CheckpointError, match=f"{INDEX_NAME} names '{stated}', weights are read from"):
+            reader(verifier)
+    config = json.loads((verifier / "config.json").read_text())
+    (verifier / "config.json").write_text(json.dumps({**config, "transformers_weights": stated}))
+    with pytest.raises(CheckpointError, match=f"config.json names '{stated}', weights are read from"):
+        TensorFiles(verifier)
+
+
+def test_towers_of_a_multimodal_checkpoint_are_not_the_text_models(verifier: Path) -> None:
+    files, read = TensorFiles(verifier), {"model.layers.0.norm.weight", "lm_head.weight"}
+    names = {*read, "model.vision_tower.layers.0.norm.bias", "audio_tower.norm.weight"}
+    require_all_read(files, names, read, (), whole=False)
+    with pytest.raises(CheckpointError, match=r"holds 2 tensors .* first audio_tower\.norm\.weight"):
+        require_all_read(files, names, read, (), whole=True)
+    inside = {"lm_head.bias", "model.layers.0.norm.bias"}
+    with pytest.raises(CheckpointError, match=r"holds 2 tensors .* first lm_head\.bias"):
+        require_all_read(files, names | inside, read, (), whole=False)
+    require_all_read(files, names | inside, read, (r"\.bias$",), whole=False)
 
 
 def test_pickled_weights_are_read_by_nobody(verifier: Path) -> None:

@@ -12,7 +12,7 @@ from hyco_export.core.handoff import KvShape
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import CheckpointError
 from hyco_export.models import checkpoints
-from hyco_export.models.families.checks import check_family
+from hyco_export.models.families.checks import check_family, family_remarks
 from hyco_export.models.families.config_fields import require_full_precision
 from hyco_export.models.verifier import (
     handoff_layers,
@@ -82,6 +82,89 @@ def test_a_tokenizer_without_chat_template_is_refused(family):
     (family / "verifier" / "chat_template.jinja").unlink()
     with pytest.raises(CheckpointError, match="has no chat template"):
         load_tokenizer(family / "verifier")
+
+
+def test_a_template_that_only_processors_read_gets_its_next_step(family):
+    (family / "verifier" / "chat_template.jinja").unlink()
+    (family / "verifier" / "chat_template.json").write_text('{"chat_template": "x"}')
+    with pytest.raises(CheckpointError, match=r"chat_template\.json is not read") as caught:
+        load_tokenizer(family / "verifier")
+    assert caught.value.hint == "write the template of chat_template.json to chat_template.jinja"
+
+
+def test_a_tokenizer_configuration_that_is_a_list_is_named(family):
+    (family / "verifier" / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json cannot be read: Expected `object`, got `array`"):
+        load_tokenizer(family / "verifier")
+
+
+def edit_text_config(folder, change):
+    config = json.loads((folder / "config.json").read_text())
+    change(config.get("text_config", config))
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("num_kv_shared_layers", -1, "must not be negative"),
+        ("num_kv_shared_layers", -2, "must not be negative"),
+        ("num_kv_shared_layers", 99, "num_kv_shared_layers is 99"),
+        ("hidden_size_per_layer_input", -4, "must not be negative"),
+        ("sliding_attention.rope_theta", 0.0, "must be finite and greater than 0"),
+        ("sliding_attention.rope_theta", float("inf"), "must be finite and greater than 0"),
+        ("full_attention.factor", -8.0, "must be finite and greater than 0"),
+        ("full_attention.partial_rotary_factor", 3.0, "must be greater than 0 and at most 1"),
+        ("full_attention.partial_rotary_factor", 0.0, "must be greater than 0 and at most 1"),
+        ("full_attention.partial_rotary_factor", float("nan"), "must be greater than 0 and at most 1"),
+    ],
+)
+def test_numbers_that_no_model_can_have_are_named(family, field, value, rule):
+    def change(text):
+        kind, _, name = field.rpartition(".")
+        (text["rope_parameters"][kind] if kind else text)[name] = value
+
+    for role in ("verifier", "head") if "." in field else ("verifier",):  # of counts a head has rules of its own
+        edit_text_config(family / role, change)
+        with pytest.raises(CheckpointError) as caught:
+            load_config(family / role)
+        assert str(family / role / "config.json") in caught.value.message
+        assert field in caught.value.message and rule in caught.value.message
+
+
+def test_a_head_that_looks_back_otherwise_than_its_verifier_is_said(family):
+    configs = [load_config(family / role) for role in ("verifier", "head")]
+    assert list(family_remarks(*configs)) == []
+    edit_text_config(family / "head", lambda text: text.update(sliding_window=3))
+    check_family(configs[0], load_config(family / "head"))
+    (line,) = family_remarks(configs[0], load_config(family / "head"))
+    assert line.startswith("sliding_window of $.models.head is 3, that of the verifier")
+
+
+def test_tensors_of_a_head_that_no_module_reads_are_named(family):
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    rewrite(family / "head", lambda tensors: tensors.update({bias: torch.ones(4)}))
+    with pytest.raises(CheckpointError, match=f"does not have, first {bias}"):
+        load_head(family / "head")
+
+
+def test_two_spellings_of_one_tensor_are_not_left_to_chance(family):
+    def change(tensors):
+        tensors["model.language_model.norm.weight"] = tensors["model.norm.weight"] + 1
+
+    rewrite(family / "verifier", change)
+    with pytest.raises(CheckpointError, match="are the same tensor"):
+        load_verifier(family / "verifier")
+
+
+def test_a_value_that_no_precision_holds_gets_no_advice_to_change_it(family):
+    def change(tensors):
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].double() * 1e300
+
+    rewrite(family / "verifier", change)
+    with pytest.raises(CheckpointError, match=r"not in torch\.float32") as caught:
+        load_verifier(family / "verifier", "float32")
+    assert "dtype" not in caught.value.hint
 
 
 def test_a_model_without_shared_kv_is_not_a_verifier(tmp_path):

@@ -14,12 +14,12 @@ from hyco_export.core.artifact import read_manifest
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.core.recipe_sections import DataSource
 from hyco_export.dev.created.family import create_family
-from hyco_export.errors import CheckpointError
+from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.models.checkpoints import checkpoint_folder
 from hyco_export.models.families.released_configs import SMALL
 from hyco_export.stages.declarations import Silent
 from hyco_export.stages.forecast import expected_work, forecast
-from hyco_export.stages.plan import STAGES, stages_of
+from hyco_export.stages.plan import STAGES, plan, prepare_data, stages_of
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
 
@@ -109,6 +109,34 @@ def test_data_that_are_not_at_hand_are_named_or_assumed(tmp_path: Path) -> None:
     assert "$.data.calibration is not here: 7 prompts of 60 tokens assumed" in found.notes
     assert all(item.estimate for item in found.stages)
     assert not (tmp_path / "run").exists()
+
+
+OVERLAP = '{"messages": [{"role": "user", "content": "same?"}]}\n'
+
+
+@pytest.mark.parametrize(
+    ("calibration", "validation", "prompts", "words"),
+    [
+        (OVERLAP, OVERLAP.replace("same?", "Same? "), 1, r"\$\.data\.validation: conversation .* also calibrates"),
+        (OVERLAP, OVERLAP.replace("same", "other"), 50, r"\$\.validation\.prompts is 50, but .*val\.jsonl holds 1"),
+        (OVERLAP, 2 * OVERLAP.replace("same", "other"), 1, r"val\.jsonl holds 'text:.*' twice"),
+    ],
+)
+def test_the_plan_refuses_the_prompts_that_the_build_refuses(
+    tmp_path: Path, calibration: str, validation: str, prompts: int, words: str
+) -> None:
+    run = dry_run(embedded_recipe(), tmp_path / "run")
+    (tmp_path / "cal.jsonl").write_text(calibration)
+    (tmp_path / "val.jsonl").write_text(validation)
+    data = msgspec.structs.replace(
+        run.recipe.data, calibration=str(tmp_path / "cal.jsonl"), validation=str(tmp_path / "val.jsonl")
+    )
+    wanted = msgspec.structs.replace(run.recipe.validation, prompts=prompts)
+    run.recipe = msgspec.structs.replace(run.recipe, data=data, validation=wanted)
+    with pytest.raises(RecipeError, match=words):
+        forecast(run, stages_of(run.recipe))
+    with pytest.raises(RecipeError, match=words):
+        prepare_data(run, plan(run, stages_of(run.recipe)), Silent())
 
 
 def test_a_selection_is_counted_without_being_written(tmp_path: Path) -> None:

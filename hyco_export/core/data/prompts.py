@@ -1,11 +1,19 @@
 """Prompt sets: checks of the conversations that calibrate, validate and are counted, made before any long work."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hyco_export.core.data.conversations import ROLE_HINT, ROLES, Conversation, Identities, identities, prompt_messages
+from hyco_export.core.data.conversations import (
+    ROLE_HINT,
+    ROLES,
+    Conversation,
+    Identities,
+    content_id,
+    identities,
+    prompt_messages,
+)
 from hyco_export.core.data.readers import read_conversations
 from hyco_export.errors import CheckpointError, RecipeError
 
@@ -22,14 +30,23 @@ def read_prompts(path: Path, field: str) -> list[Conversation]:
         prompts = list(read_conversations(path))
     except RecipeError as error:
         raise RecipeError(f"{field}: {error.message}", error.hint) from error
+    return require_usable(prompts, f"{field}: {path}")
+
+
+def require_usable(prompts: list[Conversation], place: str) -> list[Conversation]:
+    """The same prompts; `place` is the field, and the path where there is one.
+
+    Raises:
+        RecipeError: none, one without a turn to answer, or two with one id.
+    """
     if not prompts:
-        raise RecipeError(f"{field}: {path} holds no conversation", "give at least one prompt")
+        raise RecipeError(f"{place} holds no conversation", "give at least one prompt")
     seen: set[str] = set()
     for number, prompt in enumerate(prompts, 1):
-        with prompt_named(f"{field}: {path}", number, prompt):
+        with prompt_named(place, number, prompt):
             prompt_messages(prompt)
         if prompt.id in seen:
-            raise RecipeError(f"{field}: {path} holds {prompt.id!r} twice, ids must be unique", "remove one of them")
+            raise RecipeError(f"{place} holds {prompt.id!r} twice, ids must be unique", "remove one of them")
         seen.add(prompt.id)
     return prompts
 
@@ -44,7 +61,7 @@ def prompt_named(field: str, number: int, conversation: Conversation) -> Iterato
         raise type(error)(message, error.hint) from error
 
 
-def require_counted(found: Iterable[Conversation], field: str, asked: Identities) -> tuple[int, str]:
+def require_counted(found: Iterable[Conversation], field: str, asked: Identities) -> tuple[int, list[str]]:
     """Read the set that will be counted to its end, so that a broken last line is reported before hours of work.
 
     Args:
@@ -53,21 +70,25 @@ def require_counted(found: Iterable[Conversation], field: str, asked: Identities
         asked: the conversations that calibrate or validate, which are not counted.
 
     Returns:
-        How many conversations there are, and a remark on those without an assistant's text, "" where there are none.
+        How many conversations there are, and remarks on those that hold nothing to count or repeat another.
 
     Raises:
         RecipeError: not readable, none, or no assistant's text outside the `asked`; names field and roles.
     """
-    total = spoken = excluded = 0
+    total = spoken = excluded = strange = 0
     roles: Counter[str] = Counter()
+    texts: set[str] = set()
     try:
         for conversation in found:
             total += 1
             roles.update(message.role for message in conversation.messages)
+            texts.add(content_id(conversation.messages))
             if conversation in asked:
                 excluded += 1
             elif any(conversation.assistant_texts):
                 spoken += 1
+            else:
+                strange += any(message.role not in ROLES for message in conversation.messages)
     except RecipeError as error:
         raise RecipeError(f"{field}: {error.message}", error.hint) from error
     if not total:
@@ -79,11 +100,20 @@ def require_counted(found: Iterable[Conversation], field: str, asked: Identities
             f"{field}: none of {total} conversations has an assistant's text to count (turns: {turns}{used})",
             ROLE_HINT if roles.keys() - set(ROLES) else "give conversations with the assistant's answers in them",
         )
-    silent = total - excluded - spoken
-    return total, f"{silent} of {total} conversations hold no assistant's text (turns: {turns})" if silent else ""
+    silent, remarks = total - excluded - spoken, []
+    if silent:
+        unknown = ", ".join(repr(role) for role in sorted(roles.keys() - set(ROLES)))
+        why = f"; {strange} of them have turns of unknown roles: {unknown}; {ROLE_HINT}" if strange else ""
+        remarks.append(
+            f"{silent} of {total} conversations hold no assistant's text (turns: {turns}), "
+            f"only the others are counted{why}"
+        )
+    if repeated := total - len(texts):
+        remarks.append(f"{repeated} of {total} conversations repeat another word for word, and are counted again")
+    return total, remarks
 
 
-def require_enough(found: int, wanted: int, path: Path, asked_by: str = PROMPT_COUNT) -> None:
+def require_enough(found: int, wanted: int, path: Path | str, asked_by: str = PROMPT_COUNT) -> None:
     """Raises RecipeError: the validation set has fewer prompts than a field or an option asks for."""
     if found < wanted:
         raise RecipeError(f"{asked_by} is {wanted}, but {path} holds {found}", f"at most {found}, or add prompts")
@@ -95,12 +125,23 @@ def require_prompts(calibration: Path, validation: Path, wanted: int) -> None:
     Raises:
         RecipeError: they are not; names the field, and the prompt that stands in both.
     """
-    known = identities(read_prompts(calibration, "$.data.calibration"))
-    prompts = read_prompts(validation, "$.data.validation")
-    for prompt in prompts:
+    calibrating = read_prompts(calibration, "$.data.calibration")
+    require_apart(calibrating, read_prompts(validation, "$.data.validation"), wanted, str(validation))
+
+
+def require_apart(
+    calibration: Iterable[Conversation], validation: Sequence[Conversation], wanted: int, place: str
+) -> None:
+    """Two sets with nothing in common, and at least `wanted` to validate with; `place` is where those are.
+
+    Raises:
+        RecipeError: they are not; names the prompt that stands in both.
+    """
+    known = identities(calibration)
+    for prompt in validation:
         if prompt in known:
             raise RecipeError(
                 f"$.data.validation: conversation {prompt.id!r} also calibrates (same id or same first user message)",
                 "remove it from one of the two sets: figures on calibrated prompts prove nothing",
             )
-    require_enough(len(prompts), wanted, validation)
+    require_enough(len(validation), wanted, place)

@@ -55,6 +55,13 @@ def check_family(
         raise CheckpointError(beginning + "; ".join(problem for problem, _ in problems), "; ".join(hints))
 
 
+def family_remarks(verifier: PreTrainedConfig, head: PreTrainedConfig) -> Iterator[str]:
+    """What can be as it is and rarely is meant: no weight tells how far a head was trained to look back."""
+    own, given = head.get_text_config().sliding_window, verifier.get_text_config().sliding_window
+    if own != given:
+        yield f"sliding_window of $.models.head is {own}, that of the verifier whose keys it reads {given}"
+
+
 def _require_roles(verifier: PreTrainedConfig, head: PreTrainedConfig | None, slm: PreTrainedConfig | None) -> None:
     """Only a head drafts steps, and only the others are language models of their own."""
     for role, config in (("verifier", verifier), ("head", head), ("slm", slm)):

@@ -30,10 +30,10 @@ from hyco_export.models.families.slm_family import (
     TOKEN_TABLE,
     find_family,
 )
-from hyco_export.models.slm.packed import MULTIMODAL_PART, PackedCheckpoint
+from hyco_export.models.slm.packed import PackedCheckpoint
 from hyco_export.models.slm.static_pass import FloatSlm
 from hyco_export.models.slm.surgery import network_vectors
-from hyco_export.models.tensor_files import FETCH_HINT, TensorFiles
+from hyco_export.models.tensor_files import FETCH_HINT, TensorFiles, require_all_read, text_names
 from hyco_export.models.torch_ops import TorchWeights
 from hyco_export.models.verifier import empty_model, load_config
 from hyco_export.models.weight_rounding import searched_matrix
@@ -76,21 +76,25 @@ class FloatCheckpoint:
         rounding: how its linear layers become integers.
 
     Raises:
-        CheckpointError: another model, already quantised, a tensor missing or misshaped, a file cut short; names it.
+        CheckpointError: another model, already quantised, a tensor missing, misshaped, twice there or read by no
+            module, a file cut short; names it.
     """
 
     def __init__(self, folder: Path, rounding: Rounding) -> None:
-        self.config: Any = load_config(folder).get_text_config()
+        whole = load_config(folder)
+        self.config: Any = whole.get_text_config()
         self._files = TensorFiles(folder)
         self._ratios = rounding.ratios
         model = _empty(folder)
         self.modules = {module.name: module for module in float_modules(model, rounding)}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         self.vectors = tuple(name for name in shapes if name.rpartition(".")[0] not in self.modules)
-        stored = {name.replace(MULTIMODAL_PART, ""): name for name in self._files.names}
+        stored = text_names(self._files)
         self._stored = {name: stored.get(self._source(name, stored)) for name in shapes}
         for name, shape in shapes.items():
             self._check(name, shape)
+        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        require_all_read(self._files, stored, shapes, ignored, whole is self.config)
 
     @property
     def clip_ratios(self) -> tuple[float, float]:

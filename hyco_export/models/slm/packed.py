@@ -8,6 +8,7 @@ are read by nobody here (the graphs have 16-bit ranges of their own); cache scal
 Legend: N output channels or rows, K input channels or columns.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,13 +30,13 @@ from hyco_export.models.families.gemma4_packed import (
     QuantizedLinear,
     replace_with_quant_layers,
 )
-from hyco_export.models.tensor_files import FETCH_HINT, TensorFiles
+from hyco_export.models.tensor_files import FETCH_HINT, TensorFiles, require_all_read, text_names
 from hyco_export.models.verifier import empty_model, load_config
 
-MULTIMODAL_PART = "language_model."  # in tensor names of a checkpoint that also has vision and audio towers
 PACKED_TYPES = {2: "U8", 4: "U8", 8: "I8"}  # safetensors' names, by width
 FLOAT_TYPES = ("F32", "BF16", "F16")
 PACKED_TYPE = "gemma4_text"  # the model type that transformers' quantizer is for
+ROUNDED_TYPES = ("gemma3_text", "gemma4_text")  # those that are read unquantised (`slm.float`)
 SIZES_HINT = "sizes or num_bits in config.json are of another model than the weights: fetch the checkpoint again"
 LAYOUT_HINT = "give a checkpoint in the mobile QAT layout of transformers' Gemma quantizer"
 
@@ -68,20 +69,23 @@ class PackedCheckpoint:
         folder: checkpoint folder.
 
     Raises:
-        CheckpointError: not quantised, a tensor missing, of another shape or type, a scale that is not positive, a
-            file missing or cut short; names it.
+        CheckpointError: not quantised, a tensor missing, twice there or read by no module, of another shape or type,
+            a scale that is not positive, a file missing or cut short; names it.
     """
 
     def __init__(self, folder: Path) -> None:
         whole = load_config(folder)
         self.config: Any = whole.get_text_config()
         self._files = TensorFiles(folder)
-        self._stored = {name.replace(MULTIMODAL_PART, ""): name for name in self._files.names}
-        self.modules, self._vector_shapes = _expected(whole)
+        self._stored = text_names(self._files)
+        model = empty_quantised(whole)
+        self.modules, self._vector_shapes = _expected(model)
         for module in self.modules.values():
             self._check(module)
         for name, shape in self._vector_shapes.items():
             self._check_vector(name, shape)
+        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        require_all_read(self._files, self._stored, model.state_dict(), ignored, whole is self.config)
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -104,8 +108,9 @@ class PackedCheckpoint:
         bad = np.flatnonzero(~(np.isfinite(scales) & (scales > 0)).all(axis=-1))
         if len(bad):
             raise CheckpointError(
-                f"{tensor}: scale of row {bad[0]} is {scales[bad[0]].tolist()}, {len(bad)} rows are not positive",
-                "the checkpoint is not calibrated; save it again",
+                f"{self._files.path(self._require(tensor))}: {tensor}: scale of row {bad[0]} is "
+                f"{scales[bad[0]].tolist()}, {len(bad)} rows are not finite and positive",
+                "fetch or save the checkpoint again: scales of 0 are of one that was never calibrated",
             )
         return scales
 
@@ -220,9 +225,22 @@ def quantization_config(config: PreTrainedConfig) -> PackingConfig:
     for pattern, bits in widths.items():
         if bits not in WIDTHS:
             raise CheckpointError(f"num_bits of {pattern} is {bits}, not one of {list(WIDTHS)}", LAYOUT_HINT)
+    for pattern in (*(settings.module_quant_configs or {}), *(settings.modules_to_not_convert or ())):
+        _require_pattern(pattern, config)
     named = msgspec.to_builtins(settings)
     del named["quant_method"]
     return PackingConfig(**named | {"modules_to_not_convert": settings.modules_to_not_convert or []})
+
+
+def _require_pattern(pattern: str, config: PreTrainedConfig) -> None:
+    """Raises CheckpointError: a name of modules that is not a regular expression, as transformers takes it."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise CheckpointError(
+            f"quantization_config of {config.name_or_path}: {pattern!r} is not a regular expression: {error}",
+            "correct config.json, or fetch the checkpoint again",
+        ) from error
 
 
 def stock_model(folder: Path) -> LanguageModel:
@@ -253,7 +271,9 @@ def empty_quantised(config: PreTrainedConfig) -> LanguageModel:
     if text.model_type != PACKED_TYPE:
         raise CheckpointError(
             f"{config.name_or_path} is a packed {text.model_type!r} model, only {PACKED_TYPE} is read packed",
-            "give the unquantised checkpoint, with the widths to round it to under $.slm.weights",
+            "give the unquantised checkpoint, with the widths to round it to under $.slm.weights"
+            if text.model_type in ROUNDED_TYPES
+            else f"correct $.models.slm: an SLM must be one of {', '.join(ROUNDED_TYPES)}",
         )
     model = empty_model(LanguageModel, text)
     with torch.device("meta"):
@@ -269,9 +289,8 @@ def empty_quantised(config: PreTrainedConfig) -> LanguageModel:
     return model
 
 
-def _expected(config: PreTrainedConfig) -> tuple[dict[str, PackedModule], dict[str, tuple[int, ...]]]:
+def _expected(model: LanguageModel) -> tuple[dict[str, PackedModule], dict[str, tuple[int, ...]]]:
     """Quantised modules by name, and the shapes of all other parameters and stored buffers."""
-    model = empty_quantised(config)
     modules = {module.name: module for module in packed_modules(model)}
     others = {
         name: tuple(tensor.shape)

@@ -5,8 +5,12 @@ However a tokenizer is opened, by `open_tokenizer` or by transformers (`verifier
 first: a file also keeps its last user's settings (truncation, padding, dropout), which must not change a text's ids.
 """
 
+import random
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,12 +18,14 @@ import msgspec
 from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 from hyco_export.errors import CheckpointError, RecipeError, first_line
 
 TOKENIZER_NAME = "tokenizer.json"
 NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 NUMBERING_FILES = ("generation_config.json", "config.json")
+VERSIONED_FILES = "fast_tokenizer_files"  # names by version of transformers, in the first of NAMING_FILES
 TOKEN_KEY_END = "_token"  # bos_token, eos_token, image_token, ...
 ID_KEY_END = "_token_id"  # eos_token_id, pad_token_id, image_token_id, ...
 TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -68,8 +74,9 @@ def cleaned(backend: Tokenizer, folder: Path) -> TokenizerFile:
     Raises:
         CheckpointError: a configuration or template file that cannot be read.
     """
+    require_named_files(folder)
     names = frozenset(name for file in NAMING_FILES for name in _special_names(_json(folder / file)))
-    role_ids = {token for file in NUMBERING_FILES for token in _role_ids(_json(folder / file))}
+    role_ids = {token for file in NUMBERING_FILES for token in stated_ids(folder / file)}
     added = backend.get_added_tokens_decoder()
     templates = list(_templates(folder))
     for token_id, token in added.items():
@@ -109,13 +116,44 @@ def _special_names(config: Mapping[str, Any]) -> Iterator[str]:
             yield content
 
 
-def _role_ids(config: Mapping[str, Any]) -> Iterator[int]:
-    """Ids under keys like `eos_token_id`, alone or in a list, also of the models in a multimodal configuration."""
+def require_named_files(folder: Path) -> None:
+    """The tokenizer is in `tokenizer.json`, for every reader.
+
+    Raises:
+        CheckpointError: its configuration sends transformers to another file, or is not an object.
+    """
+    config, *_ = [_json(folder / file) for file in NAMING_FILES]
+    listed = config.get(VERSIONED_FILES) or []
+    others = [name for name in listed if name != TOKENIZER_NAME] if isinstance(listed, list) else [listed]
+    if others:
+        raise CheckpointError(
+            f"{folder / NAMING_FILES[0]} names {others[0]!r} under {VERSIONED_FILES}: transformers may read it in "
+            f"place of {TOKENIZER_NAME}",
+            f"rename the file that is right to {TOKENIZER_NAME} and remove {VERSIONED_FILES}",
+        )
+
+
+def stated_ids(path: Path) -> frozenset[int]:
+    """Ids that a configuration file writes under keys like `eos_token_id`, alone or in a list, also of the models in a
+    multimodal configuration.
+
+    Raises:
+        CheckpointError: not an object, or such a key holds no ids; names file and field.
+    """
+    return frozenset(_role_ids(_json(path), path))
+
+
+def _role_ids(config: Mapping[str, Any], path: Path) -> Iterator[int]:
     for key, value in config.items():
         if key.endswith(ID_KEY_END):
-            yield from token_ids(value)
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+                raise CheckpointError(
+                    f"{path}: {key} is {value!r}, it must be a token id or a list of them", "correct the file"
+                )
+            yield from ids
         elif isinstance(value, dict):
-            yield from _role_ids(value)
+            yield from _role_ids(value, path)
 
 
 def token_ids(value: int | Iterable[int] | None) -> tuple[int, ...]:
@@ -148,6 +186,8 @@ def _templates(folder: Path) -> Iterator[str]:
 # ---- token ids of a conversation: by the chat template, or as plain text without one
 
 BETWEEN_TURNS = "\n\n"
+TRIES = 4  # of other random numbers, for every prompt
+LATER = timedelta(days=400, hours=7, minutes=13, seconds=17)
 PROBE = "a"  # a text, to tell the tokens that a tokenizer puts before every text from the text's own
 
 
@@ -170,11 +210,75 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping
         detail = first_line(error) if own_words else f"{type(error).__name__}: {first_line(error)}"
         raise RecipeError(
             f"{template} refuses turns of {roles}: {detail}",
-            "correct or remove the conversation, or use a checkpoint whose template takes it",
+            "correct or remove the conversation, or use a checkpoint whose template takes it"
+            if _takes_a_question(tokenizer)
+            else "correct the template: it refuses a single turn of the user too",
         ) from error
     if not ids:
         raise CheckpointError(f"{template} writes nothing for a conversation", "correct the template")
     return cast(list[int], ids)
+
+
+def _takes_a_question(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Does the template write a plain turn of the user?"""
+    with suppress(Exception):  # a template may call anything
+        tokenizer.apply_chat_template([{"role": "user", "content": PROBE}], add_generation_prompt=True)
+        return True
+    return False
+
+
+def require_written(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> None:
+    """The chat template writes what the messages say, and nothing but that: their last words, at any time.
+
+    Raises:
+        CheckpointError: other last words give the same ids, or the same words others at another time or try.
+        RecipeError: the template refuses the conversation.
+    """
+    if tokenizer.chat_template is None or not messages:
+        return
+    ids, template = encode_prompt(tokenizer, messages), f"the chat template of {tokenizer.name_or_path}"
+    last = {**messages[-1], "content": f"{messages[-1]['content']} {PROBE} {PROBE.upper()}"}
+    if encode_prompt(tokenizer, [*messages[:-1], last]) == ids:
+        raise CheckpointError(
+            f"{template} drops what is asked: other words of the last turn ({last['role']}) give the same tokens",
+            "correct the template: it must write the content, a text, of every turn",
+        )
+    if all(again == ids for again in _tried_again(tokenizer, messages)):
+        return
+    raise CheckpointError(
+        f"{template} depends on the time or on chance: the same messages give other tokens at another time",
+        "correct the template: write a fixed date in place of strftime_now, and no random choice",
+    )
+
+
+def _tried_again(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> Iterator[list[int]]:
+    """The ids of the same messages at another time, and by other random numbers; leaves the process's own alone."""
+    with _another_time():
+        yield encode_prompt(tokenizer, messages)
+    state = random.getstate()
+    try:
+        for seed in range(TRIES):
+            random.seed(seed)
+            yield encode_prompt(tokenizer, messages)
+    finally:
+        random.setstate(state)
+
+
+@contextmanager
+def _another_time() -> Iterator[None]:
+    """Templates are written as if more than a year had gone by: year, month, day, weekday and hour are others."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Later":
+            return cls.fromtimestamp(time.time() + LATER.total_seconds(), tz)
+
+    clock = chat_template_utils.datetime
+    chat_template_utils.datetime = Later  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        chat_template_utils.datetime = clock  # type: ignore[misc]
 
 
 def encode_turns(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -215,12 +319,14 @@ def require_rows(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], rows: i
 
 
 def require_one_reading(tokenizer: PreTrainedTokenizerFast, folder: Path, texts: Sequence[str]) -> None:
-    """The checkpoint's tokenizer.json, which counts, and transformers' tokenizer, which asks, give equal ids.
+    """The checkpoint's tokenizer.json, which counts, and transformers' tokenizer, which asks, have the same entries and
+    give equal ids.
 
     Raises:
         CheckpointError: they do not: another file of the checkpoint changes what transformers makes of it.
     """
-    counting = open_tokenizer(folder).backend.encode_batch(list(texts), add_special_tokens=False)
+    backend = open_tokenizer(folder).backend
+    counting = backend.encode_batch(list(texts), add_special_tokens=False)
     for text, encoding in zip(texts, counting, strict=True):
         asked = encode_text(tokenizer, text)
         if asked != encoding.ids:
@@ -229,3 +335,12 @@ def require_one_reading(tokenizer: PreTrainedTokenizerFast, folder: Path, texts:
                 f"({type(tokenizer).__name__}) gives {len(asked)} others",
                 "save it anew from the one that is right: AutoTokenizer.from_pretrained(...).save_pretrained(...)",
             )
+    ours, theirs = backend.get_vocab(), tokenizer.get_vocab()
+    if ours != theirs:  # two sets of 262,144 entries take memory: they are made only to say where
+        apart = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda entry: entry[::-1])
+        entry = apart[0][0]
+        raise CheckpointError(
+            f"{folder / TOKENIZER_NAME} and transformers ({type(tokenizer).__name__}) differ in {len(apart)} entries, "
+            f"first {entry!r}: token {ours.get(entry, 'none')} in the file and {theirs.get(entry, 'none')} there",
+            "save it anew from the one that is right: AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+        )

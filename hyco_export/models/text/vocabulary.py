@@ -137,7 +137,14 @@ def require_room(size: int, fixed: FixedPart, vocab_size: int) -> None:
 
     Raises:
         RecipeError: it does not; names the field and every number.
+        CheckpointError: the model never generates a token.
     """
+    largest = vocab_size - int(fixed.suppressed.sum())
+    if not largest:
+        raise CheckpointError(
+            f"the verifier's suppress_tokens holds all {vocab_size:,} tokens of its vocabulary: it generates none",
+            "correct suppress_tokens in its generation_config.json",
+        )
     parts = ", ".join(f"{count:,} {name}" for name, count in fixed.sizes.items())
     smallest = int(fixed.union.sum())
     if size < smallest:
@@ -145,7 +152,6 @@ def require_room(size: int, fixed: FixedPart, vocab_size: int) -> None:
             f"$.keepset.size is {size:,}, smaller than its fixed part of {smallest:,} tokens ({parts})",
             f"set it to at least {smallest:,}, or drop a script from $.keepset.scripts",
         )
-    largest = vocab_size - int(fixed.suppressed.sum())
     if size > largest:
         generated = "" if largest == vocab_size else f", of which {largest:,} are ever generated"
         raise RecipeError(

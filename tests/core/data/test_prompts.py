@@ -1,5 +1,6 @@
 """Prompt sets: usable alone, and with nothing in common."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -99,8 +100,20 @@ def test_conversations_that_all_calibrate_are_refused(tmp_path):
 
 def test_a_part_that_counts_nothing_is_said(tmp_path):
     path = write_turns(tmp_path / "c.jsonl", [("user", "x"), ("assistant", "y")], [("human", "x"), ("gpt", "y")])
-    total, remark = require_counted(read_conversations(path), "$.data.conversations", NOBODY)
+    total, (remark,) = require_counted(read_conversations(path), "$.data.conversations", NOBODY)
     assert total == 2
+    assert "1 of them have turns of unknown roles: 'gpt', 'human'" in remark and "ShareGPT" in remark
     assert remark.startswith("1 of 2 conversations hold no assistant's text (turns: ") and "'gpt'" in remark
     path = write_turns(tmp_path / "c.jsonl", [("user", "x"), ("model", "y")])
-    assert require_counted(read_conversations(path), "$.data.conversations", NOBODY) == (1, "")
+    assert require_counted(read_conversations(path), "$.data.conversations", NOBODY) == (1, [])
+
+
+def test_the_same_text_under_other_names_and_line_ends_is_said(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_turns(folder / "A.JSONL", [("user", "x"), ("assistant", "y")], [("user", "z"), ("assistant", "y")])
+    content = (folder / "A.JSONL").read_bytes()
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(content))
+    (folder / "b (1).jsonl").write_bytes(content + b"\n")
+    found = require_counted(read_conversations(folder), "$.data.conversations", NOBODY)
+    assert found == (6, ["4 of 6 conversations repeat another word for word, and are counted again"])

@@ -8,6 +8,7 @@ import pytest
 from hyco_export.errors import CheckpointError
 from hyco_export.models.head.agreement import ComparedPosition, DepthShare, Drafts, match_original, run_session
 from hyco_export.models.head.stored import head_architecture, norm_vectors, stored_name
+from hyco_export.stages.convert_head import remarks
 from tests.support import builders
 
 KEPT = np.array([10, 20, 30, 40])
@@ -46,6 +47,15 @@ def test_sessions_without_runner_ups_are_stacked_too():
     drafts = run_session(Scripted(), [ComparedPosition(partial(dict, e=row), (), ()) for row in (1, 2, 3)])
     assert drafts.chain.tolist() == [[1, 1], [2, 2], [3, 3]]
     assert drafts.runner_up.shape == (3, 0)
+
+
+def test_a_head_that_drafts_one_token_everywhere_is_said():
+    none = np.zeros((3, 0), np.int32)
+    one, several = Drafts(np.full((3, 2), 2), none), Drafts(np.array([[2, 2], [2, 2], [2, 1]]), none)
+    assert remarks(several, several, KEPT) == []
+    (line,) = remarks(several, one, KEPT)
+    assert line.startswith("the head's graph drafts token 30 at all 3 validation positions")
+    assert len(remarks(one, one, KEPT)) == 2
 
 
 @pytest.mark.parametrize(

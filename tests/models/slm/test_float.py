@@ -140,6 +140,20 @@ def test_multimodal_names_are_found(tmp_path: Path) -> None:
     np.testing.assert_array_equal(FloatCheckpoint(folder, ROUNDING).vector("model.norm.weight"), plain)
 
 
+def test_two_spellings_and_tensors_that_no_module_reads_are_refused(tmp_path: Path) -> None:
+    folder = gemma3(tmp_path)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    save_file({**tensors, bias: torch.ones(4)}, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"does not have, first {bias}"):
+        FloatCheckpoint(folder, ROUNDING)
+    other = {"model.language_model.norm.weight": tensors["model.norm.weight"] + 1}
+    save_file({**tensors, **other}, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="are the same tensor"):
+        FloatCheckpoint(folder, ROUNDING)
+
+
 def rename(folder: Path, new: Callable[[str], str]) -> None:
     path = folder / "model.safetensors"
     save_file({new(name): tensor for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})

@@ -86,6 +86,40 @@ def test_shards_are_read_through_their_index(folder: Path) -> None:
         PackedCheckpoint(folder)
 
 
+def test_two_spellings_of_one_tensor_are_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    other = f"{GATE}.weight".replace("model.", "model.language_model.", 1)
+    save_file({**tensors, other: tensors[f"{GATE}.weight"] + 1}, path)
+    with pytest.raises(CheckpointError, match=f"{other} and {GATE}.weight are the same tensor"):
+        PackedCheckpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{GATE}.bias",
+        f"{GATE}.lora_A.weight",
+        "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight",
+        "model.layers.9.layer_scalar",
+        "lm_head.bias",
+    ],
+)
+def test_tensors_that_no_module_reads_are_named(folder: Path, name: str) -> None:
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), name: torch.ones(4)}, path)
+    with pytest.raises(CheckpointError, match=f"holds 1 tensors that the model of its config does not have, .*{name}"):
+        PackedCheckpoint(folder)
+
+
+def test_tensors_that_transformers_passes_over_may_be_there(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    attention = "model.layers.4.self_attn"  # reads another layer's keys and values
+    extra = (f"{attention}.k_proj.weight", f"{attention}.k_cache_scale", f"{attention}.rotary_emb.inv_freq")
+    save_file({**load_file(path), **{name: torch.ones(4) for name in extra}}, path)
+    PackedCheckpoint(folder)
+
+
 def slm_settings(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())["quantization_config"]
 
@@ -113,6 +147,21 @@ def test_wrong_bits_are_named_with_the_shapes(folder: Path) -> None:
     wanted = rf"{GATE}\.weight is stored as \[80, 8\]; 4 bits of \[80, 32\] are \[80, 16\]"
     with pytest.raises(CheckpointError, match=wanted):
         PackedCheckpoint(folder)
+
+
+@pytest.mark.parametrize("setting", ["module_quant_configs", "modules_to_not_convert"])
+def test_a_pattern_that_is_none_is_named(folder: Path, setting: str) -> None:
+    given = {"layers.(": {"num_bits": 8}} if setting == "module_quant_configs" else ["layers.("]
+    edit_config(folder, quantization_config={**slm_settings(folder), setting: given})
+    with pytest.raises(CheckpointError, match=r"'layers\.\(' is not a regular expression"):
+        PackedCheckpoint(folder)
+
+
+def test_a_packed_model_that_is_not_read_unquantised_either_gets_true_advice(folder: Path) -> None:
+    edit_config(folder, model_type="llama", quantization_config=slm_settings(folder))
+    with pytest.raises(CheckpointError, match="is a packed 'llama' model") as caught:
+        PackedCheckpoint(folder)
+    assert caught.value.hint == "correct $.models.slm: an SLM must be one of gemma3_text, gemma4_text"
 
 
 def test_an_impossible_width_is_named(folder: Path) -> None:

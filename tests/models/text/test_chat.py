@@ -1,6 +1,7 @@
 """A conversation becomes ids by the checkpoint's template; what template, tokenizer and text disagree on is said."""
 
 import json
+import random
 
 import pytest
 
@@ -9,8 +10,10 @@ from hyco_export.models.text.tokenizer import (
     encode_prompt,
     encode_text,
     encode_turns,
+    open_tokenizer,
     require_one_reading,
     require_rows,
+    require_written,
 )
 from hyco_export.models.verifier import read_tokenizer
 from tests.support.builders import small_tokenizer
@@ -70,6 +73,58 @@ def test_a_tokenizer_of_which_transformers_makes_another_is_refused(checkpoint):
     with pytest.raises(CheckpointError, match=r"tokens for 'os\.path joins', transformers") as caught:
         require_one_reading(read_tokenizer(checkpoint), checkpoint, texts)
     assert "save_pretrained" in caught.value.hint
+
+
+def test_entries_that_another_file_adds_are_refused(checkpoint):
+    (checkpoint / "added_tokens.json").write_text(json.dumps({"brand-new": 5000}))
+    with pytest.raises(CheckpointError, match=r"differ in 1 entries, first 'brand-new': token none in the file and "):
+        require_one_reading(read_tokenizer(checkpoint), checkpoint, [])
+
+
+def test_a_tokenizer_in_another_file_is_refused_by_every_reader(checkpoint):
+    (checkpoint / "tokenizer.4.0.0.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
+    path = checkpoint / "tokenizer_config.json"
+    listed = ["tokenizer.4.0.0.json", "tokenizer.json"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "fast_tokenizer_files": listed}))
+    for reader in (read_tokenizer, open_tokenizer):
+        with pytest.raises(CheckpointError, match=r"names 'tokenizer\.4\.0\.0\.json' under fast_tokenizer_files"):
+            reader(checkpoint)
+
+
+def test_a_template_that_fails_for_everybody_is_what_is_to_be_corrected(checkpoint):
+    for template, hint in ((ALTERNATE, "correct or remove the conversation"), ("{{ 1 / 0 }}", "correct the template")):
+        with pytest.raises(RecipeError) as caught:
+            encode_prompt(with_template(checkpoint, template), [USER, USER])
+        assert caught.value.hint.startswith(hint)
+
+
+WRITTEN = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] | trim }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("os.path", "drops what is asked"),
+        (WRITTEN.replace("['content']", "['content'][0]['text']"), "drops what is asked"),
+        ("{{ messages[0]['content'] }}", "drops what is asked"),
+        (WRITTEN + "{{ strftime_now('%Y') }}", "depends on the time or on chance"),
+        (WRITTEN + "{{ strftime_now('%A') }}", "depends on the time or on chance"),
+        (WRITTEN + "{{ strftime_now('%d %b') }}", "depends on the time or on chance"),
+        (WRITTEN + "{{ range(99999) | random }}", "depends on the time or on chance"),
+        (WRITTEN + "{{ lipsum() }}", "depends on the time or on chance"),
+    ],
+)
+def test_a_template_writes_the_messages_and_nothing_else(checkpoint, template, words):
+    with pytest.raises(CheckpointError, match=words):
+        require_written(with_template(checkpoint, template), [USER, {"role": "user", "content": "json?"}])
+
+
+def test_templates_that_write_the_messages_pass(checkpoint):
+    state = random.getstate()
+    for template in (WRITTEN, "{% if false %}{{ strftime_now('%Y') }}{% endif %}" + WRITTEN):
+        require_written(with_template(checkpoint, template), [USER, {"role": "user", "content": "json?\n"}])
+    require_written(read_tokenizer(checkpoint), [])
+    assert random.getstate() == state
 
 
 @pytest.mark.parametrize("ends", [False, True])
