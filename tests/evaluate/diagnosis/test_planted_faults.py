@@ -3,7 +3,7 @@ run. (A fault in a file may show in several places; its name must be one.)"""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +44,7 @@ from hyco_export.models.capture import greedy_answer
 from hyco_export.models.fused_layers import FusedStack
 from hyco_export.models.golden import DEPTH, golden_tree
 from hyco_export.models.verifier import load_verifier
-from hyco_export.protocol import sampling
+from hyco_export.protocol import acceptance, sampling
 from hyco_export.protocol.wire import Handoff, ServerInfo
 from hyco_export.server.access import LocalTransport
 from hyco_export.server.assembly import open_server_engine
@@ -508,7 +508,7 @@ def with_span(artifacts: RunArtifacts, span: int) -> RunArtifacts:
 
 
 def in_probabilities(run: SmallRun, served: Served) -> list[Finding]:
-    return distribution_findings(open_golden(run.root).golden.trees, LocalTransport(*served))
+    return distribution_findings(open_golden(run.root).golden.trees, LocalTransport(*served), served[1])
 
 
 @pytest.mark.parametrize(("cap", "words"), [(None, "without a final soft-cap"), (15.0, "with a final soft-cap of 1")])
@@ -605,6 +605,116 @@ def test_draws_that_are_not_those_of_the_probabilities(
     require(in_probabilities(small_run, served), "sampling", "the server's probabilities", words)
 
 
+def support_of(sampled) -> Callable:
+    """The server draws as if `sampled(asked)` had been asked for; what it reports is right."""
+    support, draws = sampling.sampling_support, sampling.draws
+    latest = []
+
+    def reported(logits, asked):
+        latest[:] = [logits, asked]
+        return support(logits, asked)
+
+    def drawn(found, seed, positions):
+        logits, asked = latest
+        return draws(support(logits, sampled(asked)) if asked.temperature else found, seed, positions)
+
+    return lambda patch: (
+        patch.setattr(sampling, "sampling_support", reported),
+        patch.setattr(sampling, "draws", drawn),
+    )
+
+
+def numbers_of(changed) -> Callable:
+    """The server draws by other numbers u."""
+    uniforms = sampling.uniforms
+    return lambda patch: patch.setattr(
+        sampling, "uniforms", lambda seed, positions: changed(uniforms, seed, np.asarray(positions))
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        support_of(lambda asked: msgspec.structs.replace(asked, top_k=0, top_p=1.0)),
+        support_of(lambda asked: msgspec.structs.replace(asked, temperature=1.0)),
+        support_of(lambda asked: msgspec.structs.replace(asked, temperature=asked.temperature * 1.3)),
+        numbers_of(lambda uniforms, seed, at: np.full(len(at), uniforms(seed, at[:1])[0])),
+        numbers_of(lambda uniforms, seed, at: uniforms(seed, np.zeros_like(at))),
+        numbers_of(lambda uniforms, seed, at: uniforms(seed, at + 1)),
+        numbers_of(lambda uniforms, seed, at: uniforms(7, at)),
+        numbers_of(lambda uniforms, seed, at: 1.0 - uniforms(seed, at)),
+    ],
+    ids=["uncut", "T 1", "hot", "one number", "no position", "next position", "no seed", "mirrored"],
+)
+def test_draws_that_are_not_those_of_their_seed(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, fault: Callable
+) -> None:
+    fault(monkeypatch)
+    require(in_probabilities(small_run, served), "sampling", "the server's probabilities", "draw")
+
+
+def judged_by(judged_rule: str, changes) -> Callable:
+    """The server judges rounds of a rule by other settings than those of the session."""
+
+    def patched(patch: pytest.MonkeyPatch) -> None:
+        decide = acceptance.decide
+
+        def wrong(judged, settings, stop_ids):
+            if settings.rule == judged_rule:
+                new = {field: change(getattr(settings, field)) for field, change in changes.items()}
+                settings = msgspec.structs.replace(settings, **new)
+            return decide(judged, settings, stop_ids)
+
+        patch.setattr("hyco_export.protocol.rounds.decide", wrong)
+
+    return patched
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("epsilon", {"epsilon": lambda e: min(1.0, 10 * e)}),
+        ("epsilon", {"epsilon": lambda e: e / 10}),
+        ("epsilon", {"epsilon": lambda e: min(1.0, 1.5 * e)}),
+        ("epsilon", {"rule": lambda _: "exact"}),
+        ("epsilon", {"rule": lambda _: "epsilon-at-rejections"}),
+        ("exact", {"rule": lambda _: "epsilon", "epsilon": lambda _: 0.1}),
+        ("epsilon-at-rejections", {"rule": lambda _: "epsilon"}),
+        ("epsilon-at-rejections", {"epsilon": lambda e: e / 10}),
+        ("typical", {"rule": lambda _: "exact"}),
+        ("typical", {"posterior_threshold": lambda p: p / 10}),
+        ("typical", {"posterior_alpha": lambda a: a / 10}),
+    ],
+)
+def test_a_server_that_accepts_by_another_rule(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, rule: str, changes
+) -> None:
+    judged_by(rule, changes)(monkeypatch)
+    require(in_probabilities(small_run, served), "verdict", "the server's probabilities", f"of the rule {rule} end")
+
+
+def test_a_server_that_commits_another_bonus(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide = acceptance.decide
+    monkeypatch.setattr(
+        "hyco_export.protocol.rounds.decide",
+        lambda *given: msgspec.structs.replace(verdict := decide(*given), bonus=verdict.bonus ^ 1),
+    )
+    require(in_probabilities(small_run, served), "verdict", "the server's probabilities", "not rows")
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_cut_that_is_off_by_one_at_any_top_k(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, change: int
+) -> None:
+    """Also where only the recipe's own, wide cut is wrong: the ranks on both sides of it stand in every golden tree."""
+    wide = small_run.recipe.sampling.top_k
+    assert wide == 64
+    asked_otherwise(monkeypatch, top_k=lambda k: k + change if k == wide else k)
+    require(in_probabilities(small_run, served), "sampling", "the server's probabilities", "top-k 64")
+
+
 def test_a_server_that_says_nothing_of_its_probabilities(
     small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -661,9 +771,9 @@ def test_a_verifier_without_a_soft_cap(small_run: SmallRun, tmp_path: Path) -> N
     model, prompt = load_verifier(folder, "float32"), [9, 33, 7, 120, 54]
     tree = golden_tree(model, [*prompt, *greedy_answer(model, prompt, 30)], len(prompt), recipe.sampling)
     assert tree is not None and tree.soft_cap is None and tree.logits == tree.plain_logits
-    assert distribution_findings([tree], LocalTransport(*served)) == []
+    assert distribution_findings([tree], LocalTransport(*served), served[1]) == []
     verifier_of(served[0])._soft_cap = 15.0
-    found = distribution_findings([tree], LocalTransport(*served))
+    found = distribution_findings([tree], LocalTransport(*served), served[1])
     require(found, "soft-cap", "the server's probabilities", "the checkpoint's is none")
 
 
