@@ -22,7 +22,7 @@ from hyco_export.dev.tiny.configs import train_tokenizer
 from hyco_export.device import head as device_head
 from hyco_export.device import kv_state as device_rings
 from hyco_export.device import slm as device_slm
-from hyco_export.errors import ArtifactError
+from hyco_export.errors import ArtifactError, CheckpointError
 from hyco_export.evaluate.connect import RunArtifacts, open_artifacts
 from hyco_export.evaluate.diagnosis.diagnose import (
     Checkpoints,
@@ -52,6 +52,7 @@ from hyco_export.server.engine import Engine
 from hyco_export.server.interfaces import Check, Prefill
 from hyco_export.server.passes.cache import SlotCache
 from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier
+from hyco_export.stages.run_folder import RunFolder, require_family
 from tests.evaluate.diagnosis.small_run import SmallRun, edit_graph, edit_json, edit_tensors, plant, verifier_of
 from tests.support import builders
 
@@ -318,6 +319,40 @@ def test_an_slm_with_other_ids_for_the_same_words(small_run: SmallRun, tmp_path:
     path.write_text(json.dumps(content))
     checkpoints = replace(small_run.checkpoints, slm=tmp_path / "slm")
     require(in_files(small_run, checkpoints), "tokenizer", "verifier and SLM", "2 of")
+
+
+def test_an_slm_with_other_ids_and_one_more_token(small_run: SmallRun, tmp_path: Path) -> None:
+    """Sizes differ as between releases of one family: the ids that both know are compared all the same."""
+    shutil.copytree(small_run.checkpoints.slm, tmp_path / "slm")
+
+    def reverse(content: dict) -> None:
+        vocabulary = content["model"]["vocab"]
+        chosen = list(vocabulary)[20:260]
+        for token, number in zip(chosen, [vocabulary[token] for token in reversed(chosen)], strict=True):
+            vocabulary[token] = number
+
+    checkpoints = replace(small_run.checkpoints, slm=tmp_path / "slm")
+    edit_json(tmp_path / "slm" / "tokenizer.json", add_token)
+    assert in_files(small_run, checkpoints) == []  # an id of its own is no fault
+    require_family(small_run_folder(small_run, tmp_path / "slm"))
+    edit_json(tmp_path / "slm" / "tokenizer.json", reverse)
+    require(in_files(small_run, checkpoints), "tokenizer", "verifier and SLM", "240 of")
+    with pytest.raises(CheckpointError, match=r"240 of \d+ tokens have other ids in the SLM's tokenizer") as caught:
+        require_family(small_run_folder(small_run, tmp_path / "slm"))
+    assert "$.slm.bridge" in caught.value.hint
+
+
+def add_token(content: dict) -> None:
+    numbers = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
+    content["added_tokens"].append({**content["added_tokens"][0], "id": max(numbers) + 1, "content": "<own>"})
+
+
+def small_run_folder(run: SmallRun, slm: Path) -> RunFolder:
+    """The run of another SLM."""
+    models = msgspec.structs.replace(
+        run.recipe.models, slm=msgspec.structs.replace(run.recipe.models.slm, model=str(slm))
+    )
+    return RunFolder(run.root, msgspec.structs.replace(run.recipe, models=models), run.root.parent)
 
 
 # ---- 5: the head of another verifier, another verifier
