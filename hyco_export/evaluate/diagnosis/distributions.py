@@ -31,7 +31,7 @@ UNLIKELY_SIGMAS = 5.0  # once in two million servers
 LEAST_MARGIN = 2e-3  # of probability, by which a golden draw is clear of the next token whatever the order of sums
 MARGIN_PER_NAT = 1.0  # errors of log p of root mean square E move no running sum of p by more than E / 2, were they all
 # of one sign up to there and of the other behind it
-WRONG_SHARE = 0.02  # of clear draws
+WRONG_SHARE = 0.02  # of clear draws, where log p are noisy
 CAPS = np.geomspace(2.0, 200.0, 400)  # soft-caps that are tried, 1 % apart
 FACTORS = np.geomspace(0.1, 10.0, 400)  # of an output layer, 1 % apart
 SERVED = "serve the checkpoint of $.models.verifier with the release that built the artifacts; if it stays, report it"
@@ -206,7 +206,7 @@ def _golden_draw_fault(asked: Asked) -> _Verdict | None:
     error = max(_rms([answer.errors]) for answer in asked.answers)
     clear = [draw for draw in asked.draws if draw.margin > LEAST_MARGIN + MARGIN_PER_NAT * error]
     wrong = [draw for draw in clear if draw.token != draw.golden]
-    if len(wrong) < max(FEWEST_WRONG, WRONG_SHARE * len(clear)):
+    if len(wrong) < max(FEWEST_WRONG, WRONG_SHARE * len(clear) if error > EXACT_NATS else 0):
         return None
     first = max(wrong, key=lambda draw: draw.margin)
     example = f"{first.where}: {first.token} instead of {first.golden}, {first.margin:.2f} away"

@@ -17,7 +17,7 @@ from hyco_export.errors import ProtocolError
 from hyco_export.evaluate.diagnosis.verdicts import Setting, Verdict, read_verdict, settings_for
 from hyco_export.protocol import wire
 
-ROUNDS = 4  # of a tree under a sampling, each with another seed
+ROUNDS = 8  # of a tree under a sampling, each with another seed: texts are mostly sure, and few draws lie near an edge
 BEYOND_TREE = 2  # tokens of a session: its root, and the bonus below the deepest node
 NOISE_NATS = 0.35  # logits of bfloat16 have steps of 1/8 beyond 16: the embedded family in it is 0.1 off
 FEWEST_WRONG = 3  # nodes, or draws, on the wrong side
