@@ -55,9 +55,9 @@ def judge(asked: Asked) -> Iterator[Finding]:
     if answers:
         error = _rms([answer.errors for answer in answers])
         fault = _raw_fault(answers, error)
-        fault = fault or _cut_fault(answers, error) or _entropy_fault(answers, error) or _draw_fault(answers)
+        fault = fault or _cut_fault(answers, error) or _entropy_fault(answers, error)
         if fault is None and not asked.undrawn:
-            fault = _golden_draw_fault(asked) or _verdict_fault(answers)
+            fault = _draw_fault(answers) or _golden_draw_fault(asked) or _verdict_fault(answers)
         if fault is not None:
             yield Finding(fault.fault, WHERE, fault.seen, fault.next)
             return
