@@ -47,12 +47,25 @@ class GoldenRoot(msgspec.Struct, frozen=True):
         return tuple(step[0] for step in self.top)
 
 
+class GoldenDraw(msgspec.Struct, frozen=True):
+    """What a right verifier draws with one seed that draws the tree's root.
+
+    tokens [R]: at `GoldenTree.rows`. margins [R]: how far the draw's number u is from where another token begins, in
+    probability; root_margin: the same of PRIME's draw, which is the root.
+    """
+
+    seed: int
+    root_margin: float
+    tokens: tuple[int, ...]
+    margins: tuple[float, ...]
+
+
 class GoldenDistribution(msgspec.Struct, frozen=True):
     """Probabilities of a tree's N nodes by a correct verifier under one sampling.
 
     log_probs [N], entropies (of `GoldenTree.rows`): of softmax(logits / T), nothing cut, in nats. probs [N]: after
     top-k and top-p. edges [N]: by how much a node's log p lies above (below: < 0) what the cuts let pass.
-    root_prob: of the root, after the cuts, behind the prompt.
+    root_prob: of the root, after the cuts, behind the prompt. draws: of the first seeds that draw the root.
     """
 
     temperature: float
@@ -63,6 +76,7 @@ class GoldenDistribution(msgspec.Struct, frozen=True):
     edges: tuple[float, ...]
     entropies: tuple[float, ...]
     root_prob: float
+    draws: tuple[GoldenDraw, ...]
 
 
 class GoldenTree(msgspec.Struct, frozen=True):

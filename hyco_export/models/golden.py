@@ -39,6 +39,7 @@ from hyco_export.core.recipe import Sampling
 from hyco_export.models.capture import Capture
 from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.generation_rules import suppressed_ids
+from hyco_export.models.golden_draws import Ruler, golden_draws
 from hyco_export.models.head.quantisers import linear_layers, load_weight
 from hyco_export.models.head.stored import stored_name
 from hyco_export.models.head.unroll import FinalNorm
@@ -179,7 +180,8 @@ def golden_root(
 
 DEPTH = 5  # nodes of the path below the root
 PLACES = 16  # of an answer's beginning, one of which becomes the root
-RANKS = (0, 1, 2, 3, 5, 9, 15, 40, 79)  # of a row's children, with the text's token at most 10: 60 nodes of a tree's 64
+RANKS = (0, 1, 2, 9, 24, 5, 15, 40, 79)  # of a row's children, beside those at the cuts, in order of preference
+CHILDREN = 9  # of a row, and the text's token: 60 nodes of a tree's 64
 FIXED_SAMPLINGS = (  # beside the recipe's: nothing cut, a tight top-k in the cold, a tight top-p in the heat
     Sampling(temperature=1.0, top_k=0, top_p=1.0),
     Sampling(temperature=0.6, top_k=4, top_p=1.0),
@@ -189,8 +191,16 @@ FAR = 99.0  # nats: of a node that no cut can reach
 
 
 def samplings(chosen: Sampling) -> tuple[Sampling, ...]:
-    """Those compared: the recipe's where it samples, and fixed ones."""
-    return tuple(dict.fromkeys((*FIXED_SAMPLINGS, *([chosen] if chosen.temperature else []))))
+    """Those compared: fixed ones, and the recipe's where it samples, also without its top-p, which may hide the edge of
+    its top-k."""
+    wide = Sampling(chosen.temperature, chosen.top_k, top_p=1.0)
+    return tuple(dict.fromkeys((*FIXED_SAMPLINGS, *([wide, chosen] if chosen.temperature else []))))
+
+
+def child_ranks(kinds: Sequence[Sampling]) -> tuple[int, ...]:
+    """Ranks (0: the likeliest) of a row's children: the last inside and the first outside every top-k, then RANKS."""
+    at_cuts = [rank for kind in kinds if kind.top_k for rank in (kind.top_k - 1, kind.top_k)]
+    return tuple(sorted(list(dict.fromkeys([*at_cuts, *RANKS]))[:CHILDREN]))
 
 
 @torch.no_grad()
@@ -215,8 +225,11 @@ def golden_tree(model: PreTrainedModel, ids: Sequence[int], answer_start: int, c
     place = _best_place(torch.stack(found).amin(dim=0), logits)
     root = first + place
     here = slice(place + 1, place + 2 + DEPTH)  # rows of the tree among those of the pass
-    children, parents = _nodes(logits[here], ids[root + 1 : root + 1 + DEPTH])
-    at = torch.tensor([sorted(set(parents)).index(parent) for parent in parents]), torch.tensor(children)
+    children, parents = _nodes(logits[here], ids[root + 1 : root + 1 + DEPTH], child_ranks(kinds))
+    inner = sorted(set(parents))
+    at = torch.tensor([inner.index(parent) for parent in parents]), torch.tensor(children)
+    tree_rows = [parent + 1 for parent in inner]
+    behind = slice(place, place + 2 + DEPTH)  # the row that the root is drawn from, then those of the tree
     return GoldenTree(
         prompt=tuple(ids[:root]),
         root=int(ids[root]),
@@ -226,7 +239,8 @@ def golden_tree(model: PreTrainedModel, ids: Sequence[int], answer_start: int, c
         logits=tuple(logits[here][at].tolist()),
         plain_logits=tuple(plain[here][at].tolist()),
         distributions=tuple(
-            _distribution(logits[here], at, kind, float(each[place])) for kind, each in zip(kinds, found, strict=True)
+            _distribution(logits[behind], at, kind, float(each[place]), int(ids[root]), root, tree_rows)
+            for kind, each in zip(kinds, found, strict=True)
         ),
     )
 
@@ -259,15 +273,15 @@ def _without_soft_cap(config: Any) -> Iterator[None]:
         config.final_logit_softcapping = cap
 
 
-def _nodes(logits: torch.Tensor, path: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Tokens and parents: under each of the R rows its tokens of RANKS, and the path's next one."""
+def _nodes(logits: torch.Tensor, path: Sequence[int], ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Tokens and parents: under each of the R rows its tokens of these ranks, and the path's next one."""
     tokens: list[int] = []
     parents: list[int] = []
     parent = -1
     for row, scores in enumerate(logits):
         order = scores.argsort(descending=True, stable=True)
         usable = int(scores.isfinite().sum())
-        children = [int(order[rank]) for rank in RANKS if rank < usable]
+        children = [int(order[rank]) for rank in ranks if rank < usable]
         following = path[row : row + 1]
         children = list(dict.fromkeys([*following, *children]))
         first = len(tokens)
@@ -294,22 +308,32 @@ def _root_prob(logits: torch.Tensor, following: Sequence[int], kind: Sampling) -
 
 
 def _distribution(
-    logits: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor], kind: Sampling, root_prob: float
+    logits: torch.Tensor,
+    at: tuple[torch.Tensor, torch.Tensor],
+    kind: Sampling,
+    root_prob: float,
+    root: int,
+    root_position: int,
+    rows: Sequence[int],
 ) -> GoldenDistribution:
-    """logits [R, V]; `at`: row of the parent and token of every node."""
+    """logits [1 + R, V]: before the root, then of the tree's `rows`; `at`: which of these is a node's parent, and its
+    token."""
     log_probs = (logits.double() / kind.temperature).log_softmax(dim=-1)
-    probs = log_probs.exp()
-    entropies = -(probs * log_probs.nan_to_num(neginf=0.0)).sum(dim=-1)
-    kept = _warped(logits, kind).softmax(dim=-1)
+    warped = _warped(logits, kind)
+    edges = _edges(log_probs, kind)
+    rulers = [Ruler(*each) for each in zip(log_probs.numpy(), warped.isfinite().numpy(), edges.numpy(), strict=True)]
+    log_probs, warped, edges = log_probs[1:], warped[1:], edges[1:]
+    entropies = -(log_probs.exp() * log_probs.nan_to_num(neginf=0.0)).sum(dim=-1)
     return GoldenDistribution(
         temperature=kind.temperature,
         top_k=kind.top_k,
         top_p=kind.top_p,
         log_probs=tuple(log_probs[at].tolist()),
-        probs=tuple(kept[at].tolist()),
-        edges=tuple(_edges(log_probs, kind)[at].tolist()),
+        probs=tuple(warped.softmax(dim=-1)[at].tolist()),
+        edges=tuple(edges[at].tolist()),
         entropies=tuple(entropies.tolist()),
         root_prob=root_prob,
+        draws=golden_draws(root, root_position, rows, rulers),
     )
 
 

@@ -340,7 +340,7 @@ def read_answers(folder: Path, split: Split | None = None) -> list[Answer]:
 
 STAGE = Stage(
     CAPTURE,
-    revision=2,
+    revision=3,
     needs=(),
     config=config,
     sources=sources,

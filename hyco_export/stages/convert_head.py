@@ -245,4 +245,4 @@ def _by_depth(drafts: "Drafts", positions: Sequence["ComparedPosition"], kept: n
 
 
 NEEDS = (CAPTURE, QAT_HEAD, KEEPSET)
-STAGE = Stage(HEAD, revision=4, needs=NEEDS, config=config, sources=sources, build=build)
+STAGE = Stage(HEAD, revision=5, needs=NEEDS, config=config, sources=sources, build=build)

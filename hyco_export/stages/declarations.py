@@ -3,6 +3,7 @@
 Knows no single stage and does not run anything; the runner does.
 """
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -79,7 +80,9 @@ class Stage:
 # The libraries that can change an artifact's bytes, and which versions of them are installed.
 
 
+PYTHON = "python"
 LIBRARIES = (
+    PYTHON,
     "torch",
     "transformers",
     "tokenizers",
@@ -96,11 +99,11 @@ LIBRARIES = (
 
 
 def library_versions(names: Sequence[str]) -> dict[str, str]:
-    """Installed versions of the libraries that can change an artifact's bytes."""
+    """Installed versions of the libraries that can change an artifact's bytes, and Python's own."""
     found = {}
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            found[name] = platform.python_version() if name == PYTHON else metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     return found
@@ -109,14 +112,17 @@ def library_versions(names: Sequence[str]) -> dict[str, str]:
 def version_changes(built_with: Mapping[str, str]) -> str:
     """What an artifact's manifest says it was built with, beside what is installed now; "" where nothing changed.
 
-    Libraries that either does not name are passed over: nothing is known of them.
+    Libraries that the manifest does not name are passed over: nothing is known of them. Where it names none, that is
+    said.
     """
+    if not built_with:
+        return "its manifest names no library that it was built with"
     now = library_versions(list(built_with))
-    changed = [name for name, version in built_with.items() if now.get(name, version) != version]
+    changed = [name for name, version in built_with.items() if now.get(name) != version]
     if not changed:
         return ""
     before = ", ".join(f"{name} {built_with[name]}" for name in changed)
-    return f"built with {before}, now {', '.join(now[name] for name in changed)}"
+    return f"built with {before}, now {', '.join(now.get(name, 'not installed') for name in changed)}"
 
 
 # How many threads torch computes with: the recipe's number, for another one sums in another order.

@@ -14,6 +14,7 @@ from hyco_export.core.artifact import CAPTURE, artifact_name
 from hyco_export.core.data.conversations import Conversation
 from hyco_export.core.data.sources import OnCount, at_hand, path_at_hand, prepared, source_digest
 from hyco_export.core.files import folder_lock
+from hyco_export.core.memory import release_freed
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.recipe_sections import Reference
 from hyco_export.errors import RecipeError, StorageError
@@ -146,18 +147,22 @@ def _field_named(name: str) -> Iterator[None]:
 
 
 def require_family(run: "RunFolder") -> None:
-    """The recipe's checkpoints must belong together; told by their configs alone.
+    """The recipe's checkpoints must belong together; told by their configs, and by the ids of their tokens.
 
     Raises:
         CheckpointError: they do not; all mismatches are named.
     """
-    from hyco_export.models.families.checks import check_family
+    from hyco_export.models.families.checks import check_family, check_vocabularies
     from hyco_export.models.verifier import load_config
 
-    models = run.recipe.models
+    models, bridged = run.recipe.models, bool(run.recipe.slm.bridge)
     named = (("verifier", models.verifier), ("head", models.head), ("slm", models.slm))
-    configs = {name: load_config(run.source(name, checkpoint)) for name, checkpoint in named if checkpoint is not None}
-    check_family(configs["verifier"], configs.get("head"), configs["slm"], bool(run.recipe.slm.bridge))
+    folders = {name: run.source(name, checkpoint) for name, checkpoint in named if checkpoint is not None}
+    configs = {name: load_config(folder) for name, folder in folders.items()}
+    check_family(configs["verifier"], configs.get("head"), configs["slm"], bridged)
+    if not bridged:
+        check_vocabularies(folders["verifier"], folders["slm"], configs["verifier"].get_text_config().vocab_size)
+        release_freed()
 
 
 def require_generation(run: "RunFolder", note: Callable[[str], None]) -> None:

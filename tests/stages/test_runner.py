@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -158,6 +159,27 @@ def test_a_fresh_artifact_of_other_libraries_is_said_with_the_way_to_build_it_an
     command = first.remark.split(": ")[-1]
     subprocess.run(command, shell=True, check=True)  # the advice, as a user follows it
     assert [item.fresh for item in plan(run, table)] == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({}, "its manifest names no library that it was built with; to build it"),
+        ({"gone-library": "1.2"}, "built with gone-library 1.2, now not installed; to build it"),
+        ({"python": "3.0.1"}, f"built with python 3.0.1, now {platform.python_version()}; to build it"),
+    ],
+)
+def test_what_a_manifest_says_of_libraries_is_never_passed_over(
+    tmp_path: Path, source: Path, versions: dict[str, str], words: str
+) -> None:
+    run, table = run_folder(tmp_path), stages(source)
+    build_all(run, table, Silent())
+    manifest = run.root / "a" / MANIFEST_NAME
+    content = msgspec.json.decode(manifest.read_bytes())
+    assert content["versions"]["python"] == platform.python_version()
+    content["versions"] = versions
+    manifest.write_bytes(msgspec.json.encode(content))
+    assert plan(run, table)[0].remark.startswith(words)
 
 
 def test_artifacts_of_another_recipe_or_code_are_named(tmp_path: Path, source: Path) -> None:

@@ -69,7 +69,7 @@ def diagnose(
     blamed = {finding.fault for finding in findings}
     served = [finding for finding in server_findings(probed, truth, run) if finding.fault not in blamed]
     if not served:
-        served += [*distribution_findings(run.golden.trees, transport), *_own_head_findings(run, transport, info)]
+        served += [*distribution_findings(run.golden.trees, transport, info), *_own_head_findings(run, transport, info)]
     on_step(LABEL, 3, STEPS)
     findings += [*host, *served]
     if not host:
@@ -101,7 +101,10 @@ def diagnose_server(root: Path, transport: Transport, info: ServerInfo) -> Diagn
     probed = probe(run.golden, run.ids, transport, head.handoff, info.head_digest)
     findings = list(server_findings(probed, open_truth(root, head, run), run))
     if not findings:
-        findings += [*distribution_findings(run.golden.trees, transport), *_own_head_findings(run, transport, info)]
+        findings += [
+            *distribution_findings(run.golden.trees, transport, info),
+            *_own_head_findings(run, transport, info),
+        ]
     return Diagnosis(run.golden.root_count, run.golden.chain_acceptance, (), merged(findings), _notes(run, probed))
 
 

@@ -1,139 +1,52 @@
-"""What a server samples from, against golden trees: are its logits right, and does it cut and draw from them rightly?
+"""What a server samples from, against golden trees: are its logits right, does it cut and draw from them rightly, and
+does it accept what the session's rule says?
 
 A rule or draw by wrong probabilities commits wrong text at times and raises no error; greedy text, which only asks
-which token is first, shows none of it. Sessions ask for Evidence, which holds the server's own probabilities.
+which token is first, shows none of it. Sessions ask for Evidence, which holds the server's own probabilities and draws;
+the first are compared with golden ones, the draws with golden draws of the same seeds, and the verdict with the one
+that follows from the Evidence (`golden_rounds` asks).
 
 Legend: N nodes of a golden tree, R rows that have children.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from hyco_export.core.golden import GoldenDistribution, GoldenTree
+from hyco_export.core.golden import GoldenTree
 from hyco_export.device.interfaces import Transport
-from hyco_export.errors import ProtocolError
 from hyco_export.evaluate.diagnosis.finding import Fault, Finding
+from hyco_export.evaluate.diagnosis.golden_rounds import FEWEST_WRONG, NOISE_NATS, TINY, Answered, Asked, ask, centred
 from hyco_export.protocol import wire
 
 WHERE = "the server's probabilities"
-TRIES = 24  # seeds; a root of probability 1/2 is missed by all of them once in 17 million servers
 EXACT_NATS = 0.01  # root mean square of errors of log p: another order of float32 sums gives 1e-4 and less
-NOISE_NATS = 0.35  # logits of bfloat16 have steps of 1/8 beyond 16: the embedded family in it is 0.1 off
 EXPLAINS = 0.5  # a hypothesis that leaves this share of the error
 EDGE_NOISE = 4.0  # times that error: a node nearer to an edge may fall on either side of it
-FEWEST_WRONG = 3  # nodes, or draws, on the wrong side
 NEVER = 1e-3  # probability that a right server leaves for a token it draws
 UNLIKELY_SIGMAS = 5.0  # once in two million servers
+LEAST_MARGIN = 2e-3  # of probability, by which a golden draw is clear of the next token whatever the order of sums
+MARGIN_PER_NAT = 1.0  # errors of log p of root mean square E move no running sum of p by more than E / 2, were they all
+# of one sign up to there and of the other behind it
+WRONG_SHARE = 0.02  # of clear draws, where log p are noisy
 CAPS = np.geomspace(2.0, 200.0, 400)  # soft-caps that are tried, 1 % apart
 FACTORS = np.geomspace(0.1, 10.0, 400)  # of an output layer, 1 % apart
-TINY = float(np.finfo(np.float64).tiny)
 SERVED = "serve the checkpoint of $.models.verifier with the release that built the artifacts; if it stays, report it"
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A golden tree as the server judged it under one sampling."""
-
-    tree: GoldenTree
-    golden: GoldenDistribution
-    evidence: wire.Evidence
-
-    @property
-    def name(self) -> str:
-        return f"T {self.golden.temperature:g}, top-k {self.golden.top_k}, top-p {self.golden.top_p:g}"
-
-    @property
-    def log_probs(self) -> np.ndarray:
-        """log p [N], nothing cut."""
-        return np.log(np.maximum(self.evidence.raw_probs, TINY))
-
-    @property
-    def errors(self) -> np.ndarray:
-        """[N]: of log p."""
-        return self.log_probs - np.array(self.golden.log_probs)
-
-    def left_by(self, logits: np.ndarray) -> np.ndarray:
-        """[N]: what these logits [N] do not explain of log p, up to a constant of each row."""
-        return _centred(self.log_probs - logits / self.golden.temperature, self.tree.parents)
-
-
-@dataclass
-class Asked:
-    """What came of all trees: answers, and why others are missing."""
-
-    answers: list[Answered] = field(default_factory=list)
-    malformed: list[str] = field(default_factory=list)
-    undrawn: list[str] = field(default_factory=list)  # roots that no seed drew although they are likely
-
-
-def distribution_findings(trees: Sequence[GoldenTree], transport: Transport) -> list[Finding]:
-    """The first fault that the server's probabilities at all golden trees show.
+def distribution_findings(trees: Sequence[GoldenTree], transport: Transport, info: wire.ServerInfo) -> list[Finding]:
+    """The first fault that the server's answers to all golden trees show.
 
     Raises:
         ServerError: the server cannot be reached.
     """
-    asked = ask(trees, transport)
+    asked = ask(trees, transport, info)
     if asked.malformed:
         return [Finding("hand-off", "the server", asked.malformed[0], SERVED)]
     return list(judge(asked))
-
-
-def ask(trees: Sequence[GoldenTree], transport: Transport) -> Asked:
-    """Every tree under every sampling."""
-    asked = Asked()
-    for tree in trees:
-        for golden in tree.distributions:
-            try:
-                _ask_one(tree, golden, transport, asked)
-            except ProtocolError as refusal:
-                asked.malformed.append(f"a call was refused ({refusal.code}): {refusal.message}")
-    return asked
-
-
-def _ask_one(tree: GoldenTree, golden: GoldenDistribution, transport: Transport, asked: Asked) -> None:
-    """Prime with one seed after the other until the tree's root is drawn, then send the tree."""
-    for seed in range(TRIES):
-        primed = transport.prime(_prime_request(tree, golden, seed))
-        try:
-            if primed.finished or primed.root != tree.root:
-                continue
-            committed = [*tree.prompt, tree.root]
-            digest = wire.committed_digest(committed)
-            body = wire.VerifyRequest(
-                wire.PROTOCOL_VERSION, len(committed), digest, list(tree.tokens), list(tree.parents)
-            )
-            evidence = transport.verify(primed.session, 1, body).evidence
-        finally:
-            transport.close_session(primed.session)
-        nodes = len(tree.tokens)
-        if evidence is None:
-            asked.malformed.append("a verify round brought no evidence although the session asked for it")
-        elif [len(evidence.probs), len(evidence.raw_probs)] != [nodes] * 2 or len(evidence.entropies) != nodes + 1:
-            asked.malformed.append(f"evidence of a tree of {nodes} nodes has values of {len(evidence.probs)}")
-        else:
-            asked.answers.append(Answered(tree, golden, evidence))
-        return
-    if (1 - golden.root_prob) ** TRIES < NEVER**2:
-        asked.undrawn.append(f"a root of probability {golden.root_prob:.2f} is not drawn by {TRIES} seeds")
-
-
-def _prime_request(tree: GoldenTree, golden: GoldenDistribution, seed: int) -> wire.PrimeRequest:
-    return wire.PrimeRequest(
-        version=wire.PROTOCOL_VERSION,
-        prompt=list(tree.prompt),
-        sampling=wire.Sampling(golden.temperature, golden.top_k, golden.top_p),
-        acceptance=wire.EXACT,
-        seed=seed,
-        max_new_tokens=2,  # the root, and one by the only round
-        draft_side="device",
-        draft_steps=0,
-        head_digest="",
-        trace=True,
-    )
 
 
 def judge(asked: Asked) -> Iterator[Finding]:
@@ -142,7 +55,9 @@ def judge(asked: Asked) -> Iterator[Finding]:
     if answers:
         error = _rms([answer.errors for answer in answers])
         fault = _raw_fault(answers, error)
-        fault = fault or _cut_fault(answers, error) or _entropy_fault(answers, error) or _draw_fault(answers)
+        fault = fault or _cut_fault(answers, error) or _entropy_fault(answers, error)
+        if fault is None and not asked.undrawn:
+            fault = _draw_fault(answers) or _golden_draw_fault(asked) or _verdict_fault(answers)
         if fault is not None:
             yield Finding(fault.fault, WHERE, fault.seen, fault.next)
             return
@@ -202,8 +117,8 @@ def _heated(answers: Sequence[Answered]) -> _Guess:
     slopes: dict[float, float] = {}
     for temperature in sorted({answer.golden.temperature for answer in answers}):
         chosen = [answer for answer in answers if answer.golden.temperature == temperature]
-        x = np.concatenate([_centred(np.array(each.tree.logits) / temperature, each.tree.parents) for each in chosen])
-        y = np.concatenate([_centred(each.log_probs, each.tree.parents) for each in chosen])
+        x = np.concatenate([centred(np.array(each.tree.logits) / temperature, each.tree.parents) for each in chosen])
+        y = np.concatenate([centred(each.log_probs, each.tree.parents) for each in chosen])
         slopes[temperature] = max(float(x @ y / max(x @ x, TINY)), TINY)
     left = _rms([each.left_by(slopes[each.golden.temperature] * np.array(each.tree.logits)) for each in answers])
     acts = ", ".join(f"{wanted:g} acts as {wanted / slope:.3g}" for wanted, slope in slopes.items())
@@ -286,15 +201,43 @@ def _draw_fault(answers: Sequence[Answered]) -> _Verdict | None:
     return None
 
 
+def _golden_draw_fault(asked: Asked) -> _Verdict | None:
+    """Draws of the first token and at the rows, against those of the same seeds; near-ties are passed over."""
+    error = max(_rms([answer.errors]) for answer in asked.answers)
+    clear = [draw for draw in asked.draws if draw.margin > LEAST_MARGIN + MARGIN_PER_NAT * error]
+    wrong = [draw for draw in clear if draw.token != draw.golden]
+    if len(wrong) < max(FEWEST_WRONG, WRONG_SHARE * len(clear) if error > EXACT_NATS else 0):
+        return None
+    first = max(wrong, key=lambda draw: draw.margin)
+    example = f"{first.where}: {first.token} instead of {first.golden}, {first.margin:.2f} away"
+    seen = f"{len(wrong)} of {len(clear)} draws are not those of their seed, position and row ({example})"
+    return _Verdict("sampling", f"{seen}; probabilities are right")
+
+
+def _verdict_fault(answers: Sequence[Answered]) -> _Verdict | None:
+    """What was accepted, against what follows from the evidence: exactly, for both are made of the same numbers."""
+    wrong = [answer for answer in answers if answer.verdict != answer.right_verdict]
+    if not wrong:
+        return None
+    by_rule = {rule: sum(answer.settings.rule == rule for answer in answers) for rule in _rules(wrong)}
+    counts = ", ".join(
+        f"{sum(answer.settings.rule == rule for answer in wrong)} of {total} rounds of the rule {rule}"
+        for rule, total in by_rule.items()
+    )
+    first = wrong[0]
+    example = f"rows {first.verdict.accepted}, tokens {first.verdict.tokens}"
+    right = f"rows {first.right_verdict.accepted}, tokens {first.right_verdict.tokens}"
+    return _Verdict("verdict", f"{counts} end otherwise than their evidence says (first: {example}, not {right})")
+
+
+def _rules(answers: Sequence[Answered]) -> list[str]:
+    """Each once."""
+    return list(dict.fromkeys(answer.settings.rule for answer in answers))
+
+
 def _left(answers: Sequence[Answered], logits: Callable[[GoldenTree], np.ndarray]) -> float:
     """Error that a hypothesis leaves of all log p."""
     return _rms([answer.left_by(logits(answer.tree)) for answer in answers])
-
-
-def _centred(values: np.ndarray, parents: Sequence[int]) -> np.ndarray:
-    """values [N] without the mean of their siblings."""
-    groups = np.unique(parents, return_inverse=True)[1]
-    return values - (np.bincount(groups, values) / np.bincount(groups))[groups]
 
 
 def _rms(parts: Sequence[np.ndarray]) -> float:

@@ -25,6 +25,7 @@ Fault = Literal[
     "soft-cap",
     "logits",
     "sampling",
+    "verdict",
     "hand-off",
     "acceptance",
 ]
@@ -43,6 +44,7 @@ MEANINGS: dict[Fault, str] = {
     "soft-cap": "logits are not bounded as the verifier's config says: every probability is another",
     "logits": "logits have the right order and wrong values: every probability is another",
     "sampling": "temperature, cuts or draws are not those that were asked for",
+    "verdict": "a round accepts other tokens than its rule and its own draws and probabilities say",
     "hand-off": "a hand-off is not what the protocol says",
     "acceptance": "drafts are taken less often than when the artifact was built",
 }

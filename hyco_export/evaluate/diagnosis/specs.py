@@ -3,7 +3,7 @@
 Server, host and graph each read these figures at their own place; where two of them differ, drafts go wrong silently.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,9 +144,6 @@ def _span_finding(where: str, model: str, told: int | None, right: int | None, h
 # Does a text become the ids that the artifacts were built with? And do verifier and SLM mean the same by an id?
 
 
-SHOWN = 3
-
-
 def tokenizer_findings(
     golden: Golden, tokenizer: "PreTrainedTokenizerFast", slm_checkpoint: Path | None
 ) -> Iterator[Finding]:
@@ -172,16 +169,11 @@ def tokenizer_findings(
 
 def _slm_vocabulary(tokenizer: "PreTrainedTokenizerFast", slm_checkpoint: Path) -> Iterator[Finding]:
     """Equal sizes with other tokens raise no error anywhere: the SLM then drafts words that were never meant."""
-    from hyco_export.models.verifier import load_tokenizer
+    from hyco_export.models.families.checks import vocabulary_mismatch
+    from hyco_export.models.verifier import load_config, load_tokenizer
 
     if not (slm_checkpoint / "tokenizer.json").is_file():
         return
-    ours: Mapping[str, int] = tokenizer.get_vocab()
-    theirs: Mapping[str, int] = load_tokenizer(slm_checkpoint).get_vocab()
-    if len(ours) != len(theirs):
-        return
-    moved = [token for token, number in ours.items() if theirs.get(token) != number]
-    if moved:
-        examples = ", ".join(repr(token) for token in moved[:SHOWN])
-        seen = f"{len(moved)} of {len(ours)} tokens have other ids in the SLM's tokenizer, among them {examples}"
+    rows = load_config(slm_checkpoint).get_text_config().vocab_size
+    if seen := vocabulary_mismatch(tokenizer.get_vocab(), load_tokenizer(slm_checkpoint).get_vocab(), rows):
         yield Finding("tokenizer", "verifier and SLM", seen, "use an SLM with the verifier's tokenizer ($.models.slm)")

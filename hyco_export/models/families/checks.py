@@ -1,6 +1,8 @@
-"""Whether a verifier, a head and an SLM belong together, judged by their configs only."""
+"""Whether a verifier, a head and an SLM belong together, judged by their configs and vocabularies."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from transformers import PreTrainedConfig
 
@@ -9,10 +11,14 @@ from hyco_export.errors import CheckpointError
 from hyco_export.models.families.config_fields import not_honoured, quantisation_method
 from hyco_export.models.families.gemma4_assistant import HEAD_MODEL_TYPE
 from hyco_export.models.families.slm_family import ATTENTION_NAMES, READS_KV
-from hyco_export.models.verifier import kv_shapes, layer_kv_shape
+from hyco_export.models.text.tokenizer import TOKENIZER_NAME, open_tokenizer
+from hyco_export.models.verifier import ATTENTION_NAMES, READS_KV, kv_shapes, layer_kv_shape
 
 HEAD_HINT = "use the head that was published for this verifier ($.models.head)"
 SLM_HINT = "use an SLM with the verifier's tokenizer ($.models.slm), or join both vocabularies by $.slm.bridge"
+SHOWN_TOKENS = 3  # of those with other ids
+RESERVED = re.compile(r"[<\[]unused_?\d+[>\]]")
+LEAST_COMMON = 0.5  # of the ids that both vocabularies name: control tokens may have other names
 
 Problem = tuple[str, str]  # what is wrong, and the next step
 
@@ -103,3 +109,41 @@ def _vocabulary_mismatches(
     for name, config, hint in (("head", head, HEAD_HINT), ("SLM", slm, SLM_HINT)):
         if config is not None and (own := config.get_text_config().vocab_size) != size:
             yield f"the {name}'s vocabulary has {own} tokens, the verifier's {size}", hint
+
+
+def vocabulary_mismatch(ours: Mapping[str, int], theirs: Mapping[str, int], rows: int) -> str:
+    """What the ids below `rows` stand for in the SLM's tokenizer (`theirs`) and not in the verifier's; "" where they
+    agree.
+
+    An id that one of them leaves out, or gives to a control token of its own, is no fault, and a reserved one stands
+    for nothing: any other token that both know must have one id.
+    """
+    known = {token: number for token, number in ours.items() if number < rows and not RESERVED.fullmatch(token)}
+    shared = [token for token in known if theirs.get(token, rows) < rows]
+    moved = [token for token in shared if theirs[token] != ours[token]]
+    if moved:
+        examples = ", ".join(repr(token) for token in moved[:SHOWN_TOKENS])
+        return f"{len(moved)} of {len(shared)} tokens have other ids in the SLM's tokenizer, among them {examples}"
+    named = set(known.values()) & set(theirs.values())
+    if len(shared) < LEAST_COMMON * len(named):
+        return f"only {len(shared)} of {len(named)} ids stand for the same token in the SLM's tokenizer"
+    return ""
+
+
+def check_vocabularies(verifier: Path, slm: Path, rows: int) -> None:
+    """Refuse an SLM whose ids mean other tokens than the verifier's, for no size tells. Where either folder has no
+    tokenizer of its own nothing is compared.
+
+    Args:
+        verifier, slm: checkpoint folders.
+        rows: ids that the models have rows for.
+
+    Raises:
+        CheckpointError: they do, or a tokenizer cannot be read.
+    """
+    files = [folder / TOKENIZER_NAME for folder in (verifier, slm)]
+    if not all(path.is_file() for path in files) or files[0].read_bytes() == files[1].read_bytes():
+        return
+    ours, theirs = (open_tokenizer(path.parent).backend.get_vocab() for path in files)
+    if seen := vocabulary_mismatch(ours, theirs, rows):
+        raise CheckpointError(f"checkpoints do not belong together: {seen}", SLM_HINT)

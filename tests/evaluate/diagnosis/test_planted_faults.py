@@ -3,7 +3,7 @@ run. (A fault in a file may show in several places; its name must be one.)"""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from hyco_export.dev.tiny.configs import train_tokenizer
 from hyco_export.device import head as device_head
 from hyco_export.device import kv_state as device_rings
 from hyco_export.device import slm as device_slm
-from hyco_export.errors import ArtifactError
+from hyco_export.errors import ArtifactError, CheckpointError
 from hyco_export.evaluate.connect import RunArtifacts, open_artifacts
 from hyco_export.evaluate.diagnosis.diagnose import (
     Checkpoints,
@@ -44,7 +44,7 @@ from hyco_export.models.capture import greedy_answer
 from hyco_export.models.fused_layers import FusedStack
 from hyco_export.models.golden import DEPTH, golden_tree
 from hyco_export.models.verifier import load_verifier
-from hyco_export.protocol import sampling
+from hyco_export.protocol import acceptance, sampling
 from hyco_export.protocol.wire import Handoff, ServerInfo
 from hyco_export.server.access import LocalTransport
 from hyco_export.server.assembly import open_server_engine
@@ -52,6 +52,7 @@ from hyco_export.server.engine import Engine
 from hyco_export.server.interfaces import Check, Prefill
 from hyco_export.server.passes.cache import SlotCache
 from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier
+from hyco_export.stages.run_folder import RunFolder, require_family
 from tests.evaluate.diagnosis.small_run import SmallRun, edit_graph, edit_json, edit_tensors, plant, verifier_of
 from tests.support import builders
 
@@ -320,6 +321,40 @@ def test_an_slm_with_other_ids_for_the_same_words(small_run: SmallRun, tmp_path:
     require(in_files(small_run, checkpoints), "tokenizer", "verifier and SLM", "2 of")
 
 
+def test_an_slm_with_other_ids_and_one_more_token(small_run: SmallRun, tmp_path: Path) -> None:
+    """Sizes differ as between releases of one family: the ids that both know are compared all the same."""
+    shutil.copytree(small_run.checkpoints.slm, tmp_path / "slm")
+
+    def reverse(content: dict) -> None:
+        vocabulary = content["model"]["vocab"]
+        chosen = list(vocabulary)[20:260]
+        for token, number in zip(chosen, [vocabulary[token] for token in reversed(chosen)], strict=True):
+            vocabulary[token] = number
+
+    checkpoints = replace(small_run.checkpoints, slm=tmp_path / "slm")
+    edit_json(tmp_path / "slm" / "tokenizer.json", add_token)
+    assert in_files(small_run, checkpoints) == []  # an id of its own is no fault
+    require_family(small_run_folder(small_run, tmp_path / "slm"))
+    edit_json(tmp_path / "slm" / "tokenizer.json", reverse)
+    require(in_files(small_run, checkpoints), "tokenizer", "verifier and SLM", "240 of")
+    with pytest.raises(CheckpointError, match=r"240 of \d+ tokens have other ids in the SLM's tokenizer") as caught:
+        require_family(small_run_folder(small_run, tmp_path / "slm"))
+    assert "$.slm.bridge" in caught.value.hint
+
+
+def add_token(content: dict) -> None:
+    numbers = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
+    content["added_tokens"].append({**content["added_tokens"][0], "id": max(numbers) + 1, "content": "<own>"})
+
+
+def small_run_folder(run: SmallRun, slm: Path) -> RunFolder:
+    """The run of another SLM."""
+    models = msgspec.structs.replace(
+        run.recipe.models, slm=msgspec.structs.replace(run.recipe.models.slm, model=str(slm))
+    )
+    return RunFolder(run.root, msgspec.structs.replace(run.recipe, models=models), run.root.parent)
+
+
 # ---- 5: the head of another verifier, another verifier
 
 
@@ -508,7 +543,7 @@ def with_span(artifacts: RunArtifacts, span: int) -> RunArtifacts:
 
 
 def in_probabilities(run: SmallRun, served: Served) -> list[Finding]:
-    return distribution_findings(open_golden(run.root).golden.trees, LocalTransport(*served))
+    return distribution_findings(open_golden(run.root).golden.trees, LocalTransport(*served), served[1])
 
 
 @pytest.mark.parametrize(("cap", "words"), [(None, "without a final soft-cap"), (15.0, "with a final soft-cap of 1")])
@@ -605,6 +640,116 @@ def test_draws_that_are_not_those_of_the_probabilities(
     require(in_probabilities(small_run, served), "sampling", "the server's probabilities", words)
 
 
+def support_of(sampled) -> Callable:
+    """The server draws as if `sampled(asked)` had been asked for; what it reports is right."""
+    support, draws = sampling.sampling_support, sampling.draws
+    latest = []
+
+    def reported(logits, asked):
+        latest[:] = [logits, asked]
+        return support(logits, asked)
+
+    def drawn(found, seed, positions):
+        logits, asked = latest
+        return draws(support(logits, sampled(asked)) if asked.temperature else found, seed, positions)
+
+    return lambda patch: (
+        patch.setattr(sampling, "sampling_support", reported),
+        patch.setattr(sampling, "draws", drawn),
+    )
+
+
+def numbers_of(changed) -> Callable:
+    """The server draws by other numbers u."""
+    uniforms = sampling.uniforms
+    return lambda patch: patch.setattr(
+        sampling, "uniforms", lambda seed, positions: changed(uniforms, seed, np.asarray(positions))
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        support_of(lambda asked: msgspec.structs.replace(asked, top_k=0, top_p=1.0)),
+        support_of(lambda asked: msgspec.structs.replace(asked, temperature=1.0)),
+        support_of(lambda asked: msgspec.structs.replace(asked, temperature=asked.temperature * 1.3)),
+        numbers_of(lambda uniforms, seed, at: np.full(len(at), uniforms(seed, at[:1])[0])),
+        numbers_of(lambda uniforms, seed, at: uniforms(seed, np.zeros_like(at))),
+        numbers_of(lambda uniforms, seed, at: uniforms(seed, at + 1)),
+        numbers_of(lambda uniforms, seed, at: uniforms(7, at)),
+        numbers_of(lambda uniforms, seed, at: 1.0 - uniforms(seed, at)),
+    ],
+    ids=["uncut", "T 1", "hot", "one number", "no position", "next position", "no seed", "mirrored"],
+)
+def test_draws_that_are_not_those_of_their_seed(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, fault: Callable
+) -> None:
+    fault(monkeypatch)
+    require(in_probabilities(small_run, served), "sampling", "the server's probabilities", "draw")
+
+
+def judged_by(judged_rule: str, changes) -> Callable:
+    """The server judges rounds of a rule by other settings than those of the session."""
+
+    def patched(patch: pytest.MonkeyPatch) -> None:
+        decide = acceptance.decide
+
+        def wrong(judged, settings, stop_ids):
+            if settings.rule == judged_rule:
+                new = {field: change(getattr(settings, field)) for field, change in changes.items()}
+                settings = msgspec.structs.replace(settings, **new)
+            return decide(judged, settings, stop_ids)
+
+        patch.setattr("hyco_export.protocol.rounds.decide", wrong)
+
+    return patched
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("epsilon", {"epsilon": lambda e: min(1.0, 10 * e)}),
+        ("epsilon", {"epsilon": lambda e: e / 10}),
+        ("epsilon", {"epsilon": lambda e: min(1.0, 1.5 * e)}),
+        ("epsilon", {"rule": lambda _: "exact"}),
+        ("epsilon", {"rule": lambda _: "epsilon-at-rejections"}),
+        ("exact", {"rule": lambda _: "epsilon", "epsilon": lambda _: 0.1}),
+        ("epsilon-at-rejections", {"rule": lambda _: "epsilon"}),
+        ("epsilon-at-rejections", {"epsilon": lambda e: e / 10}),
+        ("typical", {"rule": lambda _: "exact"}),
+        ("typical", {"posterior_threshold": lambda p: p / 10}),
+        ("typical", {"posterior_alpha": lambda a: a / 10}),
+    ],
+)
+def test_a_server_that_accepts_by_another_rule(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, rule: str, changes
+) -> None:
+    judged_by(rule, changes)(monkeypatch)
+    require(in_probabilities(small_run, served), "verdict", "the server's probabilities", f"of the rule {rule} end")
+
+
+def test_a_server_that_commits_another_bonus(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide = acceptance.decide
+    monkeypatch.setattr(
+        "hyco_export.protocol.rounds.decide",
+        lambda *given: msgspec.structs.replace(verdict := decide(*given), bonus=verdict.bonus ^ 1),
+    )
+    require(in_probabilities(small_run, served), "verdict", "the server's probabilities", "not rows")
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_cut_that_is_off_by_one_at_any_top_k(
+    small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, change: int
+) -> None:
+    """Also where only the recipe's own, wide cut is wrong: the ranks on both sides of it stand in every golden tree."""
+    wide = small_run.recipe.sampling.top_k
+    assert wide == 64
+    asked_otherwise(monkeypatch, top_k=lambda k: k + change if k == wide else k)
+    require(in_probabilities(small_run, served), "sampling", "the server's probabilities", "top-k 64")
+
+
 def test_a_server_that_says_nothing_of_its_probabilities(
     small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -661,9 +806,9 @@ def test_a_verifier_without_a_soft_cap(small_run: SmallRun, tmp_path: Path) -> N
     model, prompt = load_verifier(folder, "float32"), [9, 33, 7, 120, 54]
     tree = golden_tree(model, [*prompt, *greedy_answer(model, prompt, 30)], len(prompt), recipe.sampling)
     assert tree is not None and tree.soft_cap is None and tree.logits == tree.plain_logits
-    assert distribution_findings([tree], LocalTransport(*served)) == []
+    assert distribution_findings([tree], LocalTransport(*served), served[1]) == []
     verifier_of(served[0])._soft_cap = 15.0
-    found = distribution_findings([tree], LocalTransport(*served))
+    found = distribution_findings([tree], LocalTransport(*served), served[1])
     require(found, "soft-cap", "the server's probabilities", "the checkpoint's is none")
 
 
