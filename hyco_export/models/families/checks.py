@@ -12,7 +12,7 @@ from hyco_export.models.families.config_fields import not_honoured, quantisation
 from hyco_export.models.families.gemma4_assistant import HEAD_MODEL_TYPE
 from hyco_export.models.families.slm_family import ATTENTION_NAMES, READS_KV
 from hyco_export.models.text.tokenizer import TOKENIZER_NAME, open_tokenizer
-from hyco_export.models.verifier import ATTENTION_NAMES, READS_KV, kv_shapes, layer_kv_shape
+from hyco_export.models.verifier import kv_shapes, layer_kv_shape
 
 HEAD_HINT = "use the head that was published for this verifier ($.models.head)"
 SLM_HINT = "use an SLM with the verifier's tokenizer ($.models.slm), or join both vocabularies by $.slm.bridge"
