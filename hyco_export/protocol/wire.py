@@ -7,7 +7,7 @@ cache indices, floats from the device other than sampling settings.
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -230,7 +230,7 @@ class _Versioned(msgspec.Struct, array_like=True):
 
 def _check_version(payload: bytes) -> None:
     """Of a message in any shape, array or map; one that says no version is this one's to refuse."""
-    head = msgspec.msgpack.decode(payload, type=_Versioned | dict[str, msgspec.Raw])
+    head = msgspec.msgpack.decode(payload, type=_Versioned | dict[Any, msgspec.Raw])
     if isinstance(head, _Versioned):
         version = head.version
     else:

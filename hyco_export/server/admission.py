@@ -205,6 +205,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         on, what it makes of such positions is nobody's promise.
     idle_s: after so many seconds a session that nobody calls is forgotten; None: the usual time.
     compiled: let torch's compiler make the layers, at the first passes: for GPUs.
+    servers: replicas that share the machine's memory.
     """
 
     sessions: int | None = None
@@ -213,3 +214,4 @@ class ServeOptions(msgspec.Struct, frozen=True):
     context_limit: int | None = None
     idle_s: float | None = None
     compiled: bool = False
+    servers: int = 1

@@ -121,7 +121,7 @@ def open_server_engine(
     restricts = artifact is not None and keepset is not None
     facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
     usual = Limits()
-    sharers = followers.crew.size if followers and place.type == "cpu" else 1  # of the memory
+    sharers = options.servers * (followers.crew.size if followers and place.type == "cpu" else 1)  # of the memory
     limits = Limits(
         sessions=options.sessions or usual.sessions,
         idle_s=options.idle_s or usual.idle_s,

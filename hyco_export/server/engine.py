@@ -4,12 +4,13 @@ One thread works on the models; calls wait for it in `batching`'s queue. Which s
 passes, changes nothing in it. A fault of the model ends the sessions whose pass it was and no other.
 """
 
+import contextlib
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,10 +31,10 @@ from hyco_export.server.interfaces import (
 from hyco_export.server.metrics import Clock, ThreadCpuClock, place_of
 from hyco_export.server.pending_requests import Call, PrimeCall, RoundCall
 from hyco_export.server.scheduler import Batching, OneByOne, Scheduler
-from hyco_export.server.sessions import PRIME_AGAIN, Ahead, Session, SessionTable
+from hyco_export.server.sessions import PRIME_AGAIN, Ahead, Session, SessionTable, shutting_down
 
 Key = TypeVar("Key")
-SETTLE_S = 10.0  # until a pass in progress is given up when the engine stops
+SETTLE_S = 5.0  # for the calls in flight when the engine stops; then they are given up
 PROBE = wire.PrimeRequest(wire.PROTOCOL_VERSION, [0], wire.Sampling(0.0, 0, 1.0), wire.EXACT, 0, 1, "device", 0, "")
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Engine:
         self._now = now
         self._last_pass_s = -math.inf
         self._probe: Future[Any] | None = None
+        self._stopping = False
         self._lock = threading.Lock()
         self._scheduler = Scheduler(self._lock, self._run, self.batching, lambda: self._table.unfinished)
 
@@ -92,10 +94,11 @@ class Engine:
 
         Raises:
             ProtocolError: what `check_prime` refuses; codes sessions_full, cache_size, cache_full, model_fault,
-                cancelled.
+                cancelled, shutting_down.
         """
         check_prime(request, self.facts, self.limits)
         with self._lock:
+            self._require_running()
             session = self._admit(request)
             call = PrimeCall(session, self.facts, self.batching.prefill_rows, gone)
             self._submit(call)
@@ -124,9 +127,10 @@ class Engine:
 
         Raises:
             ProtocolError: at once, or in the future: codes unknown_session, round_*, session_finished, length_differs,
-                digest_differs, unsupported, those of `check_tree`, model_fault, cancelled.
+                digest_differs, unsupported, those of `check_tree`, model_fault, cancelled, shutting_down.
         """
         with self._lock:
+            self._require_running()
             self._table.expire()
             session = self._table.find(session_id)
             call = RoundCall(session, round_number, request, self.facts, self.limits, gone)
@@ -158,6 +162,7 @@ class Engine:
         """Ask the model for a pass over one token, in a session that nobody sees; done when it has made it. The one in
         flight where there is one: a model that hangs gathers no probes."""
         with self._lock:
+            self._require_running()
             if self._probe is None or self._probe.done():
                 session = Session(PROBE, self._budget)
                 session.verifier = self._open_session()
@@ -166,13 +171,23 @@ class Engine:
                 self._submit(call)
             return self._probe
 
-    def shut_down(self) -> None:
-        """Free every session; waits for the pass in progress, and tells its callers if it does not end in time."""
+    def shut_down(self) -> int:
+        """Refuse new calls, give those in flight SETTLE_S to end, refuse what is left, and free every session.
+
+        Returns:
+            Calls that were left.
+        """
         with self._lock:
+            self._stopping = True
+            left = self._scheduler.drain(SETTLE_S)
             self._table.clear()
-            left = self._scheduler.settle(SETTLE_S)
         for call in left:
-            call.future.set_exception(ProtocolError("shutting_down", "the model hangs, the server stops", PRIME_AGAIN))
+            _deliver(call.future, shutting_down("the server is stopping, and this call's pass did not end in time"))
+        return len(left)
+
+    def _require_running(self) -> None:
+        if self._stopping:
+            raise shutting_down("the server is stopping")
 
     def _admit(self, request: wire.PrimeRequest) -> Session:
         """A session with its memory reserved; nothing is allocated yet. The lock is held."""
@@ -215,10 +230,7 @@ class Engine:
             for call, _ in ended:
                 call.session.calls -= 1
         for call, outcome in ended:
-            if isinstance(outcome, HycoError):
-                call.future.set_exception(outcome)
-            else:
-                call.future.set_result(outcome)
+            _deliver(call.future, outcome)
 
     def _draft_ahead(self, ended: Sequence["_Ended"]) -> None:
         """While replies travel and nobody waits, draft what these sessions will ask for next; not after a refusal: the
@@ -329,6 +341,15 @@ class _Ended(NamedTuple):
 
     call: Call
     outcome: Any
+
+
+def _deliver(future: "Future[Any]", outcome: Any) -> None:
+    """End a call; one that was given up when the engine stopped has ended already."""
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(outcome, HycoError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 def _refusal(error: Exception) -> HycoError:

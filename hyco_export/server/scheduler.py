@@ -9,10 +9,11 @@ Seen with 8 clients of the embedded family on one core: 100 tokens per second wi
 passes of at most 8, 350 when a pass waits 1 ms for company.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
 import msgspec
@@ -102,13 +103,13 @@ class Scheduler:
         """Does a call wait for a pass; the lock is held."""
         return bool(self._waiting)
 
-    def settle(self, patience_s: float) -> Sequence[Any]:
-        """Wait until the pass in progress has ended; the calls that nobody will answer where it does not. The lock is
-        held, and given up meanwhile."""
-        running = self._running
-        if self._changed.wait_for(lambda: self._running is not running or not running, patience_s):
-            return ()
-        return [call for call in (*running, *self._waiting) if not call.future.done()]
+    def drain(self, patience_s: float) -> Sequence[Any]:
+        """Wait until every call has been answered, at most `patience_s`; the calls that were not, which get no further
+        pass. The lock is held, and released while waiting."""
+        self._changed.wait_for(lambda: not (self._running or self._waiting), patience_s)
+        left = [call for call in (*self._running, *self._waiting) if not call.future.done()]
+        self._waiting = []
+        return left
 
     def _loop(self) -> None:
         while True:
@@ -142,7 +143,7 @@ class Scheduler:
             return self._run(batch)
         except Exception as error:
             for call in batch:
-                if not call.future.done():
+                with contextlib.suppress(InvalidStateError):  # it was answered before the fault, or given up
                     call.future.set_exception(error)
             return ()
 

@@ -18,11 +18,17 @@ from hyco_export.server.interfaces import Held, VerifierSession
 
 ID_BYTES = 16  # 128 random bits: an id cannot be guessed
 PRIME_AGAIN = "prime again with the committed ids"
+RESTART_S = 1.0  # after which a server that is stopping may be there again
 
 
 def no_such_session() -> ProtocolError:
     """The one refusal for sessions that expired, ended, never were or are another caller's: nobody can tell which."""
     return ProtocolError(wire.UNKNOWN_SESSION, "no such session: it expired, ended or never was", PRIME_AGAIN)
+
+
+def shutting_down(reason: str) -> ProtocolError:
+    """The refusal of a server that stops."""
+    return ProtocolError("shutting_down", reason, f"try another server, or {PRIME_AGAIN}", RESTART_S)
 
 
 def longest_spare(held: Mapping[str, Held]) -> str | None:

@@ -154,7 +154,7 @@ def test_sessions_that_the_engine_lost_are_not_held_against_their_owner() -> Non
     desk.prime("alice", PRIME)
     now_s[0] += LIMITS.idle_s + 1.0
     lost = desk.prime("alice", PRIME)
-    engine.shut_down()
+    engine.close(lost.session)
     with pytest.raises(ProtocolError) as refusal:
         desk.verify("alice", lost.session, 1, message)
     assert refusal.value.code == wire.UNKNOWN_SESSION

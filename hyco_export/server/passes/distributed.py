@@ -88,6 +88,11 @@ class Followers:
             _log.error("a pass of the sharded verifier failed, the server stops: %s", place_of(error))
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def abandon(self) -> None:
+        """A pass hangs: the followers are in it, too, and would not hear of the end."""
+        if self._lost is None:
+            self._lost = TimeoutError("it did not end")
+
     def _failure(self) -> CrewError:
         error = CrewError(f"a pass of the sharded verifier failed: {type(self._lost).__name__}", START_AGAIN)
         error.__cause__ = self._lost
