@@ -153,7 +153,7 @@ class PatientProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._idle_since_s = self.loop.time()
-        self._trusted = self.cycle.scope.get(TRUSTED, self._trusted)
+        self._trusted = bool(self.cycle.scope.get(TRUSTED, self._trusted))
         super().on_response_complete()  # begins the next request, where h11 has one
         self._parse()
         if not self._half_closed:
@@ -191,7 +191,9 @@ class PatientProtocol(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # no second answer behind one that has begun
             limits = f"a head may have {self._limits.head_bytes} B, a body {self._limits.body_pieces} chunks or packets"
             hint = f"see PROTOCOL.md; {limits}, and this port may want TLS or none"
-            self.transport.write(_farewell(ProtocolError("malformed", self.conn.refused or msg, hint)))
+            self.transport.write(
+                _farewell(ProtocolError("malformed", cast(_BoundedConnection, self.conn).refused or msg, hint))
+            )
         self.transport.close()
 
     @property
