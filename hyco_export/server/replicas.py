@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,6 +33,7 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray binds its ports 
 QUIET = {"enable_access_log": False, "log_level": "ERROR"}  # of a replica's log
 SILENT = {"enable_access_log": False, "log_level": "CRITICAL"}  # of the other processes': why none starts is told here
 POLL_S = 0.1  # between two looks at the replicas' state
+OPENS_PORT = "add_port_to_grpc_server"  # function of a private module of Ray's
 STREAMS = ("stdout", "stderr")
 FAILURE = "failure"  # file with the message and the hint of the first replica that did not start
 
@@ -149,7 +149,7 @@ def _deploy(
         logging_config=SILENT,
     )
     deployment = serve.deployment(
-        serve.ingress(partial(_start, build, folder))(_Replica),
+        serve.ingress(lambda: _start(build, folder))(_Replica),
         name=NAME,
         num_replicas=replicas,
         max_ongoing_requests=IN_FLIGHT,
@@ -191,17 +191,12 @@ class _Replica:
 
 def _start(build: Callable[[], Starlette], folder: Path) -> Starlette:
     """A replica's application, in the replica's process. Its output, and why it does not start, go to the folder."""
-    import ray
-    from ray.serve._private import replica  # its calls between deployments, which nobody makes here, have a port
-
-    if not hasattr(replica, "add_port_to_grpc_server"):
-        raise ServerError(f"Ray {ray.__version__} opens its ports in another way than those known here", "install 2.60")
-    replica.add_port_to_grpc_server = lambda server, _address: server.add_insecure_port(f"{LOOPBACK}:0")
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of factories, which Ray calls through it
     with contextlib.ExitStack() as stack:
         for name, redirect in zip(STREAMS, (contextlib.redirect_stdout, contextlib.redirect_stderr), strict=True):
             stack.enter_context(redirect(stack.enter_context((folder / f"{os.getpid()}.{name}").open("w"))))
         try:
+            _keep_ports_on_loopback()
             return build()
         except Exception as error:
             found = (f"a replica did not start: {place_of(error)}", "this is a fault of hyco-export: please report it")
@@ -211,6 +206,23 @@ def _start(build: Callable[[], Starlette], folder: Path) -> Starlette:
             written.write_bytes(msgspec.json.encode(found))
             written.replace(folder / FAILURE)  # whole or not there
             raise
+
+
+def _keep_ports_on_loopback() -> None:
+    """A replica has a port for calls between deployments, which nobody makes here; Ray opens it on all interfaces.
+
+    Raises:
+        ServerError: this version of Ray has another way to open it.
+    """
+    import ray
+    from ray.serve._private import replica
+
+    if not hasattr(replica, OPENS_PORT):
+        raise ServerError(
+            f"Ray {ray.__version__} opens its replicas' ports in an unknown way, perhaps on all interfaces",
+            "install the version that constraints.txt names",
+        )
+    setattr(replica, OPENS_PORT, lambda server, _address: server.add_insecure_port(f"{LOOPBACK}:0"))
 
 
 def _repeat_output(folder: Path) -> None:

@@ -20,6 +20,7 @@ from hyco_export.device.driver import Request, generate
 from hyco_export.errors import ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
+from hyco_export.server import replicas as replicas_module
 from hyco_export.server.replicas import serve_replicas
 from tests.support.oracle import OracleDrafter
 from tests.support.scripted import ToyLanguageModel
@@ -78,6 +79,14 @@ def test_why_a_replica_does_not_start_is_said_as_a_single_server_says_it() -> No
     run = subprocess.run([*SERVER, "broken"], capture_output=True, text=True, env=environment(), timeout=180)
     assert run.stdout == "refused: model.safetensors is damaged (fetch it again)\nstopped\n"
     assert "Traceback" not in run.stderr
+
+
+def test_a_ray_that_opens_its_ports_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    private = pytest.importorskip("ray.serve._private.replica")
+    monkeypatch.delattr(private, replicas_module.OPENS_PORT)
+    with pytest.raises(ServerError, match="perhaps on all interfaces"):
+        replicas_module._start(lambda: pytest.fail("built"), tmp_path)
+    assert (tmp_path / replicas_module.FAILURE).exists()  # the command says it
 
 
 def ray_folders() -> set[str]:

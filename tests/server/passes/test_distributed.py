@@ -202,6 +202,21 @@ def test_a_process_that_stands_still_makes_the_server_not_ready(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_a_stop_does_not_wait_for_a_process_that_stands_still(tmp_path: Path) -> None:
+    with launched(tmp_path / "log") as (url, _, (main, helper)):
+        assert httpx.get(f"{url}/readyz").text == "ready\n"
+        helper.suspend()
+        try:
+            time.sleep(6.0)  # the model is asked again only after a while
+            assert httpx.get(f"{url}/readyz", timeout=60).status_code == 503  # a pass hangs
+            main.terminate()
+            assert not psutil.wait_procs([main], timeout=30)[1]
+        finally:
+            helper.resume()
+    assert "TimeoutError" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
 def test_an_option_that_shards_do_not_have_is_refused_once(tmp_path: Path) -> None:
     command = [*LAUNCH, *SERVE, "--run", str(tmp_path / "run"), "--compile"]
     run = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
