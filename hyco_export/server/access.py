@@ -49,7 +49,7 @@ class _Opening:
         self.replaced = False
 
 
-class Desk:
+class SessionAccess:
     """Takes calls for an engine.
 
     Args:
@@ -239,10 +239,10 @@ class RateLimiter:
 
 
 class LocalTransport:
-    """Calls into an engine of this process, through the same desk and the same bytes as over HTTP."""
+    """Calls into an engine of this process, through the same session access and the same bytes as over HTTP."""
 
     def __init__(self, engine: EnginePort, info: wire.ServerInfo) -> None:
-        self._desk = Desk(engine)
+        self._access = SessionAccess(engine)
         self._info = info
         self.traffic = Traffic(0, 0, 0, 0)
 
@@ -250,13 +250,13 @@ class LocalTransport:
         return wire.decode(wire.encode(self._info), wire.ServerInfo)
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
-        return self._pass(partial(self._desk.prime, ANYBODY), request, wire.PrimeReply)
+        return self._pass(partial(self._access.prime, ANYBODY), request, wire.PrimeReply)
 
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
-        return self._pass(partial(self._desk.verify, ANYBODY, session, round_number), request, wire.VerifyReply)
+        return self._pass(partial(self._access.verify, ANYBODY, session, round_number), request, wire.VerifyReply)
 
     def close_session(self, session: str) -> None:
-        self._desk.close(ANYBODY, session)
+        self._access.close(ANYBODY, session)
 
     def _pass(self, call: Callable[[Sent], Reply], request: Sent, kind: type[Reply]) -> Reply:
         """Request and answer as bytes; a refusal travels as its body."""

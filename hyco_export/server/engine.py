@@ -29,8 +29,8 @@ from hyco_export.server.interfaces import (
     never_gone,
 )
 from hyco_export.server.metrics import Clock, ThreadCpuClock, place_of
-from hyco_export.server.pending_requests import Call, PrimeCall, RoundCall
-from hyco_export.server.scheduler import Batching, OneByOne, Scheduler
+from hyco_export.server.pending_requests import PendingPrime, PendingRequest, PendingRound
+from hyco_export.server.scheduler import Batching, Scheduler, SequentialModels
 from hyco_export.server.sessions import PRIME_AGAIN, Ahead, Session, SessionTable, shutting_down
 
 Key = TypeVar("Key")
@@ -68,7 +68,7 @@ class Engine:
         self.clock: Clock = clock or ThreadCpuClock()
         self.batching = batching or Batching()
         self._open_session = open_session
-        self._models = models or OneByOne()
+        self._models = models or SequentialModels()
         self._budget = CacheBudget(self.limits.cache_bytes)
         self._table = SessionTable(self.limits.sessions, self.limits.idle_s, now)
         self._now = now
@@ -100,7 +100,7 @@ class Engine:
         with self._lock:
             self._require_running()
             session = self._admit(request)
-            call = PrimeCall(session, self.facts, self.batching.prefill_rows, gone)
+            call = PendingPrime(session, self.facts, self.batching.prefill_rows, gone)
             self._submit(call)
         try:
             return call.future.result()
@@ -133,7 +133,7 @@ class Engine:
             self._require_running()
             self._table.expire()
             session = self._table.find(session_id)
-            call = RoundCall(session, round_number, request, self.facts, self.limits, gone)
+            call = PendingRound(session, round_number, request, self.facts, self.limits, gone)
             self._submit(call)
         return call.future
 
@@ -166,7 +166,7 @@ class Engine:
             if self._probe is None or self._probe.done():
                 session = Session(PROBE, self._budget)
                 session.verifier = self._open_session()
-                call = PrimeCall(session, self.facts, self.batching.prefill_rows, never_gone)
+                call = PendingPrime(session, self.facts, self.batching.prefill_rows, never_gone)
                 self._probe = call.future
                 self._submit(call)
             return self._probe
@@ -203,14 +203,14 @@ class Engine:
         self._table.add(session)
         return session
 
-    def _submit(self, call: Call) -> None:
+    def _submit(self, call: PendingRequest) -> None:
         """The lock is held."""
         call.session.calls += 1
         self._scheduler.submit(call)
 
     # --- on the model's thread
 
-    def _run(self, batch: Sequence[Call]) -> list[Call]:
+    def _run(self, batch: Sequence[PendingRequest]) -> list[PendingRequest]:
         """One pass; the calls that need another. The others are answered when their sessions rest."""
         with self._lock:
             for call in batch:
@@ -222,7 +222,7 @@ class Engine:
             self._answer(batch, ended)
             self._draft_ahead(ended)
 
-    def _answer(self, batch: Sequence[Call], ended: Sequence["_Ended"]) -> None:
+    def _answer(self, batch: Sequence[PendingRequest], ended: Sequence["_Ended"]) -> None:
         """Let the sessions of a pass rest, then tell the callers that need no further one."""
         with self._lock:
             for call in batch:
@@ -256,7 +256,7 @@ class Engine:
                 for session in wanted:
                     self._table.rest(session)
 
-    def _needs_pass(self, call: Call, ended: list["_Ended"]) -> bool:
+    def _needs_pass(self, call: PendingRequest, ended: list["_Ended"]) -> bool:
         try:
             outcome = call.begin()
         except HycoError as refusal:
@@ -265,7 +265,7 @@ class Engine:
             ended.append(_Ended(call, outcome))
         return outcome is None
 
-    def _pass(self, calls: Sequence[Call], ended: list["_Ended"]) -> list[Call]:
+    def _pass(self, calls: Sequence[PendingRequest], ended: list["_Ended"]) -> list[PendingRequest]:
         """Draft, forward, then judge each call by itself."""
         if not calls:
             return []
@@ -279,8 +279,8 @@ class Engine:
             ended += self._faults(calls, error)
             return []
         row_ms = shared_ms / sum(part.rows for part in parts)
-        judged: list[Call] = []
-        again: list[Call] = []
+        judged: list[PendingRequest] = []
+        again: list[PendingRequest] = []
         for call, part, logits in zip(calls, parts, outputs, strict=True):
             call.server_ms += part.rows * row_ms
             try:
@@ -290,7 +290,7 @@ class Engine:
         ended += self._replies(judged)
         return again
 
-    def _replies(self, calls: Sequence[Call]) -> list["_Ended"]:
+    def _replies(self, calls: Sequence[PendingRequest]) -> list["_Ended"]:
         """Of calls that need no further pass; with what the server drafts along."""
         wanted = {call: chain for call in calls if (chain := call.reply_chain()) is not None}
         failed: list[_Ended] = []
@@ -303,7 +303,7 @@ class Engine:
             calls = [call for call in calls if call not in wanted]
         return [*(_Ended(call, call.reply()) for call in calls), *failed]
 
-    def _parts(self, calls: Sequence[Call]) -> list[Prefill | Check]:
+    def _parts(self, calls: Sequence[PendingRequest]) -> list[Prefill | Check]:
         """What the pass computes, drafted by the server where that is its task."""
         drafted = self._draft({call: chain for call in calls if (chain := call.chain()) is not None})
         for call, own in drafted.items():
@@ -319,14 +319,14 @@ class Engine:
         each_ms = self.clock.elapsed_ms(mark) / len(wanted)
         return {key: Ahead(chain, each_ms) for key, chain in zip(wanted, drafted, strict=True)}
 
-    def _finish(self, call: Call, logits: np.ndarray) -> bool:
+    def _finish(self, call: PendingRequest, logits: np.ndarray) -> bool:
         """Judge one call; does it need no further pass."""
         mark = self.clock.start()
         done = call.finish(logits)
         call.server_ms += self.clock.elapsed_ms(mark)
         return done
 
-    def _faults(self, calls: Sequence[Call], error: Exception) -> list["_Ended"]:
+    def _faults(self, calls: Sequence[PendingRequest], error: Exception) -> list["_Ended"]:
         """Drop the sessions of a pass, or of one call, that failed."""
         if not isinstance(error, HycoError):
             _log.error("the model failed; the %d sessions of this pass are dropped: %s", len(calls), place_of(error))
@@ -339,7 +339,7 @@ class Engine:
 class _Ended(NamedTuple):
     """A call that needs no further pass: its reply, or why there is none."""
 
-    call: Call
+    call: PendingRequest
     outcome: Any
 
 

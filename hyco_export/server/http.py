@@ -28,7 +28,7 @@ from hyco_export.protocol.refusals import as_refusal, body_of, headers_of, statu
 from hyco_export.protocol.security import ANYBODY, Tokens
 from hyco_export.protocol.wire import HEADER, HEADER_DIGITS, pad
 from hyco_export.server import metrics
-from hyco_export.server.access import Desk, RateLimiter
+from hyco_export.server.access import RateLimiter, SessionAccess
 from hyco_export.server.connections import TRUSTED
 from hyco_export.server.engine import Engine
 from hyco_export.server.metrics import place_of
@@ -71,7 +71,7 @@ class Service:
         self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits, pad_bytes: int
     ) -> None:
         self._engine = engine
-        self._desk = Desk(engine, calls.sessions)
+        self._access = SessionAccess(engine, calls.sessions)
         self._tokens = tokens
         self._rates = RateLimiter(calls.calls_per_s, calls.burst)
         self._body_s = calls.body_s
@@ -151,7 +151,7 @@ class Service:
         body = await _read(request, self._prime_bytes, self._body_s)
         message = wire.decode(body, wire.PrimeRequest)
         async with _watched(request) as gone:
-            reply = await self._work(self._desk.prime, owner, message, gone)
+            reply = await self._work(self._access.prime, owner, message, gone)
         request.scope[TRUSTED] = True
         self._metrics.primed(reply.server_ms)
         return self._message("prime", len(body), reply)
@@ -163,13 +163,13 @@ class Service:
         session = request.path_params["session"]
         self._require_ready()
         async with _watched(request) as gone:
-            reply = await self._desk.verify_on_loop(owner, session, number, message, gone)
+            reply = await self._access.verify_on_loop(owner, session, number, message, gone)
         request.scope[TRUSTED] = True
         self._metrics.verified(len(reply.tokens), reply.server_ms)
         return self._message("verify", len(body), reply)
 
     async def close(self, request: Request, owner: str) -> Response:
-        await self._work(self._desk.close, owner, request.path_params["session"])
+        await self._work(self._access.close, owner, request.path_params["session"])
         request.scope[TRUSTED] = owner != ANYBODY
         self._metrics.answered("close", 0, 0)
         return Response(status_code=204)

@@ -20,7 +20,7 @@ from hyco_export.server.interfaces import Chain, Check, Gone, Prefill, VerifierS
 from hyco_export.server.sessions import Answered, Session, no_such_session
 
 
-class Call(ABC):
+class PendingRequest(ABC):
     """A call that waits for passes.
 
     server_ms: what it has cost so far. along: what the server's head has drafted to go with the reply.
@@ -99,7 +99,7 @@ class Call(ABC):
         return session.verifier.handoff(session.root, min(new_rows, self._facts.handoff_window))
 
 
-class PrimeCall(Call):
+class PendingPrime(PendingRequest):
     """A prompt, in pieces of at most `prefill_rows`, then the first token."""
 
     def __init__(self, session: Session, facts: Facts, prefill_rows: int, gone: Gone) -> None:
@@ -146,7 +146,7 @@ class PrimeCall(Call):
         )
 
 
-class RoundCall(Call):
+class PendingRound(PendingRequest):
     """One round of a session: the device's tree or the server's own chain."""
 
     def __init__(

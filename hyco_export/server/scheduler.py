@@ -117,7 +117,7 @@ class Scheduler:
                 if not self._changed.wait_for(lambda: self._waiting, IDLE_S):
                     self._thread = None
                     return
-                self._wait_for_company()
+                self._wait_for_batch()
                 batch = choose(self._waiting, self._batching)
                 self._waiting = [call for call in self._waiting if call not in batch]
                 self._running = batch
@@ -127,7 +127,7 @@ class Scheduler:
                 self._running = ()
                 self._changed.notify_all()
 
-    def _wait_for_company(self) -> None:
+    def _wait_for_batch(self) -> None:
         """Give other sessions a moment to join the pass."""
         deadline_s = time.monotonic() + self._batching.wait_ms / MS_PER_S
         while True:
@@ -151,7 +151,7 @@ class Scheduler:
 # ports.VerifierModels for sessions that share nothing: each computes its part by itself. Knows no models.
 
 
-class OneByOne:
+class SequentialModels:
     """A pass is one call after the other.
 
     Args:

@@ -35,7 +35,7 @@ from hyco_export.server.access import LocalTransport
 from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.engine import Engine
 from hyco_export.server.interfaces import Check, Prefill
-from hyco_export.server.scheduler import Batching, OneByOne
+from hyco_export.server.scheduler import Batching, SequentialModels
 from tests.support.oracle import OracleDrafter
 from tests.support.scripted import (
     HANDOFF,
@@ -69,7 +69,7 @@ SIDES = {"server": "server", "reply": "reply"}
 BATCHING = Batching(sessions=3, wait_ms=1.0, prefill_rows=5)  # prompts of several pieces, passes that wait for company
 
 
-class FragileModels(OneByOne):
+class FragileModels(SequentialModels):
     """Fails in the next pass when told to; counts how many sessions its passes held."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from hyco_export.server.admission import Facts, Limits, latest_wait, wait_for_a_
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import CallLimits, create_app
 from hyco_export.server.interfaces import RowOutputs
-from hyco_export.server.scheduler import Batching, OneByOne
+from hyco_export.server.scheduler import Batching, SequentialModels
 from hyco_export.server.serving import bind, serve
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
 
@@ -271,7 +271,7 @@ def test_full_caches_say_when_to_try_again_too() -> None:
         lambda: ScriptedSession(ToyLanguageModel(stop_bias=-99.0)),
         FACTS,
         msgspec.structs.replace(LIMITS, cache_bytes=100),
-        models=OneByOne(position_bytes=1),
+        models=SequentialModels(position_bytes=1),
     )
     with TestClient(create_app(engine, INFO), headers=BODY) as client:
         prime(client)

@@ -27,7 +27,7 @@ START_AGAIN = "read the first message; start the server again"
 _log = logging.getLogger(__name__)
 
 
-class ToldPart(msgspec.Struct, array_like=True):
+class PartMessage(msgspec.Struct, array_like=True):
     """A session's part of a pass, and what happened to it since its last one.
 
     session: number of the session. reserved: positions; 0: no change. accepted: nodes that were committed. ids: the
@@ -41,11 +41,11 @@ class ToldPart(msgspec.Struct, array_like=True):
     parents: list[int] | None
 
 
-class ToldPass(msgspec.Struct, array_like=True):
+class PassMessage(msgspec.Struct, array_like=True):
     """One pass; `ended`: sessions that are over."""
 
     ended: list[int]
-    parts: list[ToldPart]
+    parts: list[PartMessage]
 
 
 class Followers:
@@ -71,7 +71,7 @@ class Followers:
             raise self._failure()
         self._line.send(END)
 
-    def tell(self, told: ToldPass) -> None:
+    def broadcast(self, told: PassMessage) -> None:
         """Have the followers make a pass.
 
         Raises:
@@ -118,9 +118,9 @@ class LeadingVerifier(Verifier):
             CrewError: a process is gone, or an earlier pass failed.
         """
         ended = [self.ended.popleft() for _ in range(len(self.ended))]
-        told = ToldPass(ended, [cast(LedSession, part.session).tell(part) for part in parts])
+        told = PassMessage(ended, [cast(LedSession, part.session).message(part) for part in parts])
         try:
-            self._followers.tell(told)
+            self._followers.broadcast(told)
             return super().advance(parts)
         except Exception as error:
             self._followers.lose(error)
@@ -149,13 +149,13 @@ class LedSession(TorchVerifierSession):
         super().close()
         self._leader.ended.append(self._number)
 
-    def tell(self, part: Prefill | Check) -> ToldPart:
+    def message(self, part: Prefill | Check) -> PartMessage:
         """This session's part of the next pass, for the followers."""
         if isinstance(part, Prefill):
-            told = ToldPart(self._number, self._reserved, self._accepted, part.ids.tolist(), None)
+            told = PartMessage(self._number, self._reserved, self._accepted, part.ids.tolist(), None)
         else:
             ids = [int(part.root), *part.tokens.tolist()]
-            told = ToldPart(self._number, self._reserved, self._accepted, ids, part.parents.tolist())
+            told = PartMessage(self._number, self._reserved, self._accepted, ids, part.parents.tolist())
         self._reserved, self._accepted = 0, None
         return told
 
@@ -168,13 +168,13 @@ def follow(verifier: Verifier, line: Line) -> None:
     """
     sessions: dict[int, TorchVerifierSession] = {}
     while (message := line.receive()) != END:
-        told = msgspec.msgpack.decode(message, type=ToldPass)
+        told = msgspec.msgpack.decode(message, type=PassMessage)
         for number in told.ended:
             sessions.pop(number, None)
         verifier.advance([_part(sessions, verifier, part) for part in told.parts])
 
 
-def _part(sessions: dict[int, TorchVerifierSession], verifier: Verifier, told: ToldPart) -> Prefill | Check:
+def _part(sessions: dict[int, TorchVerifierSession], verifier: Verifier, told: PartMessage) -> Prefill | Check:
     """The follower's own part of a pass, with its session brought to where the leader's was."""
     session = sessions.setdefault(told.session, verifier.open())
     if told.reserved:
