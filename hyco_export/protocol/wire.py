@@ -93,7 +93,7 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
     """e(root) and h in 8 bits, and K/V rows (core.handoff layout) of positions first_position ...
 
-    `older_kv` are rows of positions older_first ... that the first reply left out (`runtime.first_window`).
+    `older_kv` are rows of positions older_first ... that the first reply left out (server/sessions.py, `OlderRows`).
     """
 
     e: bytes

@@ -1,7 +1,7 @@
-"""What a server knows of a session that its engine does not: whose it is, and which rows are still to be sent.
+"""Access to an engine's sessions: who owns a session, how often a caller may call, which rows are still to be sent.
 
-Knows owners and session names; nothing of models, ids or HTTP. A session of another owner looks exactly like one that
-never was. Callable from any thread.
+A session of another owner looks exactly like one that never was. `LocalTransport` calls an engine of this process by
+the same way as a device does over HTTP.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from hyco_export.server.sessions import (
 )
 
 LONGEST_ATTEMPT = 64  # characters
+CALLERS_KEPT = 4096  # of a rate limiter: the caller unseen for longest is forgotten, and so is its debt
 LOST_CODES = (wire.UNKNOWN_SESSION, "model_fault")  # the engine has dropped the session
 
 
@@ -41,7 +42,10 @@ class _Entry(msgspec.Struct):
 
 
 class _Opening:
-    """A PRIME in flight. replaced: the same attempt has been sent again meanwhile, nobody waits for this one."""
+    """A PRIME in flight.
+
+    replaced: the same attempt has been sent again; this one's caller no longer waits.
+    """
 
     def __init__(self, owner: str, attempt: str) -> None:
         self.owner = owner
@@ -50,10 +54,10 @@ class _Opening:
 
 
 class SessionAccess:
-    """Takes calls for an engine.
+    """Passes calls to an engine, each owner's to its own sessions only. Callable from any thread.
 
     Args:
-        engine: who does the work.
+        engine: makes the passes.
         sessions_per_owner: an owner's sessions at once; callers that nobody tells apart have the engine's limit only.
     """
 
@@ -192,12 +196,6 @@ def _with_older_rows(reply: wire.VerifyReply, round_number: int, entry: _Entry) 
         entry.older = None
         return reply
     return msgspec.structs.replace(reply, handoff=older.attach(reply.handoff, round_number))
-
-
-# How often a caller may call: one bucket of calls a caller, refilled at a steady rate. Knows no HTTP.
-
-
-CALLERS_KEPT = 4096  # addresses are many; the longest unseen is forgotten, and so is its debt
 
 
 class _Bucket(msgspec.Struct):

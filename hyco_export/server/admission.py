@@ -1,4 +1,7 @@
-"""Which PRIME requests a server takes: pure checks, before anything is allocated. Knows limits, no sessions."""
+"""What a server admits: its limits, the checks of a PRIME request, the K/V memory of all sessions together.
+
+Every check is made before anything is allocated.
+"""
 
 import math
 from collections.abc import Sequence
@@ -193,11 +196,8 @@ def _check_options(request: wire.PrimeRequest, facts: Facts) -> None:
         raise ProtocolError("unsupported", f"unverified needs a device that drafts, draft_side is {request.draft_side}")
 
 
-# What the operator of a server chooses beside its models. Knows no models and no command line.
-
-
 class ServeOptions(msgspec.Struct, frozen=True):
-    """How a server uses its machine; none of it changes a token.
+    """How a server uses its machine, chosen by its operator; none of it changes a token.
 
     sessions: held at once; None for the usual number.
     cache_bytes: K/V memory of all sessions together; None: half of what is free once the models are loaded.

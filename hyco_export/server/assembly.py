@@ -1,7 +1,5 @@
-"""Puts a verifier server together from a recipe's checkpoints and a run folder's artifacts.
-
-Knows where they lie and what must fit together; loading, serving and judging are others'.
-"""
+"""Builds a verifier engine from a recipe's checkpoints and a run folder's artifacts, after checking that they belong
+together. The checks come before any model is loaded."""
 
 from functools import partial
 from pathlib import Path
@@ -34,11 +32,12 @@ from hyco_export.server.passes.distributed import Followers, LeadingVerifier
 from hyco_export.server.passes.head_drafter import ChainDrafter
 from hyco_export.server.passes.verifier import Verifier
 
-# What `server_ms` is measured with on a GPU.
+WARM_UP_ROWS, WARM_UP_NODES = 40, 32  # of a prompt, and of the paper's tree
+CACHE_SHARE = 0.5  # of the free memory, for K/V; the rest is for passes and other programs
 
 
 class CudaClock:
-    """CUDA events on the current stream of `device`, from the first kernel's launch to the last one's end."""
+    """Times by CUDA events on the current stream of `device`, from the first kernel's launch to the last one's end."""
 
     name = "cuda-events"
 
@@ -64,10 +63,6 @@ def clock_for(device: torch.device, threads: int) -> Clock:
     if device.type == "cuda":
         return CudaClock(device)
     return ThreadCpuClock() if threads == 1 else ProcessCpuClock()
-
-
-WARM_UP_ROWS, WARM_UP_NODES = 40, 32  # of a prompt, and of the paper's tree
-CACHE_SHARE = 0.5  # of the free memory; the rest is for passes, and for others
 
 
 class HeadArtifact(msgspec.Struct, frozen=True):
@@ -120,15 +115,8 @@ def open_server_engine(
 
     restricts = artifact is not None and keepset is not None
     facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
-    usual = Limits()
-    sharers = options.servers * (followers.crew.size if followers and place.type == "cpu" else 1)  # of the memory
-    limits = Limits(
-        sessions=options.sessions or usual.sessions,
-        idle_s=options.idle_s or usual.idle_s,
-        prompt_limit=min(usual.prompt_limit, facts.context_limit - 1),
-        cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place) / sharers),
-    )
-    encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
+    sharers = options.servers * (followers.crew.size if followers and place.type == "cpu" else 1)
+    limits = _limits(options, facts, free_bytes(place) // sharers)
     own_head = partial(ChainDrafter, head, compiled=options.compiled, suppressed=suppressed_ids(model))
     restricted = None
     if artifact is not None and keepset is not None:
@@ -137,7 +125,7 @@ def open_server_engine(
     verifier = (partial(LeadingVerifier, followers) if followers else Verifier)(
         model,
         own_head(),
-        encoder,
+        HandoffEncoder(artifact.spec.handoff) if artifact else None,
         restricted,
         prefill_rows=options.batching.prefill_rows,
         node_limit=limits.node_limit,
@@ -150,6 +138,17 @@ def open_server_engine(
     engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else (keepset.digest if keepset else "")
     return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+
+
+def _limits(options: ServeOptions, facts: Facts, memory_bytes: int) -> Limits:
+    """What a caller gets at most; `memory_bytes`: this server's part of what is free."""
+    usual = Limits()
+    return Limits(
+        sessions=options.sessions or usual.sessions,
+        idle_s=options.idle_s or usual.idle_s,
+        prompt_limit=min(usual.prompt_limit, facts.context_limit - 1),
+        cache_bytes=options.cache_bytes or int(CACHE_SHARE * memory_bytes),
+    )
 
 
 def open_shard(

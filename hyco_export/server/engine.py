@@ -1,7 +1,7 @@
-"""The verifier engine: sessions and rounds over any VerifierSession, several sessions to a pass. No torch, no HTTP.
+"""The verifier engine: sessions and rounds over any VerifierSession, several sessions to a pass.
 
-One thread works on the models; calls wait for it in `batching`'s queue. Which sessions exist beside one, or share its
-passes, changes nothing in it. A fault of the model ends the sessions whose pass it was and no other.
+One thread works on the models; calls wait for it in the scheduler's queue. Which sessions exist beside one, or share
+its passes, changes nothing in it. A fault of the model ends the sessions whose pass it was and no other.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""The engine over HTTP: routes, limits before allocation, typed refusals, callers that go away.
+"""The engine over HTTP: routes, limits before allocation, typed refusals, callers that disconnect.
 
-Knows HTTP and the wire format, no models; `serving` makes a process of it. PROTOCOL.md tells what travels.
+protocol/PROTOCOL.md tells what travels; `serving` runs the application as a process.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class Service:
         return await asyncio.shield(self._stopped)
 
     def guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """A handler that hears only callers who may call, and whose errors travel as refusals."""
+        """A handler that is called for admitted callers only, and whose errors travel as refusals."""
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -266,7 +266,7 @@ def create_app(
 ) -> Starlette:
     """The ASGI application of an engine; without tokens everybody may call.
 
-    `pad_bytes` > 0 pads the replies of PRIME and VERIFY to multiples of it (`padding`).
+    `pad_bytes` > 0 pads the replies of PRIME and VERIFY to multiples of it (`wire.pad`).
     """
     service = Service(engine, info, tokens or Tokens(), calls or CallLimits(), pad_bytes)
     routes = [

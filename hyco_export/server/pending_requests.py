@@ -1,6 +1,4 @@
-"""PRIME and VERIFY in flight: what each wants of the next pass, and what its logits make of the session.
-
-Knows rounds and sessions; no queue, no thread, no models.
+"""PRIME and VERIFY requests in flight: what each needs of the next pass, and what its logits make of the session.
 
 Legend: N nodes, V vocabulary.
 """
@@ -23,7 +21,8 @@ from hyco_export.server.sessions import Answered, Session, no_such_session
 class PendingRequest(ABC):
     """A call that waits for passes.
 
-    server_ms: what it has cost so far. along: what the server's head has drafted to go with the reply.
+    server_ms: its share of passes and its own work so far. along: tokens that the server's head drafted to go with the
+    reply.
     """
 
     def __init__(self, session: Session, facts: Facts, gone: Gone) -> None:
@@ -49,7 +48,7 @@ class PendingRequest(ABC):
     @property
     @abstractmethod
     def prompt_rows(self) -> int:
-        """batching.Waiting."""
+        """As `scheduler.Waiting`."""
 
     def chain(self) -> Chain | None:
         """What the server's own head is to draft before the pass."""

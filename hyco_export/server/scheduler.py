@@ -1,4 +1,4 @@
-"""Which waiting calls share the next pass, and the one thread that makes the passes. Knows no models and no tokens.
+"""The scheduler: which waiting calls share the next pass, and the one thread that makes the passes.
 
 Calls wait in one queue. A pass takes them from its head: as many as a pass holds, one of a session at most, and of
 prompts no more rows than a pass over prompts has. A prompt that needs further passes goes to the queue's end after
@@ -6,7 +6,7 @@ each, so rounds pass between its pieces. The head of the queue is always taken, 
 at most as many passes as there were calls before it.
 
 Seen with 8 clients of the embedded family on one core: 100 tokens per second with passes of one session, 310 with
-passes of at most 8, 350 when a pass waits 1 ms for company.
+passes of at most 8, 350 with a batch window of 1 ms.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class Batching(msgspec.Struct, frozen=True):
     """How calls share a pass."""
 
     sessions: int = 8  # in one pass, at most
-    wait_ms: float = 1.0  # that a pass waits for further sessions, while there are any that might call
+    wait_ms: float = 1.0  # batch window: a pass waits so long for further sessions, while there are any
     prefill_rows: int = 256  # rows of prompts in one pass, at most
 
 
@@ -128,7 +128,7 @@ class Scheduler:
                 self._changed.notify_all()
 
     def _wait_for_batch(self) -> None:
-        """Give other sessions a moment to join the pass."""
+        """The batch window: give other sessions a moment to join the pass."""
         deadline_s = time.monotonic() + self._batching.wait_ms / MS_PER_S
         while True:
             wanted = min(self._batching.sessions, self._expected())
@@ -148,11 +148,8 @@ class Scheduler:
             return ()
 
 
-# ports.VerifierModels for sessions that share nothing: each computes its part by itself. Knows no models.
-
-
 class SequentialModels:
-    """A pass is one call after the other.
+    """`VerifierModels` for sessions that share nothing: in a pass they compute their parts one after the other.
 
     Args:
         position_bytes: memory that a session takes for each of its positions.

@@ -1,8 +1,8 @@
 """One verifier in several processes: the leader serves and judges, the followers run its passes with their shards.
 
-Each pass is told once, before it is made, with what has happened to its sessions since the last one: which ended, what
-was reserved, which rows were committed. Nothing else needs the followers, so there is nothing else to keep in step, and
-calls of other threads never wait for them. Knows no weights; `nn.sharding` does.
+Each pass is broadcast once, before it is made, with what has happened to its sessions since the last one: which ended,
+what was reserved, which rows were committed. Nothing else needs the followers, so there is nothing else to keep in
+step, and calls of other threads never wait for them. `models.process_group` divides the weights.
 """
 
 import logging
