@@ -73,7 +73,7 @@ def serve_run(
         ArtifactError: `run_dir` was given and does not exist.
         ServerError: options that cannot be together, or an address that cannot be listened on.
     """
-    from hyco_export.protocol.security import check_exposure, read_tokens, server_context, signed_itself
+    from hyco_export.protocol.security import check_exposure, read_tokens, server_context
 
     if not is_main():
         _follow(recipe_path, run_dir, device, threads, options)
@@ -91,15 +91,7 @@ def serve_run(
         require_built(run)
     build = partial(build_application, run, listen, tokens, device, threads)
 
-    def ready(host: str, port: int) -> None:
-        url = url_of(host, port, tls is not None)
-        everywhere = "all addresses of this machine, " if host in WILDCARDS else ""
-        output.print(f"serving on {url} ({everywhere}stop with Ctrl-C)", soft_wrap=True)
-        if (run.root / HEAD).is_dir():
-            authority = listen.certificate if listen.certificate and signed_itself(listen.certificate) else None
-            places = {"server": url, "ca": authority, "token_file": listen.token_file if len(tokens) == 1 else None}
-            output.print(f"next, in another shell: {command_line('validate', **places)}", soft_wrap=True)
-
+    ready = partial(_show_ready, run, listen, len(tokens))
     if replicas > 1:
         from hyco_export.server.replicas import serve_replicas
 
@@ -144,6 +136,19 @@ def build_application(
     if info.head_digest:
         _self_test(run.root, engine, info)
     return create_app(engine, info, Tokens(tokens), pad_bytes=listen.pad_bytes)
+
+
+def _show_ready(run: RunFolder, listen: ListenOptions, tokens: int, host: str, port: int) -> None:
+    """Print the URL, which means that the server takes calls, and the next command."""
+    from hyco_export.protocol.security import signed_itself
+
+    url = url_of(host, port, listen.tls)
+    everywhere = "all addresses of this machine, " if host in WILDCARDS else ""
+    output.print(f"serving on {url} ({everywhere}stop with Ctrl-C)", soft_wrap=True)
+    if (run.root / HEAD).is_dir():
+        authority = listen.certificate if listen.certificate and signed_itself(listen.certificate) else None
+        places = {"server": url, "ca": authority, "token_file": listen.token_file if tokens == 1 else None}
+        output.print(f"next, in another shell: {command_line('validate', **places)}", soft_wrap=True)
 
 
 def show_stopped(unfinished: int) -> None:

@@ -1,6 +1,7 @@
 """Builds a verifier engine from a recipe's checkpoints and a run folder's artifacts, after checking that they belong
 together. The checks come before any model is loaded."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -117,16 +118,12 @@ def open_server_engine(
     facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
     sharers = options.servers * (followers.crew.size if followers and place.type == "cpu" else 1)
     limits = _limits(options, facts, free_bytes(place) // sharers)
-    own_head = partial(ChainDrafter, head, compiled=options.compiled, suppressed=suppressed_ids(model))
-    restricted = None
-    if artifact is not None and keepset is not None:
-        kept_ids = torch.from_numpy(keepset.ids.astype(np.int64)).to(place)
-        restricted = own_head(kept_ids, artifact.spec.handoff.window)
+    drafter = partial(ChainDrafter, head, compiled=options.compiled, suppressed=suppressed_ids(model))
     verifier = (partial(LeadingVerifier, followers) if followers else Verifier)(
         model,
-        own_head(),
+        drafter(),
         HandoffEncoder(artifact.spec.handoff) if artifact else None,
-        restricted,
+        _restricted(drafter, artifact, keepset, place),
         prefill_rows=options.batching.prefill_rows,
         node_limit=limits.node_limit,
         compiled=options.compiled,
@@ -138,6 +135,15 @@ def open_server_engine(
     engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else (keepset.digest if keepset else "")
     return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+
+
+def _restricted(
+    drafter: Callable[..., ChainDrafter], artifact: HeadArtifact | None, keepset: KeepSet | None, device: torch.device
+) -> ChainDrafter | None:
+    """The server's head over the artifact's keep set and window, as the device's head would draft."""
+    if artifact is None or keepset is None:
+        return None
+    return drafter(torch.from_numpy(keepset.ids.astype(np.int64)).to(device), artifact.spec.handoff.window)
 
 
 def _limits(options: ServeOptions, facts: Facts, memory_bytes: int) -> Limits:

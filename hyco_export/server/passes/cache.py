@@ -3,8 +3,7 @@
 A full-attention layer has a slot for every position that the session may reach. A sliding layer keeps the newest
 positions that somebody can still see, and behind them has room for one pass: when that is used up, the kept ones move
 to the front, once in many rounds. All of it is taken at once, so a session costs what `CacheLayout.size_bytes` says
-from its first pass to its last. `HandoffEncoder` makes the 8-bit
-K/V of hand-offs on the device where the cache lies.
+from its first pass to its last. `HandoffEncoder` makes the 8-bit K/V of hand-offs on the device where the cache lies.
 
 Legend: L committed positions, R rows of a pass, N K/V heads, d head dimension, C slots.
 """

@@ -135,6 +135,7 @@ def by_trees(transport: Transport, answer: Sequence[int]) -> GenerationTrace:
 @contextmanager
 def launched(log: Path) -> Iterator[tuple[str, "subprocess.Popen[str]", list[psutil.Process]]]:
     """URL of a server in two processes, its launcher, and the two: the main one first."""
+    (log.parent / "run").mkdir()
     with (
         log.open("w") as errors,
         subprocess.Popen(
