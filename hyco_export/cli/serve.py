@@ -107,8 +107,6 @@ def serve_run(
 
         with Followers(current_crew(), Line()) as followers:
             unfinished = serve(build(options, followers), host=listen.host, port=port, on_ready=ready, tls=tls)
-            if unfinished:
-                followers.abandon()
     else:
         unfinished = serve(build(options), host=listen.host, port=port, on_ready=ready, tls=tls)
     show_stopped(unfinished)

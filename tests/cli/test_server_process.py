@@ -12,6 +12,7 @@ from hyco_export.cli import serve as module
 from hyco_export.cli.serve import ServerProcess, server_process
 from hyco_export.device.calls import PersistentTransport
 from hyco_export.errors import ServerError, UnreachableError
+from hyco_export.protocol.wire import Traffic
 
 Start = Callable[[str], ServerProcess]
 
@@ -33,6 +34,7 @@ class Unanswered:
     """Calls to a server that is away."""
 
     calls = 0
+    traffic = Traffic(0, 0, 0, 0)
 
     def info(self) -> None:
         self.calls += 1

@@ -49,17 +49,19 @@ class PassMessage(msgspec.Struct, array_like=True):
 
 
 class Followers:
-    """The other processes as the leader sees them; a context in which they follow, and are told of its end. Where it
-    ends by an error they find the leader gone.
+    """The other processes as the leader sees them: a context in which they follow, and at whose end they are told so.
+    Where it ends by an error they find the leader gone.
 
     Raises:
-        CrewError: leaving the context after a pass that failed: the shards are out of step.
+        CrewError: leaving the context after a pass that failed, for the shards are out of step, or in the middle of
+            one that hangs: the followers hang in it, too, and would not read of the end.
     """
 
     def __init__(self, crew: Crew, line: Line) -> None:
         self.crew = crew
         self._line = line
         self._lost: BaseException | None = None
+        self.in_pass = False
 
     def __enter__(self) -> "Followers":
         return self
@@ -67,6 +69,8 @@ class Followers:
     def __exit__(self, *exc: object) -> None:
         if exc[1] is not None:
             return
+        if self.in_pass:
+            self._lost = self._lost or TimeoutError("a pass did not end")
         if self._lost is not None:
             raise self._failure()
         self._line.send(END)
@@ -87,11 +91,6 @@ class Followers:
             self._lost = error
             _log.error("a pass of the sharded verifier failed, the server stops: %s", place_of(error))
             os.kill(os.getpid(), signal.SIGTERM)
-
-    def abandon(self) -> None:
-        """A pass hangs: the followers are in it, too, and would not hear of the end."""
-        if self._lost is None:
-            self._lost = TimeoutError("it did not end")
 
     def _failure(self) -> CrewError:
         error = CrewError(f"a pass of the sharded verifier failed: {type(self._lost).__name__}", START_AGAIN)
@@ -119,12 +118,15 @@ class LeadingVerifier(Verifier):
         """
         ended = [self.ended.popleft() for _ in range(len(self.ended))]
         told = PassMessage(ended, [cast(LedSession, part.session).message(part) for part in parts])
+        self._followers.in_pass = True
         try:
             self._followers.broadcast(told)
             return super().advance(parts)
         except Exception as error:
             self._followers.lose(error)
             raise
+        finally:
+            self._followers.in_pass = False
 
 
 class LedSession(TorchVerifierSession):

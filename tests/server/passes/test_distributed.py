@@ -307,6 +307,15 @@ def test_a_pass_that_fails_stops_the_server_and_no_other_is_told(monkeypatch: py
     assert len(tape.messages) == 1
 
 
+def test_nobody_is_told_of_the_end_in_the_middle_of_a_pass() -> None:
+    tape = Tape()
+    followers = Followers(Crew(0, 2, torch.device("cpu")), tape)  # type: ignore[arg-type]
+    followers.in_pass = True  # the model's thread hangs
+    with pytest.raises(CrewError, match="TimeoutError"), followers:
+        pass
+    assert tape.messages == []
+
+
 def test_the_device_of_a_launch_must_be_the_one_that_was_asked_for() -> None:
     followers = Followers(Crew(0, 2, torch.device("cuda", 0)), Tape())  # type: ignore[arg-type]
     with pytest.raises(ServerError, match=r"--device cpu, but the processes of this launch compute on cuda .*hide the"):
