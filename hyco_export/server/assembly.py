@@ -107,15 +107,13 @@ def open_server_engine(
     artifact = read_head_artifact(artifacts, digest) if artifacts else None
     keepset = _keepset(artifacts, artifact)
     precision = recipe.models.verifier.dtype  # the server's head reads the verifier's states and K/V: one precision
-    heads = None
-    if followers is None:
-        model = load_verifier(folder, precision, device)
-    else:
-        model, heads = load_sharded_verifier(folder, precision, followers.crew)
+    model, heads = (
+        load_sharded_verifier(folder, precision, followers.crew)
+        if followers
+        else (load_verifier(folder, precision, device), None)
+    )
     head = load_head(head_folder, precision, str(place))
-
-    restricts = artifact is not None and keepset is not None
-    facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
+    facts = _facts(model, artifact, recipe.head.steps, options.context_limit, bool(artifact and keepset))
     sharers = options.servers * (followers.crew.size if followers and place.type == "cpu" else 1)
     limits = _limits(options, facts, free_bytes(place) // sharers)
     drafter = partial(ChainDrafter, head, compiled=options.compiled, suppressed=suppressed_ids(model))

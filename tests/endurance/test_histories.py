@@ -234,7 +234,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.engine.shut_down()
+        for name in self.engine.held():
+            self.engine.close(name)
 
     @rule(client=clients)
     def leave(self, client: Client) -> None:
