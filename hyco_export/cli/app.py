@@ -154,15 +154,15 @@ def serve(
     ] = 0,
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/protocol/PROTOCOL.md)."""
-    from hyco_export.cli.serve import Door, serve_run
+    from hyco_export.cli.serve import ListenOptions, serve_run
     from hyco_export.core.numerics import BYTES_PER_MB
     from hyco_export.server.admission import ServeOptions
     from hyco_export.server.scheduler import Batching
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
     options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, idle_s, compiled)
-    door = Door(host.strip("[]"), port, tls_cert, tls_key, token_file, insecure, pad_replies)
-    serve_run(_only(path, recipe), run, door, device, threads, options, replicas)
+    listen = ListenOptions(host.strip("[]"), port, tls_cert, tls_key, token_file, insecure, pad_replies)
+    serve_run(_only(path, recipe), run, listen, device, threads, options, replicas)
 
 
 @app.command()

@@ -1,4 +1,5 @@
-"""What `serve` does: say early what cannot work, put the server together, test it, serve."""
+"""The command `serve`: options are checked, the server is assembled, tests itself and serves. `server_process` runs
+the command as a process of its own for the length of a validation."""
 
 import ctypes
 import re
@@ -6,8 +7,9 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 BUILD_HEAD = "build it: hyco-export convert-head"
 
 
-class Door(msgspec.Struct, frozen=True):
-    """Where `serve` listens, and whom it lets in."""
+class ListenOptions(msgspec.Struct, frozen=True):
+    """Where `serve` listens, and whose calls it takes."""
 
     host: str
     port: int
@@ -44,17 +46,22 @@ class Door(msgspec.Struct, frozen=True):
     insecure: bool
     pad_bytes: int  # replies are padded to multiples of it; 0: not
 
-    def described(self, tls: bool, tokens: int) -> str:
-        """Who is let in, in one line."""
+    @property
+    def tls(self) -> bool:
+        """Is TLS spoken; certificate and key come together."""
+        return self.certificate is not None
+
+    def described(self, tokens: int) -> str:
+        """Whose calls are taken, in one line; `tokens`: how many are known."""
         who = f"who shows a token ({tokens} known)" if tokens else "everybody who reaches it"
         padded = f"; replies padded to multiples of {self.pad_bytes:,} B" if self.pad_bytes else ""
-        return f"access: {who}, {'over TLS' if tls else 'without TLS'}{padded}"
+        return f"access: {who}, {'over TLS' if self.tls else 'without TLS'}{padded}"
 
 
 def serve_run(
     recipe_path: Path | None,
     run_dir: Path | None,
-    door: Door,
+    listen: ListenOptions,
     device: str,
     threads: int | None,
     options: "ServeOptions",
@@ -66,49 +73,31 @@ def serve_run(
         ArtifactError: `run_dir` was given and does not exist.
         ServerError: options that cannot be together, or an address that cannot be listened on.
     """
-    from hyco_export.protocol.security import Tokens, check_exposure, read_tokens, server_context, signed_itself
+    from hyco_export.protocol.security import check_exposure, read_tokens, server_context
 
     if not is_main():
         _follow(recipe_path, run_dir, device, threads, options)
         return
     if is_shared() and replicas > 1:
         raise ServerError("--replicas: the processes of a launch make one verifier", "leave one of them out")
-    if (door.certificate is None) != (door.key is None):
+    if (listen.certificate is None) != (listen.key is None):
         raise ServerError("--tls-cert and --tls-key belong together", "give both")
-    tls = server_context(door.certificate, door.key) if door.certificate and door.key else None
-    tokens = read_tokens(door.token_file)
-    check_exposure(door.host, tls is not None, bool(tokens), door.insecure)
-    port = require_free_port(door.host, door.port)  # a taken one is said before models are loaded
+    tls = server_context(listen.certificate, listen.key) if listen.certificate and listen.key else None
+    tokens = read_tokens(listen.token_file)
+    check_exposure(listen.host, tls is not None, bool(tokens), listen.insecure)
+    port = require_free_port(listen.host, listen.port)  # a taken one is said before models are loaded
     run = open_run(recipe_path, run_dir)
     if run_dir is not None:
         require_built(run)
+    build = partial(build_application, run, listen, tokens, device, threads)
 
-    def build(followers: "Followers | None" = None) -> "Starlette":
-        from hyco_export.server.assembly import open_server_engine
-        from hyco_export.server.http import create_app
-
-        use_threads(threads or run.recipe.threads)
-        engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options, followers)
-        output.print("\n".join(start_lines(run, engine, info, device)), soft_wrap=True)
-        output.print(door.described(tls is not None, len(tokens)), soft_wrap=True)
-        if info.head_digest:
-            _self_test(run.root, engine, info)
-        return create_app(engine, info, Tokens(tokens), pad_bytes=door.pad_bytes)
-
-    def ready(host: str, port: int) -> None:
-        url = url_of(host, port, tls is not None)
-        everywhere = "all addresses of this machine, " if host in WILDCARDS else ""
-        output.print(f"serving on {url} ({everywhere}stop with Ctrl-C)", soft_wrap=True)
-        if (run.root / HEAD).is_dir():
-            authority = door.certificate if door.certificate and signed_itself(door.certificate) else None
-            places = {"server": url, "ca": authority, "token_file": door.token_file if len(tokens) == 1 else None}
-            output.print(f"next, in another shell: {command_line('validate', **places)}", soft_wrap=True)
-
+    ready = partial(_show_ready, run, listen, len(tokens))
     if replicas > 1:
         from hyco_export.server.replicas import serve_replicas
 
-        serve_replicas(build, replicas, door.host, port, ready, door.certificate, door.key)
-        show_stopped()
+        replica = partial(build, msgspec.structs.replace(options, servers=replicas))
+        serve_replicas(replica, replicas, listen.host, port, ready, listen.certificate, listen.key)
+        output.print("stopped: sessions are gone")
         return
     from hyco_export.server.serving import serve
 
@@ -117,15 +106,53 @@ def serve_run(
         from hyco_export.server.passes.distributed import Followers
 
         with Followers(current_group(), Line()) as followers:
-            serve(build(followers), host=door.host, port=door.port, on_ready=ready, tls=tls)
+            unfinished = serve(build(options, followers), host=listen.host, port=port, on_ready=ready, tls=tls)
     else:
-        serve(build(), host=door.host, port=door.port, on_ready=ready, tls=tls)
-    show_stopped()
+        unfinished = serve(build(options), host=listen.host, port=port, on_ready=ready, tls=tls)
+    show_stopped(unfinished)
 
 
-def show_stopped() -> None:
-    """The word at the end of a server."""
-    output.print("stopped: calls in flight were answered, sessions are gone")
+def build_application(
+    run: RunFolder,
+    listen: ListenOptions,
+    tokens: Sequence[str],
+    device: str,
+    threads: int | None,
+    options: "ServeOptions",
+    followers: "Followers | None" = None,
+) -> "Starlette":
+    """The server's application; prints what it serves. Called in the process that serves it, for a replica in another
+    one than the command's: its arguments are plain values that pickle."""
+    from hyco_export.protocol.security import Tokens
+    from hyco_export.server.assembly import open_server_engine
+    from hyco_export.server.http import create_app
+
+    use_threads(threads or run.recipe.threads)
+    engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options, followers)
+    output.print("\n".join(start_lines(run, engine, info, device)), soft_wrap=True)
+    output.print(listen.described(len(tokens)), soft_wrap=True)
+    if info.head_digest:
+        _self_test(run.root, engine, info)
+    return create_app(engine, info, Tokens(tokens), pad_bytes=listen.pad_bytes)
+
+
+def _show_ready(run: RunFolder, listen: ListenOptions, tokens: int, host: str, port: int) -> None:
+    """Print the URL, which means that the server takes calls, and the next command."""
+    from hyco_export.protocol.security import signed_itself
+
+    url = url_of(host, port, listen.tls)
+    everywhere = "all addresses of this machine, " if host in WILDCARDS else ""
+    output.print(f"serving on {url} ({everywhere}stop with Ctrl-C)", soft_wrap=True)
+    if (run.root / HEAD).is_dir():
+        authority = listen.certificate if listen.certificate and signed_itself(listen.certificate) else None
+        places = {"server": url, "ca": authority, "token_file": listen.token_file if tokens == 1 else None}
+        output.print(f"next, in another shell: {command_line('validate', **places)}", soft_wrap=True)
+
+
+def show_stopped(unfinished: int) -> None:
+    """Print the last line of a server."""
+    answered = f"{unfinished} calls in flight were not finished" if unfinished else "calls in flight were answered"
+    output.print(f"stopped: {answered}, sessions are gone")
 
 
 def start_lines(run: RunFolder, engine: "Engine", info: "ServerInfo", device: str) -> list[str]:
@@ -193,8 +220,7 @@ def require_free_port(host: str, port: int) -> int:
         return int(listener.getsockname()[1])
 
 
-# A server in a process of its own for the length of a validation, stopped whatever happens to the parent.
-
+# --- a server as a process of its own, stopped whatever happens to its parent
 
 STOP_TIMEOUT_S = 20
 PR_SET_PDEATHSIG = 1  # linux/prctl.h: signal to get when the parent dies

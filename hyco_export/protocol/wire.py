@@ -7,7 +7,7 @@ cache indices, floats from the device other than sampling settings.
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -229,8 +229,8 @@ class _Versioned(msgspec.Struct, array_like=True):
 
 
 def _check_version(payload: bytes) -> None:
-    """Refuse another version, in an array or a map; a map without a version is decoded, and refused, as this one."""
-    head = msgspec.msgpack.decode(payload, type=_Versioned | dict[str, msgspec.Raw])
+    """Of a message in any shape, array or map; one that says no version is this one's to refuse."""
+    head = msgspec.msgpack.decode(payload, type=_Versioned | dict[Any, msgspec.Raw])
     if isinstance(head, _Versioned):
         version = head.version
     else:

@@ -1,7 +1,7 @@
-"""What a server knows of a session that its engine does not: whose it is, and which rows are still to be sent.
+"""Access to an engine's sessions: who owns a session, how often a caller may call, which rows are still to be sent.
 
-Knows owners and session names; nothing of models, ids or HTTP. A session of another owner looks exactly like one that
-never was. Callable from any thread.
+A session of another owner looks exactly like one that never was. `LocalTransport` calls an engine of this process by
+the same way as a device does over HTTP.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from hyco_export.server.sessions import (
 )
 
 LONGEST_ATTEMPT = 64  # characters
+CALLERS_KEPT = 4096  # of a rate limiter: the caller unseen for longest is forgotten, and so is its debt
 LOST_CODES = (wire.UNKNOWN_SESSION, "model_fault")  # the engine has dropped the session
 
 
@@ -41,7 +42,10 @@ class _Entry(msgspec.Struct):
 
 
 class _Opening:
-    """A PRIME in flight. replaced: the same attempt has been sent again meanwhile, nobody waits for this one."""
+    """A PRIME in flight.
+
+    replaced: the same attempt has been sent again; this one's caller no longer waits.
+    """
 
     def __init__(self, owner: str, attempt: str) -> None:
         self.owner = owner
@@ -49,11 +53,11 @@ class _Opening:
         self.replaced = False
 
 
-class Desk:
-    """Takes calls for an engine.
+class SessionAccess:
+    """Passes calls to an engine, each owner's to its own sessions only. Callable from any thread.
 
     Args:
-        engine: who does the work.
+        engine: makes the passes.
         sessions_per_owner: an owner's sessions at once; callers that nobody tells apart have the engine's limit only.
     """
 
@@ -194,12 +198,6 @@ def _with_older_rows(reply: wire.VerifyReply, round_number: int, entry: _Entry) 
     return msgspec.structs.replace(reply, handoff=older.attach(reply.handoff, round_number))
 
 
-# How often a caller may call: one bucket of calls a caller, refilled at a steady rate. Knows no HTTP.
-
-
-CALLERS_KEPT = 4096  # addresses are many; the longest unseen is forgotten, and so is its debt
-
-
 class _Bucket(msgspec.Struct):
     calls: float  # that may come at once
     at_s: float  # when that was true
@@ -239,10 +237,10 @@ class RateLimiter:
 
 
 class LocalTransport:
-    """Calls into an engine of this process, through the same desk and the same bytes as over HTTP."""
+    """Calls into an engine of this process, through the same session access and the same bytes as over HTTP."""
 
     def __init__(self, engine: EnginePort, info: wire.ServerInfo) -> None:
-        self._desk = Desk(engine)
+        self._access = SessionAccess(engine)
         self._info = info
         self.traffic = Traffic(0, 0, 0, 0)
 
@@ -250,13 +248,13 @@ class LocalTransport:
         return wire.decode(wire.encode(self._info), wire.ServerInfo)
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
-        return self._pass(partial(self._desk.prime, ANYBODY), request, wire.PrimeReply)
+        return self._pass(partial(self._access.prime, ANYBODY), request, wire.PrimeReply)
 
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
-        return self._pass(partial(self._desk.verify, ANYBODY, session, round_number), request, wire.VerifyReply)
+        return self._pass(partial(self._access.verify, ANYBODY, session, round_number), request, wire.VerifyReply)
 
     def close_session(self, session: str) -> None:
-        self._desk.close(ANYBODY, session)
+        self._access.close(ANYBODY, session)
 
     def _pass(self, call: Callable[[Sent], Reply], request: Sent, kind: type[Reply]) -> Reply:
         """Request and answer as bytes; a refusal travels as its body."""

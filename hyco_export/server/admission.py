@@ -1,4 +1,7 @@
-"""Which PRIME requests a server takes: pure checks, before anything is allocated. Knows limits, no sessions."""
+"""What a server admits: its limits, the checks of a PRIME request, the K/V memory of all sessions together.
+
+Every check is made before anything is allocated.
+"""
 
 import math
 from collections.abc import Sequence
@@ -194,11 +197,8 @@ def _check_options(request: wire.PrimeRequest, facts: Facts) -> None:
         raise ProtocolError("unsupported", f"unverified needs a device that drafts, draft_side is {request.draft_side}")
 
 
-# What the operator of a server chooses beside its models. Knows no models and no command line.
-
-
 class ServeOptions(msgspec.Struct, frozen=True):
-    """How a server uses its machine; none of it changes a token.
+    """How a server uses its machine, chosen by its operator; none of it changes a token.
 
     sessions: held at once; None for the usual number.
     cache_bytes: K/V memory of all sessions together; None: half of what is free once the models are loaded.
@@ -206,6 +206,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         on, what it makes of such positions is nobody's promise.
     idle_s: after so many seconds a session that nobody calls is forgotten; None: the usual time.
     compiled: let torch's compiler make the layers, at the first passes: for GPUs.
+    servers: replicas that share the machine's memory.
     """
 
     sessions: int | None = None
@@ -214,3 +215,4 @@ class ServeOptions(msgspec.Struct, frozen=True):
     context_limit: int | None = None
     idle_s: float | None = None
     compiled: bool = False
+    servers: int = 1

@@ -1,8 +1,7 @@
-"""Puts a verifier server together from a recipe's checkpoints and a run folder's artifacts.
+"""Builds a verifier engine from a recipe's checkpoints and a run folder's artifacts, after checking that they belong
+together. The checks come before any model is loaded."""
 
-Knows where they lie and what must fit together; loading, serving and judging are others'.
-"""
-
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -34,11 +33,12 @@ from hyco_export.server.passes.distributed import Followers, LeadingVerifier
 from hyco_export.server.passes.head_drafter import ChainDrafter
 from hyco_export.server.passes.verifier import Verifier
 
-# What `server_ms` is measured with on a GPU.
+WARM_UP_ROWS, WARM_UP_NODES = 40, 32  # of a prompt, and of the paper's tree
+CACHE_SHARE = 0.5  # of the free memory, for K/V; the rest is for passes and other programs
 
 
 class CudaClock:
-    """CUDA events on the current stream of `device`, from the first kernel's launch to the last one's end."""
+    """Times by CUDA events on the current stream of `device`, from the first kernel's launch to the last one's end."""
 
     name = "cuda-events"
 
@@ -64,10 +64,6 @@ def clock_for(device: torch.device, threads: int) -> Clock:
     if device.type == "cuda":
         return CudaClock(device)
     return ThreadCpuClock() if threads == 1 else ProcessCpuClock()
-
-
-WARM_UP_ROWS, WARM_UP_NODES = 40, 32  # of a prompt, and of the paper's tree
-CACHE_SHARE = 0.5  # of the free memory; the rest is for passes, and for others
 
 
 class HeadArtifact(msgspec.Struct, frozen=True):
@@ -111,34 +107,21 @@ def open_server_engine(
     artifact = read_head_artifact(artifacts, digest) if artifacts else None
     keepset = _keepset(artifacts, artifact)
     precision = recipe.models.verifier.dtype  # the server's head reads the verifier's states and K/V: one precision
-    heads = None
-    if followers is None:
-        model = load_verifier(folder, precision, device)
-    else:
-        model, heads = load_sharded_verifier(folder, precision, followers.group)
-    head = load_head(head_folder, precision, str(place))
-
-    restricts = artifact is not None and keepset is not None
-    facts = _facts(model, artifact, recipe.head.steps, options.context_limit, restricts)
-    usual = Limits()
-    sharers = followers.group.size if followers and place.type == "cpu" else 1  # of the memory
-    limits = Limits(
-        sessions=options.sessions or usual.sessions,
-        idle_s=options.idle_s or usual.idle_s,
-        prompt_limit=min(usual.prompt_limit, facts.context_limit - 1),
-        cache_bytes=options.cache_bytes or int(CACHE_SHARE * free_bytes(place) / sharers),
+    model, heads = (
+        load_sharded_verifier(folder, precision, followers.group)
+        if followers
+        else (load_verifier(folder, precision, device), None)
     )
-    encoder = HandoffEncoder(artifact.spec.handoff) if artifact else None
-    own_head = partial(ChainDrafter, head, compiled=options.compiled, suppressed=suppressed_ids(model))
-    restricted = None
-    if artifact is not None and keepset is not None:
-        kept_ids = torch.from_numpy(keepset.ids.astype(np.int64)).to(place)
-        restricted = own_head(kept_ids, artifact.spec.handoff.window)
+    head = load_head(head_folder, precision, str(place))
+    facts = _facts(model, artifact, recipe.head.steps, options.context_limit, bool(artifact and keepset))
+    sharers = options.servers * (followers.group.size if followers and place.type == "cpu" else 1)
+    limits = _limits(options, facts, free_bytes(place) // sharers)
+    drafter = partial(ChainDrafter, head, compiled=options.compiled, suppressed=suppressed_ids(model))
     verifier = (partial(LeadingVerifier, followers) if followers else Verifier)(
         model,
-        own_head(),
-        encoder,
-        restricted,
+        drafter(),
+        HandoffEncoder(artifact.spec.handoff) if artifact else None,
+        _restricted(drafter, artifact, keepset, place),
         prefill_rows=options.batching.prefill_rows,
         node_limit=limits.node_limit,
         compiled=options.compiled,
@@ -150,6 +133,26 @@ def open_server_engine(
     engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else (keepset.digest if keepset else "")
     return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+
+
+def _restricted(
+    drafter: Callable[..., ChainDrafter], artifact: HeadArtifact | None, keepset: KeepSet | None, device: torch.device
+) -> ChainDrafter | None:
+    """The server's head over the artifact's keep set and window, as the device's head would draft."""
+    if artifact is None or keepset is None:
+        return None
+    return drafter(torch.from_numpy(keepset.ids.astype(np.int64)).to(device), artifact.spec.handoff.window)
+
+
+def _limits(options: ServeOptions, facts: Facts, memory_bytes: int) -> Limits:
+    """What a caller gets at most; `memory_bytes`: this server's part of what is free."""
+    usual = Limits()
+    return Limits(
+        sessions=options.sessions or usual.sessions,
+        idle_s=options.idle_s or usual.idle_s,
+        prompt_limit=min(usual.prompt_limit, facts.context_limit - 1),
+        cache_bytes=options.cache_bytes or int(CACHE_SHARE * memory_bytes),
+    )
 
 
 def open_shard(

@@ -1,6 +1,6 @@
-"""uvicorn's HTTP/1.1 connection with an end to patience: slow handshakes, heads and readers, bodies in crumbs, crowds.
+"""uvicorn's HTTP/1.1 connection with limits: on TLS handshakes, heads, readers, pieces of a body, open connections.
 
-Knows asyncio, uvicorn and h11; no routes. Bodies that come slowly are the application's to refuse while it reads them.
+A body that arrives slowly is refused by the application (`http._read`), which reads it.
 """
 
 import asyncio
@@ -17,22 +17,28 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.refusals import body_of, headers_of, status_of
+from hyco_export.server.sessions import shutting_down
 
 SLOWEST_READER_BYTES_PER_S = 1_000  # a phone at the edge of a cell; below it a reply of 6 MB takes hours
 PROBE_S = 1.0  # between two looks whether a caller that sends no more still listens
 BUSY_S = 1.0  # after which a caller is asked to try again where all connections are in use
-READING = (h11.IDLE, h11.SEND_BODY)  # what a peer may be at when its bytes are wanted
+SMALL_PIECE_BYTES = 1_024  # a body's pieces are counted while their mean is below it: whole packets carry more
+TLS_CLOSE_S = 2.0  # for the peer's part of the end of a TLS connection
+READING = (h11.IDLE, h11.SEND_BODY)  # states of a peer whose bytes are wanted
+TRUSTED = "hyco_export.trusted"  # of an ASGI scope, set by the application: the caller showed a valid token or,
+# where nobody has one, holds a session. Its connection is the last to be closed for want of room.
 ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 
 class PeerLimits(msgspec.Struct, frozen=True):
-    """What a connection may take."""
+    """What one connection may take, and how many there may be."""
 
     connections: int = 256
     head_bytes: int = 8_192  # request line and headers
     head_s: float = 10.0  # from a head's first byte to its last; for a TLS handshake; for the rest of a refused body
     stall_s: float = 30.0  # over which a reader must take what SLOWEST_READER_BYTES_PER_S gives
-    body_pieces: int = 512  # of a body: chunks, and what comes at once; the work it makes, whatever its size
+    body_pieces: int = 512  # chunks or packets of a body of small pieces: bounds the work it makes, whatever its size
+    backlog: int = 128  # connections that wait to be accepted, and that one turn of the event loop accepts
 
 
 class PatientProtocol(H11Protocol):
@@ -48,7 +54,8 @@ class PatientProtocol(H11Protocol):
         self.conn = _BoundedConnection(limits)
         self._limits = limits
         self._tls = tls
-        self._accepted_s = 0.0
+        self._idle_since_s = 0.0  # accepted, or the last answer given
+        self._trusted = False
         self._held = bytearray()  # received, not parsed yet
         self._half_closed = False  # the peer sends no more
         self._head_timer: asyncio.TimerHandle | None = None  # for what is to come of the peer
@@ -57,7 +64,7 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self._accepted_s = self.loop.time()
+        self._idle_since_s = self.loop.time()
         if len(self.connections) >= self._limits.connections and not self._displace():
             if self._tls is None:
                 seen = f"all {self._limits.connections} connections are in use"
@@ -76,9 +83,15 @@ class PatientProtocol(H11Protocol):
     async def _shake_hands(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
         try:
             secured = await self.loop.start_tls(
-                plain, self, tls, server_side=True, ssl_handshake_timeout=self._limits.head_s
+                plain,
+                self,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=self._limits.head_s,
+                ssl_shutdown_timeout=TLS_CLOSE_S,
             )
-        except OSError:  # too slow, no TLS, or gone; ssl.SSLError is one
+        except OSError as error:  # too slow, no TLS, or gone; ssl.SSLError is one
+            error.__traceback__ = None  # its frames hold this connection, in a cycle of 300 KB until a full collection
             secured = None
         if secured is None:
             self.connections.discard(self)
@@ -94,14 +107,15 @@ class PatientProtocol(H11Protocol):
         self._head_timer = self.loop.call_later(self._limits.head_s, self.transport.close)
 
     def _displace(self) -> bool:
-        """Make room: end the connection that has waited longest for its first request. False where all had one."""
+        """Make room: abort the connection that has been idle for longest, those of trusted callers last. False where
+        every connection has a request in progress."""
         peers = cast("set[PatientProtocol]", self.connections)
-        waiting = (peer for peer in peers if peer.cycle is None)
-        oldest = min(waiting, key=lambda peer: peer._accepted_s, default=None)
-        if oldest is None:
+        idle = (peer for peer in peers if not peer.is_answering)
+        longest = min(idle, key=lambda peer: (peer._trusted, peer._idle_since_s), default=None)
+        if longest is None:
             return False
-        self.connections.discard(oldest)
-        oldest.transport.abort()
+        self.connections.discard(longest)
+        longest.transport.abort()
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -125,10 +139,10 @@ class PatientProtocol(H11Protocol):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # as asyncio's
         """A peer that has sent its request and sends no more still hears the answer; inside TLS it cannot."""
-        if self._tls is not None or not self._is_answering or self.conn.their_state is h11.SEND_BODY:
+        if self._tls is not None or not self.is_answering or self.conn.their_state is h11.SEND_BODY:
             return None
         self._half_closed = True
-        self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
+        self._start_probing()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -138,10 +152,26 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
+        self._idle_since_s = self.loop.time()
+        self._trusted = bool(self.cycle.scope.get(TRUSTED, self._trusted))
         super().on_response_complete()  # begins the next request, where h11 has one
         self._parse()
-        if self._half_closed and not self._is_answering:
+        if not self._half_closed:
+            return
+        if self.is_answering:  # a request that was sent before the half was closed
+            self._start_probing()
+        else:
             self.transport.close()
+
+    def shutdown(self) -> None:
+        """The server stops: close when the request in progress is answered; one that is not whole yet is refused."""
+        if self.flow is None:  # in the handshake
+            self.transport.abort()
+        elif self.is_answering and self.conn.their_state is h11.SEND_BODY and not self.cycle.response_started:
+            self.transport.write(_farewell(shutting_down("the server is stopping")))
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -159,35 +189,43 @@ class PatientProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP request: bytes of TLS, a head that is too long or contradicts itself, a body in crumbs."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # no second answer behind one that has begun
-            limits = f"a head may have {self._limits.head_bytes} B, a body {self._limits.body_pieces} chunks"
+            limits = f"a head may have {self._limits.head_bytes} B, a body {self._limits.body_pieces} chunks or packets"
             hint = f"see PROTOCOL.md; {limits}, and this port may want TLS or none"
-            self.transport.write(_farewell(ProtocolError("malformed", msg, hint)))
+            self.transport.write(
+                _farewell(ProtocolError("malformed", cast(_BoundedConnection, self.conn).refused or msg, hint))
+            )
         self.transport.close()
 
     @property
-    def _is_answering(self) -> bool:
+    def is_answering(self) -> bool:
+        """Is a request in progress."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _watch_sender(self) -> None:
         """A head that has begun must end in time, and so must a body that nobody reads any more."""
         state = self.conn.their_state
         begun = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
-        wanted = begun and not self._is_answering
+        wanted = begun and not self.is_answering
         if wanted and self._head_timer is None:
             self._head_timer = self.loop.call_later(self._limits.head_s, self.transport.close)
         elif not wanted and self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _start_probing(self) -> None:
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
+
     def _probe(self) -> None:
         """Say 100 Continue to a peer that sends no more: the system of one that is gone resets the connection."""
-        if self.transport.is_closing() or not self._is_answering or self.cycle.response_started:
+        if self.transport.is_closing() or not self.is_answering or self.cycle.response_started:
             return
         if self.conn.their_http_version != b"1.0":
             self.transport.write(
                 self.conn.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
             )
-        self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
+        self._start_probing()
 
     def _watch_reader(self) -> None:
         left = self.transport.get_write_buffer_size()
@@ -202,22 +240,27 @@ class PatientProtocol(H11Protocol):
 
 
 class _BoundedConnection(h11.Connection):
-    """h11's parser, with an end to the pieces of a body. It takes absolute targets, as RFC 9112 (3.2.2) wants."""
+    """h11's parser with a limit on the small pieces of a body. Absolute targets become paths (RFC 9112, 3.2.2).
+
+    refused: why a body was refused; h11's own refusals leave it empty.
+    """
 
     def __init__(self, limits: PeerLimits) -> None:
         super().__init__(h11.SERVER, limits.head_bytes)
         self._most_pieces = limits.body_pieces
         self._pieces = 0
+        self._body_bytes = 0
+        self.refused = ""
 
     def next_event(self) -> Any:
         """As h11's.
 
         Raises:
-            h11.RemoteProtocolError: also for a body in too many pieces.
+            h11.RemoteProtocolError: also for a body in too many small pieces.
         """
         event = super().next_event()
         if isinstance(event, h11.Request):
-            self._pieces = 0
+            self._pieces = self._body_bytes = 0
             if origin := ORIGIN.match(event.target):
                 path = event.target[origin.end() :]
                 target = path if path.startswith(b"/") else b"/" + path
@@ -226,8 +269,11 @@ class _BoundedConnection(h11.Connection):
                 )
         elif isinstance(event, h11.Data):
             self._pieces += 1
-            if self._pieces > self._most_pieces:
-                raise h11.RemoteProtocolError(f"a body of more than {self._most_pieces} pieces")
+            self._body_bytes += len(event.data)
+            if self._pieces > self._most_pieces and self._body_bytes < self._pieces * SMALL_PIECE_BYTES:
+                mean = self._body_bytes // self._pieces
+                self.refused = f"a body of more than {self._most_pieces} chunks or packets, of {mean} B on average"
+                raise h11.RemoteProtocolError(self.refused)
         return event
 
 

@@ -1,15 +1,16 @@
-"""The verifier engine: sessions and rounds over any VerifierSession, several sessions to a pass. No torch, no HTTP.
+"""The verifier engine: sessions and rounds over any VerifierSession, several sessions to a pass.
 
-One thread works on the models; calls wait for it in `batching`'s queue. Which sessions exist beside one, or share its
-passes, changes nothing in it. A fault of the model ends the sessions whose pass it was and no other.
+One thread works on the models; calls wait for it in the scheduler's queue. Which sessions exist beside one, or share
+its passes, changes nothing in it. A fault of the model ends the sessions whose pass it was and no other.
 """
 
+import contextlib
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -28,12 +29,12 @@ from hyco_export.server.interfaces import (
     never_gone,
 )
 from hyco_export.server.metrics import Clock, ThreadCpuClock, place_of
-from hyco_export.server.pending_requests import Call, PrimeCall, RoundCall
-from hyco_export.server.scheduler import Batching, OneByOne, Scheduler
-from hyco_export.server.sessions import PRIME_AGAIN, Ahead, Session, SessionTable
+from hyco_export.server.pending_requests import PendingPrime, PendingRequest, PendingRound
+from hyco_export.server.scheduler import Batching, Scheduler, SequentialModels
+from hyco_export.server.sessions import PRIME_AGAIN, Ahead, Session, SessionTable, shutting_down
 
 Key = TypeVar("Key")
-SETTLE_S = 10.0  # until a pass in progress is given up when the engine stops
+SETTLE_S = 5.0  # for the calls in flight when the engine stops; then they are given up
 PROBE = wire.PrimeRequest(wire.PROTOCOL_VERSION, [0], wire.Sampling(0.0, 0, 1.0), wire.EXACT, 0, 1, "device", 0, "")
 _log = logging.getLogger(__name__)
 
@@ -67,12 +68,13 @@ class Engine:
         self.clock: Clock = clock or ThreadCpuClock()
         self.batching = batching or Batching()
         self._open_session = open_session
-        self._models = models or OneByOne()
+        self._models = models or SequentialModels()
         self._budget = CacheBudget(self.limits.cache_bytes)
         self._table = SessionTable(self.limits.sessions, self.limits.idle_s, now)
         self._now = now
         self._last_pass_s = -math.inf
         self._probe: Future[Any] | None = None
+        self._stopping = False
         self._lock = threading.Lock()
         self._scheduler = Scheduler(self._lock, self._run, self.batching, lambda: self._table.unfinished)
 
@@ -92,12 +94,13 @@ class Engine:
 
         Raises:
             ProtocolError: what `check_prime` refuses; codes sessions_full, cache_size, cache_full, model_fault,
-                cancelled.
+                cancelled, shutting_down.
         """
         check_prime(request, self.facts, self.limits)
         with self._lock:
+            self._require_running()
             session = self._admit(request)
-            call = PrimeCall(session, self.facts, self.batching.prefill_rows, gone)
+            call = PendingPrime(session, self.facts, self.batching.prefill_rows, gone)
             self._submit(call)
         try:
             return call.future.result()
@@ -124,12 +127,13 @@ class Engine:
 
         Raises:
             ProtocolError: at once, or in the future: codes unknown_session, round_*, session_finished, length_differs,
-                digest_differs, unsupported, those of `check_tree`, model_fault, cancelled.
+                digest_differs, unsupported, those of `check_tree`, model_fault, cancelled, shutting_down.
         """
         with self._lock:
+            self._require_running()
             self._table.expire()
             session = self._table.find(session_id)
-            call = RoundCall(session, round_number, request, self.facts, self.limits, gone)
+            call = PendingRound(session, round_number, request, self.facts, self.limits, gone)
             self._submit(call)
         return call.future
 
@@ -158,21 +162,32 @@ class Engine:
         """Ask the model for a pass over one token, in a session that nobody sees; done when it has made it. The one in
         flight where there is one: a model that hangs gathers no probes."""
         with self._lock:
+            self._require_running()
             if self._probe is None or self._probe.done():
                 session = Session(PROBE, self._budget)
                 session.verifier = self._open_session()
-                call = PrimeCall(session, self.facts, self.batching.prefill_rows, never_gone)
+                call = PendingPrime(session, self.facts, self.batching.prefill_rows, never_gone)
                 self._probe = call.future
                 self._submit(call)
             return self._probe
 
-    def shut_down(self) -> None:
-        """Free every session; waits for the pass in progress, and tells its callers if it does not end in time."""
+    def shut_down(self) -> int:
+        """Refuse new calls, give those in flight SETTLE_S to end, refuse what is left, and free every session.
+
+        Returns:
+            Calls that were left.
+        """
         with self._lock:
+            self._stopping = True
+            left = self._scheduler.drain(SETTLE_S)
             self._table.clear()
-            left = self._scheduler.settle(SETTLE_S)
         for call in left:
-            call.future.set_exception(ProtocolError("shutting_down", "the model hangs, the server stops", PRIME_AGAIN))
+            _deliver(call.future, shutting_down("the server is stopping, and this call's pass did not end in time"))
+        return len(left)
+
+    def _require_running(self) -> None:
+        if self._stopping:
+            raise shutting_down("the server is stopping")
 
     def _admit(self, request: wire.PrimeRequest) -> Session:
         """A session with its memory reserved; nothing is allocated yet. The lock is held."""
@@ -188,14 +203,14 @@ class Engine:
         self._table.add(session)
         return session
 
-    def _submit(self, call: Call) -> None:
+    def _submit(self, call: PendingRequest) -> None:
         """The lock is held."""
         call.session.calls += 1
         self._scheduler.submit(call)
 
     # --- on the model's thread
 
-    def _run(self, batch: Sequence[Call]) -> list[Call]:
+    def _run(self, batch: Sequence[PendingRequest]) -> list[PendingRequest]:
         """One pass; the calls that need another. The others are answered when their sessions rest."""
         with self._lock:
             for call in batch:
@@ -207,7 +222,7 @@ class Engine:
             self._answer(batch, ended)
             self._draft_ahead(ended)
 
-    def _answer(self, batch: Sequence[Call], ended: Sequence["_Ended"]) -> None:
+    def _answer(self, batch: Sequence[PendingRequest], ended: Sequence["_Ended"]) -> None:
         """Let the sessions of a pass rest, then tell the callers that need no further one."""
         with self._lock:
             for call in batch:
@@ -215,10 +230,7 @@ class Engine:
             for call, _ in ended:
                 call.session.calls -= 1
         for call, outcome in ended:
-            if isinstance(outcome, HycoError):
-                call.future.set_exception(outcome)
-            else:
-                call.future.set_result(outcome)
+            _deliver(call.future, outcome)
 
     def _draft_ahead(self, ended: Sequence["_Ended"]) -> None:
         """While replies travel and nobody waits, draft what these sessions will ask for next; not after a refusal: the
@@ -244,7 +256,7 @@ class Engine:
                 for session in wanted:
                     self._table.rest(session)
 
-    def _needs_pass(self, call: Call, ended: list["_Ended"]) -> bool:
+    def _needs_pass(self, call: PendingRequest, ended: list["_Ended"]) -> bool:
         try:
             outcome = call.begin()
         except HycoError as refusal:
@@ -253,7 +265,7 @@ class Engine:
             ended.append(_Ended(call, outcome))
         return outcome is None
 
-    def _pass(self, calls: Sequence[Call], ended: list["_Ended"]) -> list[Call]:
+    def _pass(self, calls: Sequence[PendingRequest], ended: list["_Ended"]) -> list[PendingRequest]:
         """Draft, forward, then judge each call by itself."""
         if not calls:
             return []
@@ -267,8 +279,8 @@ class Engine:
             ended += self._faults(calls, error)
             return []
         row_ms = shared_ms / sum(part.rows for part in parts)
-        judged: list[Call] = []
-        again: list[Call] = []
+        judged: list[PendingRequest] = []
+        again: list[PendingRequest] = []
         for call, part, logits in zip(calls, parts, outputs, strict=True):
             call.server_ms += part.rows * row_ms
             try:
@@ -278,7 +290,7 @@ class Engine:
         ended += self._replies(judged)
         return again
 
-    def _replies(self, calls: Sequence[Call]) -> list["_Ended"]:
+    def _replies(self, calls: Sequence[PendingRequest]) -> list["_Ended"]:
         """Of calls that need no further pass; with what the server drafts along."""
         wanted = {call: chain for call in calls if (chain := call.reply_chain()) is not None}
         failed: list[_Ended] = []
@@ -291,7 +303,7 @@ class Engine:
             calls = [call for call in calls if call not in wanted]
         return [*(_Ended(call, call.reply()) for call in calls), *failed]
 
-    def _parts(self, calls: Sequence[Call]) -> list[Prefill | Check]:
+    def _parts(self, calls: Sequence[PendingRequest]) -> list[Prefill | Check]:
         """What the pass computes, drafted by the server where that is its task."""
         drafted = self._draft({call: chain for call in calls if (chain := call.chain()) is not None})
         for call, own in drafted.items():
@@ -307,14 +319,14 @@ class Engine:
         each_ms = self.clock.elapsed_ms(mark) / len(wanted)
         return {key: Ahead(chain, each_ms) for key, chain in zip(wanted, drafted, strict=True)}
 
-    def _finish(self, call: Call, logits: np.ndarray) -> bool:
+    def _finish(self, call: PendingRequest, logits: np.ndarray) -> bool:
         """Judge one call; does it need no further pass."""
         mark = self.clock.start()
         done = call.finish(logits)
         call.server_ms += self.clock.elapsed_ms(mark)
         return done
 
-    def _faults(self, calls: Sequence[Call], error: Exception) -> list["_Ended"]:
+    def _faults(self, calls: Sequence[PendingRequest], error: Exception) -> list["_Ended"]:
         """Drop the sessions of a pass, or of one call, that failed."""
         if not isinstance(error, HycoError):
             _log.error("the model failed; the %d sessions of this pass are dropped: %s", len(calls), place_of(error))
@@ -327,8 +339,17 @@ class Engine:
 class _Ended(NamedTuple):
     """A call that needs no further pass: its reply, or why there is none."""
 
-    call: Call
+    call: PendingRequest
     outcome: Any
+
+
+def _deliver(future: "Future[Any]", outcome: Any) -> None:
+    """End a call; one that was given up when the engine stopped has ended already."""
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(outcome, HycoError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 def _refusal(error: Exception) -> HycoError:

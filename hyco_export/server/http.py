@@ -1,13 +1,15 @@
-"""The engine over HTTP: routes, limits before allocation, typed refusals, callers that go away.
+"""The engine over HTTP: routes, limits before allocation, typed refusals, callers that disconnect.
 
-Knows HTTP and the wire format, no models; `serving` makes a process of it. PROTOCOL.md tells what travels.
+protocol/PROTOCOL.md tells what travels; `serving` runs the application as a process.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -25,17 +27,18 @@ from hyco_export.protocol.refusals import as_refusal, body_of, headers_of, shown
 from hyco_export.protocol.security import ANYBODY, Tokens
 from hyco_export.protocol.wire import HEADER, HEADER_DIGITS, pad
 from hyco_export.server import metrics
-from hyco_export.server.access import Desk, RateLimiter
+from hyco_export.server.access import RateLimiter, SessionAccess
+from hyco_export.server.connections import TRUSTED
 from hyco_export.server.engine import Engine
 from hyco_export.server.metrics import place_of
+from hyco_export.server.sessions import shutting_down
 
 ID_BYTES = 5  # of a token id or a row in MessagePack, at most
 ENVELOPE_BYTES = 1024  # of a body beside its ids
 CALLS_PER_SESSION = 2  # waiting at once: a call, and a retry of it
 SWEEP_S = 5.0  # between two looks for idle sessions
 FRESH_S = 5.0  # after a pass, in which the model is not asked whether it makes any
-READY = "ready\n"
-RESTART_S = 1.0  # after which a server that is stopping may be there again
+READY, FAILED = "ready\n", "the model failed when it was asked for a pass\n"
 LINGER_BYTES = 1 << 20  # of a body that is too large: read and dropped, so that its sender hears why
 ROUND = re.compile(r"0|[1-9][0-9]{0,8}")
 MAX_LENGTH_DIGITS = 18
@@ -67,7 +70,7 @@ class Service:
         self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits, pad_bytes: int
     ) -> None:
         self._engine = engine
-        self._desk = Desk(engine, calls.sessions)
+        self._access = SessionAccess(engine, calls.sessions)
         self._tokens = tokens
         self._rates = RateLimiter(calls.calls_per_s, calls.burst)
         self._body_s = calls.body_s
@@ -78,6 +81,8 @@ class Service:
         waiting = CALLS_PER_SESSION * engine.limits.sessions
         self._waiters = ThreadPoolExecutor(max_workers=waiting, thread_name_prefix="call")
         self._ready = False
+        self._stopped: asyncio.Task[int] | None = None
+        self._failed_until_s = -math.inf  # monotonic: until then a failed model is not asked again
         limits = engine.limits
         self._prime_bytes = ENVELOPE_BYTES + ID_BYTES * limits.prompt_limit
         self._verify_bytes = ENVELOPE_BYTES + 2 * ID_BYTES * limits.node_limit
@@ -90,13 +95,19 @@ class Service:
         try:
             yield
         finally:
-            self._ready = False
             sweeper.cancel()
-            await asyncio.to_thread(self._engine.shut_down)
+            await self.stop()
             self._waiters.shutdown(wait=True, cancel_futures=True)
 
+    async def stop(self) -> int:
+        """Refuse new calls and end those in flight; how many of them the engine gave up."""
+        if self._stopped is None:
+            self._ready = False
+            self._stopped = asyncio.create_task(asyncio.to_thread(self._engine.shut_down))
+        return await asyncio.shield(self._stopped)
+
     def guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """A handler that hears only callers who may call, and whose errors travel as refusals."""
+        """A handler that is called for admitted callers only, and whose errors travel as refusals."""
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -131,13 +142,16 @@ class Service:
             self._rates.take(f"address {address}")
             raise
         self._rates.take(f"address {address}" if owner == ANYBODY else owner)
+        if owner != ANYBODY:
+            request.scope[TRUSTED] = True
         return owner
 
     async def prime(self, request: Request, owner: str) -> Response:
         body = await _read(request, self._prime_bytes, self._body_s)
         message = wire.decode(body, wire.PrimeRequest)
         async with _watched(request) as gone:
-            reply = await self._work(self._desk.prime, owner, message, gone)
+            reply = await self._work(self._access.prime, owner, message, gone)
+        request.scope[TRUSTED] = True
         self._metrics.primed(reply.server_ms)
         return self._message("prime", len(body), reply)
 
@@ -148,12 +162,14 @@ class Service:
         session = request.path_params["session"]
         self._require_ready()
         async with _watched(request) as gone:
-            reply = await self._desk.verify_on_loop(owner, session, number, message, gone)
+            reply = await self._access.verify_on_loop(owner, session, number, message, gone)
+        request.scope[TRUSTED] = True
         self._metrics.verified(len(reply.tokens), reply.server_ms)
         return self._message("verify", len(body), reply)
 
     async def close(self, request: Request, owner: str) -> Response:
-        await self._work(self._desk.close, owner, request.path_params["session"])
+        await self._work(self._access.close, owner, request.path_params["session"])
+        request.scope[TRUSTED] = owner != ANYBODY
         self._metrics.answered("close", 0, 0)
         return Response(status_code=204)
 
@@ -167,23 +183,27 @@ class Service:
         return Response("alive\n", media_type="text/plain")
 
     async def ready(self, _: Request) -> Response:
-        """The model is asked, at most once at a time and not while it answers others."""
-        text = "not ready\n"
-        if self._ready:
-            text = READY if await self._model_answers() else f"the model has not answered for {self._model_s:g} s\n"
+        """The model is asked, at most once at a time and not while it answers others; one that failed is not asked
+        again for a while, so that nobody can fill the log with its faults."""
+        text = await self._model_state() if self._ready else "not ready\n"
         return Response(text, status_code=200 if text == READY else 503, media_type="text/plain")
 
-    async def _model_answers(self) -> bool:
+    async def _model_state(self) -> str:
         if self._engine.passed_within(FRESH_S):
-            return True
+            return READY
+        if time.monotonic() < self._failed_until_s:
+            return FAILED
         try:
             async with asyncio.timeout(self._model_s):
                 await asyncio.shield(asyncio.wrap_future(self._engine.probe()))
+        except TimeoutError:
+            return f"the model has not answered for {self._model_s:g} s\n"
         except Exception as error:
-            if not isinstance(error, TimeoutError):
+            if not isinstance(error, HycoError):  # the engine has not logged it
                 _log.error("the model cannot be asked: %s", place_of(error))
-            return False
-        return True
+            self._failed_until_s = time.monotonic() + FRESH_S
+            return FAILED
+        return READY
 
     async def refuse_route(self, _: Request, error: Exception) -> Response:
         """What the router itself refuses."""
@@ -224,7 +244,7 @@ class Service:
 
     def _require_ready(self) -> None:
         if not self._ready:
-            raise ProtocolError("shutting_down", "the server is stopping", "try another server", RESTART_S)
+            raise shutting_down("the server is stopping")
 
     async def _sweep(self) -> None:
         """Free idle sessions even when nobody calls."""
@@ -245,7 +265,7 @@ def create_app(
 ) -> Starlette:
     """The ASGI application of an engine; without tokens everybody may call.
 
-    `pad_bytes` > 0 pads the replies of PRIME and VERIFY to multiples of it (`padding`).
+    `pad_bytes` > 0 pads the replies of PRIME and VERIFY to multiples of it (`wire.pad`).
     """
     service = Service(engine, info, tokens or Tokens(), calls or CallLimits(), pad_bytes)
     routes = [
@@ -259,6 +279,7 @@ def create_app(
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: service.refuse_route}, lifespan=service.lifespan)
     app.router.redirect_slashes = False  # a path is right or unknown
+    app.state.stop = service.stop
     return app
 
 

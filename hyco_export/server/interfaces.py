@@ -1,4 +1,5 @@
-"""The interfaces between the runtime's parts; implementations live in devices/, verifier.py and transport.py.
+"""The interfaces inside the server: between engine and models (`passes/` implements them), and between session access
+and engine.
 
 Legend: R rows of a pass, N nodes, H hidden, V vocabulary, C kept tokens. numpy only.
 """
@@ -106,12 +107,12 @@ Gone = Callable[[], bool]  # has the caller gone away: asked before each pass th
 
 
 def never_gone() -> bool:
-    """A caller that waits for its reply whatever happens."""
+    """`Gone` of a caller that waits for its reply whatever happens."""
     return False
 
 
 class EnginePort(Protocol):
-    """What `runtime.engine.Engine` offers to those who bring it calls; callable from any thread."""
+    """What `engine.Engine` offers to session access; callable from any thread."""
 
     def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply: ...
 

@@ -1,4 +1,7 @@
-"""What a running server counts, in Prometheus' text format. Counts only: no ids, no prompts, no session names."""
+"""What a running server measures and logs: Prometheus counters, the clocks of `server_ms`, places of errors.
+
+None of it holds ids, prompts or session names.
+"""
 
 import time
 import traceback
@@ -9,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+NS_PER_MS = 1e6
 MS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 COMMITTED_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33)
 
@@ -60,12 +64,6 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-# What `server_ms` is measured with on a CPU. `cuda_clock` has the one for GPUs.
-
-
-NS_PER_MS = 1e6
-
-
 class Clock(Protocol):
     """A stopwatch for work on the current thread."""
 
@@ -106,11 +104,8 @@ class ProcessCpuClock:
         return (time.process_time_ns() - mark) / NS_PER_MS
 
 
-# What a log may say of a fault: where it happened and of what kind, not its message, which could hold a prompt.
-
-
 def place_of(error: BaseException) -> str:
-    """Kind and frames of an error and of those behind it, without their messages and without values."""
+    """Class and frames of an error and of its causes, for a log: no messages or values, which may hold a prompt."""
     lines = []
     seen: BaseException | None = error
     while seen is not None:

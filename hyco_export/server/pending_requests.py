@@ -1,6 +1,4 @@
-"""PRIME and VERIFY in flight: what each wants of the next pass, and what its logits make of the session.
-
-Knows rounds and sessions; no queue, no thread, no models.
+"""PRIME and VERIFY requests in flight: what each needs of the next pass, and what its logits make of the session.
 
 Legend: N nodes, V vocabulary.
 """
@@ -22,10 +20,11 @@ from hyco_export.server.interfaces import Chain, Check, Gone, Prefill, VerifierS
 from hyco_export.server.sessions import Answered, Session, no_such_session
 
 
-class Call(ABC):
+class PendingRequest(ABC):
     """A call that waits for passes.
 
-    server_ms: what it has cost so far. along: what the server's head has drafted to go with the reply.
+    server_ms: its share of passes and its own work so far. along: tokens that the server's head drafted to go with the
+    reply.
     """
 
     def __init__(self, session: Session, facts: Facts, gone: Gone) -> None:
@@ -51,7 +50,7 @@ class Call(ABC):
     @property
     @abstractmethod
     def prompt_rows(self) -> int:
-        """batching.Waiting."""
+        """As `scheduler.Waiting`."""
 
     def chain(self) -> Chain | None:
         """What the server's own head is to draft before the pass."""
@@ -101,7 +100,7 @@ class Call(ABC):
         return session.verifier.handoff(session.root, min(new_rows, self._facts.handoff_window))
 
 
-class PrimeCall(Call):
+class PendingPrime(PendingRequest):
     """A prompt, in pieces of at most `prefill_rows`, then the first token."""
 
     def __init__(self, session: Session, facts: Facts, prefill_rows: int, gone: Gone) -> None:
@@ -148,7 +147,7 @@ class PrimeCall(Call):
         )
 
 
-class RoundCall(Call):
+class PendingRound(PendingRequest):
     """One round of a session: the device's tree or the server's own chain."""
 
     def __init__(

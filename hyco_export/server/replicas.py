@@ -1,9 +1,9 @@
 """Several verifiers behind one address, as a Ray Serve deployment: each replica is a whole server with own sessions.
 
 A session lives in one replica. Calls find it by a hash of their X-Session-Id header, which every client sends; when a
-replica dies, its clients' calls go to others, which do not know their sessions, and the driver primes them again. Knows
-Ray; no models. Ray's own processes talk by pickles on ports of their own: they are kept on this machine. What a replica
-says while it starts is told here by files: Ray keeps it in a log of the replica's.
+replica dies, its clients' calls go to others, which do not know their sessions, and the driver primes them again. Ray's
+own processes exchange pickles on ports of their own, which are kept on the loopback address. What a replica prints
+while it starts, and why it does not start, reaches this process through files: Ray keeps it in a log of the replica's.
 """
 
 import contextlib
@@ -15,8 +15,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,7 +32,8 @@ DRAIN_S = 3.0  # for calls in flight when the server is told to stop; the next o
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray binds its ports to the loopback address, on Linux too
 QUIET = {"enable_access_log": False, "log_level": "ERROR"}  # of a replica's log
 SILENT = {"enable_access_log": False, "log_level": "CRITICAL"}  # of the other processes': why none starts is told here
-POLL_S = 0.1  # between two looks whether a replica has failed
+POLL_S = 0.1  # between two looks at the replicas' state
+OPENS_PORT = "add_port_to_grpc_server"  # function of a private module of Ray's
 STREAMS = ("stdout", "stderr")
 FAILURE = "failure"  # file with the message and the hint of the first replica that did not start
 
@@ -59,33 +58,47 @@ def serve_replicas(
     Raises:
         ServerError: Ray is not installed, or the replicas do not start.
     """
-    with _ray(replicas) as folder:
-        from ray import serve
+    stopped = threading.Event()
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        with _ray(replicas, stopped) as folder:
+            try:
+                _deploy(build, replicas, host, port, folder, certificate, key)
+                running = _until_running(folder, stopped)
+            finally:
+                _repeat_output(folder)
+            if running:
+                on_ready(host, port)
+                stopped.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-        try:
-            _deploy(build, replicas, host, port, folder, certificate, key)
-        finally:
-            _repeat_words(folder)
-        stopped = threading.Event()
-        for number in STOP_SIGNALS:
-            signal.signal(number, lambda _number, _frame: stopped.set())
-        on_ready(host, port)
-        stopped.wait()
-        serve.shutdown()
+
+def _stop_on_signals(stopped: threading.Event) -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda _number, _frame: stopped.set())
 
 
 @contextlib.contextmanager
-def _ray(replicas: int) -> Iterator[Path]:
-    """Ray's processes, and the folder of their logs; it is kept where an error that nobody has told ends them."""
+def _ray(replicas: int, stopped: threading.Event) -> Iterator[Path]:
+    """Ray's processes, and the folder of their logs; it is kept only where an error ends them whose reason the replicas
+    did not tell. A signal to stop sets the event, also while they start.
+
+    Raises:
+        ServerError: Ray is not installed.
+    """
     os.environ[LOOPBACK_ONLY] = "0"  # read when Ray is imported
     try:
         import ray
-        import ray.serve
+        from ray import serve
     except ImportError as error:
         raise ServerError("several replicas need Ray Serve", "pip install 'hyco-export[ray]'") from error
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    _stop_on_signals(stopped)
     folder = Path(tempfile.mkdtemp(prefix="hyco-ray-"))
-    told = False
+    keep = False
     try:
         ray.init(
             address="local",
@@ -96,11 +109,19 @@ def _ray(replicas: int) -> Iterator[Path]:
             log_to_driver=True,  # what replicas say of faults while they serve
             configure_logging=False,
         )
+        _stop_on_signals(stopped)  # Ray has set a handler of its own
         yield folder
-        told = True
+    except Exception:
+        keep = not (folder / FAILURE).exists()
+        raise
     finally:
-        ray.shutdown()
-        if told or (folder / FAILURE).exists():
+        with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as silenced:  # Ray's words on ending replicas
+            silenced.enter_context(contextlib.redirect_stdout(nowhere))
+            silenced.enter_context(contextlib.redirect_stderr(nowhere))
+            if ray.is_initialized():
+                serve.shutdown()
+            ray.shutdown()
+        if not keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -113,11 +134,7 @@ def _deploy(
     certificate: Path | None,
     key: Path | None,
 ) -> None:
-    """Until the replicas take calls.
-
-    Raises:
-        ServerError: the first replica does not start.
-    """
+    """Have Ray start the replicas; `_until_running` waits for them."""
     from ray import serve
     from ray.serve.config import HTTPOptions, RequestRouterConfig
 
@@ -141,7 +158,31 @@ def _deploy(
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         logging_config=QUIET,
     )
-    _until_running(partial(serve.run, deployment.bind(), name=NAME, route_prefix="/"), folder)
+    target = serve.RunTarget(deployment.bind(), name=NAME, route_prefix="/")
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def _until_running(folder: Path, stopped: threading.Event) -> bool:
+    """Wait until the replicas take calls; False where the server is stopped before. Ray would start a failing replica
+    again and again; here the first failure is the end.
+
+    Raises:
+        ServerError: the first replica's own words where it had any.
+    """
+    from ray import serve
+
+    while not stopped.wait(POLL_S):
+        if (folder / FAILURE).exists():
+            raise ServerError(*msgspec.json.decode((folder / FAILURE).read_bytes(), type=tuple[str, str]))
+        found = serve.status().applications.get(NAME)
+        if found is None:
+            continue
+        if found.status == "RUNNING":
+            return True
+        if found.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            hint = f"read the logs in {folder}/session_latest/logs"
+            raise ServerError(f"the replicas do not start: {found.message}", hint)
+    return False
 
 
 class _Replica:
@@ -149,15 +190,13 @@ class _Replica:
 
 
 def _start(build: Callable[[], Starlette], folder: Path) -> Starlette:
-    """A replica's application, in the replica's process; what it says, or why it does not start, goes to the folder."""
-    from ray.serve._private import replica  # its calls between deployments, which nobody makes here, have a port
-
-    replica.add_port_to_grpc_server = lambda server, _address: server.add_insecure_port(f"{LOOPBACK}:0")
+    """A replica's application, in the replica's process. Its output, and why it does not start, go to the folder."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of factories, which Ray calls through it
     with contextlib.ExitStack() as stack:
         for name, redirect in zip(STREAMS, (contextlib.redirect_stdout, contextlib.redirect_stderr), strict=True):
             stack.enter_context(redirect(stack.enter_context((folder / f"{os.getpid()}.{name}").open("w"))))
         try:
+            _keep_ports_on_loopback()
             return build()
         except Exception as error:
             found = (f"a replica did not start: {place_of(error)}", "this is a fault of hyco-export: please report it")
@@ -169,34 +208,32 @@ def _start(build: Callable[[], Starlette], folder: Path) -> Starlette:
             raise
 
 
-def _repeat_words(folder: Path) -> None:
-    """Print what the replicas printed while they started; what several said, once."""
-    for name in STREAMS:
-        lines = [line for path in sorted(folder.glob(f"*.{name}")) for line in path.read_text().splitlines()]
-        for line in dict.fromkeys(lines):
-            print(line, file=getattr(sys, name), flush=True)
-
-
-def _until_running(run: Callable[[], object], folder: Path) -> None:
-    """Run the replicas. Ray would start one that fails again and again; here the first failure is the end.
+def _keep_ports_on_loopback() -> None:
+    """A replica has a port for calls between deployments, which nobody makes here; Ray opens it on all interfaces.
 
     Raises:
-        ServerError: the first replica's own words where it had any.
+        ServerError: this version of Ray has another way to open it.
     """
-    ended: Future[object] = Future()
+    import ray
+    from ray.serve._private import replica
 
-    def runner() -> None:
-        try:
-            ended.set_result(run())
-        except Exception as error:
-            ended.set_exception(error)
+    if not hasattr(replica, OPENS_PORT):
+        raise ServerError(
+            f"Ray {ray.__version__} opens its replicas' ports in an unknown way, perhaps on all interfaces",
+            "install the version that constraints.txt names",
+        )
+    setattr(replica, OPENS_PORT, lambda server, _address: server.add_insecure_port(f"{LOOPBACK}:0"))
 
-    threading.Thread(target=runner, daemon=True).start()
-    while not (folder / FAILURE).exists():
-        with contextlib.suppress(TimeoutError):
-            error = ended.exception(timeout=POLL_S)
-            if error is None:
-                return
-            hint = f"read the logs in {folder}/session_latest/logs"
-            raise ServerError(f"the replicas do not start: {error}", hint) from error
-    raise ServerError(*msgspec.json.decode((folder / FAILURE).read_bytes(), type=tuple[str, str]))
+
+def _repeat_output(folder: Path) -> None:
+    """Print what the replicas printed while they started: the first one's output alone, for they say the same but for
+    the memory they found, and every error once."""
+    printed = [path.read_text().splitlines() for path in sorted(folder.glob("*.stdout"), key=_changed_s)]
+    errors = [line for path in sorted(folder.glob("*.stderr")) for line in path.read_text().splitlines()]
+    for lines, stream in ((next(filter(None, printed), []), sys.stdout), (dict.fromkeys(errors), sys.stderr)):
+        for line in lines:
+            print(line, file=stream, flush=True)
+
+
+def _changed_s(path: Path) -> float:
+    return path.stat().st_mtime

@@ -1,4 +1,4 @@
-"""Which waiting calls share the next pass, and the one thread that makes the passes. Knows no models and no tokens.
+"""The scheduler: which waiting calls share the next pass, and the one thread that makes the passes.
 
 Calls wait in one queue. A pass takes them from its head: as many as a pass holds, one of a session at most, and of
 prompts no more rows than a pass over prompts has. A prompt that needs further passes goes to the queue's end after
@@ -6,13 +6,14 @@ each, so rounds pass between its pieces. The head of the queue is always taken, 
 at most as many passes as there were calls before it.
 
 Seen with 8 clients of the embedded family on one core: 100 tokens per second with passes of one session, 310 with
-passes of at most 8, 350 when a pass waits 1 ms for company.
+passes of at most 8, 350 with a batch window of 1 ms.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
 import msgspec
@@ -28,7 +29,7 @@ class Batching(msgspec.Struct, frozen=True):
     """How calls share a pass."""
 
     sessions: int = 8  # in one pass, at most
-    wait_ms: float = 1.0  # that a pass waits for further sessions, while there are any that might call
+    wait_ms: float = 1.0  # batch window: a pass waits so long for further sessions, while there are any
     prefill_rows: int = 256  # rows of prompts in one pass, at most
 
 
@@ -102,13 +103,13 @@ class Scheduler:
         """Does a call wait for a pass; the lock is held."""
         return bool(self._waiting)
 
-    def settle(self, patience_s: float) -> Sequence[Any]:
-        """Wait until the pass in progress has ended; the calls that nobody will answer where it does not. The lock is
-        held, and given up meanwhile."""
-        running = self._running
-        if self._changed.wait_for(lambda: self._running is not running or not running, patience_s):
-            return ()
-        return [call for call in (*running, *self._waiting) if not call.future.done()]
+    def drain(self, patience_s: float) -> Sequence[Any]:
+        """Wait until every call has been answered, at most `patience_s`; the calls that were not, which get no further
+        pass. The lock is held, and released while waiting."""
+        self._changed.wait_for(lambda: not (self._running or self._waiting), patience_s)
+        left = [call for call in (*self._running, *self._waiting) if not call.future.done()]
+        self._waiting = []
+        return left
 
     def _loop(self) -> None:
         while True:
@@ -116,7 +117,7 @@ class Scheduler:
                 if not self._changed.wait_for(lambda: self._waiting, IDLE_S):
                     self._thread = None
                     return
-                self._wait_for_company()
+                self._wait_for_batch()
                 batch = choose(self._waiting, self._batching)
                 self._waiting = [call for call in self._waiting if call not in batch]
                 self._running = batch
@@ -126,8 +127,8 @@ class Scheduler:
                 self._running = ()
                 self._changed.notify_all()
 
-    def _wait_for_company(self) -> None:
-        """Give other sessions a moment to join the pass."""
+    def _wait_for_batch(self) -> None:
+        """The batch window: give other sessions a moment to join the pass."""
         deadline_s = time.monotonic() + self._batching.wait_ms / MS_PER_S
         while True:
             wanted = min(self._batching.sessions, self._expected())
@@ -142,16 +143,13 @@ class Scheduler:
             return self._run(batch)
         except Exception as error:
             for call in batch:
-                if not call.future.done():
+                with contextlib.suppress(InvalidStateError):  # it was answered before the fault, or given up
                     call.future.set_exception(error)
             return ()
 
 
-# ports.VerifierModels for sessions that share nothing: each computes its part by itself. Knows no models.
-
-
-class OneByOne:
-    """A pass is one call after the other.
+class SequentialModels:
+    """`VerifierModels` for sessions that share nothing: in a pass they compute their parts one after the other.
 
     Args:
         position_bytes: memory that a session takes for each of its positions.

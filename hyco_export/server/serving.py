@@ -1,16 +1,17 @@
-"""The application as a process: its socket, TLS, the limits of connections, and how it stops. Knows no routes."""
+"""The application as a process: its socket, TLS, the limits of connections, and how it stops."""
 
 import asyncio
 import contextlib
 import errno
 import logging
+import math
 import resource
 import signal
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import psutil
@@ -18,13 +19,15 @@ import uvicorn
 from starlette.applications import Starlette
 
 from hyco_export.errors import ServerError
-from hyco_export.server.connections import PeerLimits, protocol_with
+from hyco_export.server.connections import PatientProtocol, PeerLimits, protocol_with
+from hyco_export.server.engine import SETTLE_S
 
 LOOPBACK = "127.0.0.1"
-DRAIN_S = 10  # for calls in flight when the server is told to stop
+DRAIN_S = SETTLE_S + 3.0  # after the signal to stop all connections are aborted: what is left are slow readers
 KEEP_ALIVE_S = 75  # a device may draft for a while between two rounds; an emulated one for seconds
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-BACKLOG = 128  # connections that wait to be accepted, and that one turn of the loop accepts
+ACCEPT_TURNS = 3  # turns of the event loop whose accepted connections are open beside the counted ones
+FEWEST_WAITING = 8  # connections that wait to be accepted where descriptors are few
 SPARE_DESCRIPTORS = 64  # files that a running server may open beside its connections
 QUIET_S = 60.0  # between two lines of the log that say the same
 _log = logging.getLogger(__name__)
@@ -37,12 +40,15 @@ def serve(
     on_ready: Callable[[str, int], None] = lambda _host, _port: None,
     tls: ssl.SSLContext | None = None,
     peers: PeerLimits | None = None,
-) -> None:
-    """Serve until SIGINT or SIGTERM; calls in flight are finished first. Port 0 picks a free one.
+) -> int:
+    """Serve until SIGINT or SIGTERM; calls in flight have SETTLE_S to be finished. Port 0 picks a free one.
+
+    Returns:
+        Calls in flight that were not finished: refused or, where nobody read the answer, cut off.
 
     Args:
         on_ready: called with host and port once connections are accepted.
-        tls: of `guard.tls.server_context`; None for plain HTTP.
+        tls: of `security.server_context`; None for plain HTTP.
         peers: what a connection may take.
 
     Raises:
@@ -54,6 +60,7 @@ def serve(
     server = AnnouncingServer(configure(app, tls, limits), lambda: on_ready(host, bound_port))
     with _stopping_is_normal():
         server.run(sockets=[listener])
+    return server.unfinished
 
 
 def configure(app: Starlette, tls: ssl.SSLContext | None = None, peers: PeerLimits | None = None) -> uvicorn.Config:
@@ -67,35 +74,42 @@ def configure(app: Starlette, tls: ssl.SSLContext | None = None, peers: PeerLimi
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_graceful_shutdown=math.ceil(DRAIN_S) + 1,  # never reached: connections are aborted before
         lifespan="on",
         ws="none",
-        backlog=BACKLOG,
+        backlog=limits.backlog,
     )
 
 
 def within_descriptors(peers: PeerLimits) -> PeerLimits:
     """The limits with as many connections as the process may have descriptors for; its soft limit is raised to what
-    they need, which is no more than the hard one."""
-    beside = psutil.Process().num_fds() + BACKLOG + SPARE_DESCRIPTORS
+    they need, but not above the hard one. Where that is too few, half of them are for connections that are being
+    accepted or refused."""
+    beside = psutil.Process().num_fds() + SPARE_DESCRIPTORS
+    most = beside + ACCEPT_TURNS * peers.backlog + peers.connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < beside + peers.connections:
-        most = beside + peers.connections
+    if soft != resource.RLIM_INFINITY and soft < most:
         soft = most if hard == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= beside + peers.connections:
+    if soft == resource.RLIM_INFINITY or soft >= most:
         return peers
-    fewer = max(1, soft - beside)
+    backlog = min(peers.backlog, max(FEWEST_WAITING, (soft - beside) // (2 * ACCEPT_TURNS)))
+    fewer = min(peers.connections, max(1, soft - beside - ACCEPT_TURNS * backlog))
     _log.warning("%d connections at most, for this process may open %d files: raise ulimit -n", fewer, soft)
-    return msgspec.structs.replace(peers, connections=fewer)
+    return msgspec.structs.replace(peers, connections=fewer, backlog=backlog)
 
 
 class AnnouncingServer(uvicorn.Server):
-    """uvicorn's server that says when it accepts connections, and in one line why it cannot."""
+    """uvicorn's server that says when it accepts connections, in one line why it cannot, and stops the application
+    (`app.state.stop`, where it has one) before it waits for connections.
+
+    unfinished: calls in flight that were not finished when it stopped.
+    """
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
         self._announce = announce
+        self.unfinished = 0
         self._quiet_until_s = 0.0
 
     def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -113,6 +127,20 @@ class AnnouncingServer(uvicorn.Server):
         if self.started:
             self._announce()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stop = getattr(cast(Starlette, self.config.app).state, "stop", None)
+        stopping = asyncio.ensure_future(stop()) if stop else None
+        aborting = asyncio.get_running_loop().call_later(DRAIN_S, self._abort_connections)
+        await super().shutdown(sockets)
+        aborting.cancel()
+        if stopping is not None:
+            self.unfinished += await stopping
+
+    def _abort_connections(self) -> None:
+        for connection in list(cast("set[PatientProtocol]", self.server_state.connections)):
+            self.unfinished += connection.is_answering
+            connection.transport.abort()
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket.
@@ -124,7 +152,7 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         found = socket.getaddrinfo(host or None, 0, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4]
         # the resolver knows the zone of a link's address, and takes any number for a port
-        listener = socket.create_server((found[0], port, *found[2:]), family=family, backlog=BACKLOG)
+        listener = socket.create_server((found[0], port, *found[2:]), family=family, backlog=PeerLimits().backlog)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ServerError(f"cannot listen on {host}:{port}: {reason}", "choose another --host or --port") from error

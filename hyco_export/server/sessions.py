@@ -1,7 +1,6 @@
-"""The state of sessions on the server and the table that holds them. Knows no models, no HTTP.
+"""Sessions on the server: their state, the table that holds them, the parts of the first hand-off's K/V window.
 
-`Session` is the one mutable state of the server side; everything else is values. The table is not thread-safe: the
-engine's lock is.
+Nothing here is thread-safe: the engine calls it with its lock held.
 """
 
 import secrets
@@ -18,11 +17,17 @@ from hyco_export.server.interfaces import Held, VerifierSession
 
 ID_BYTES = 16  # 128 random bits: an id cannot be guessed
 PRIME_AGAIN = "prime again with the committed ids"
+RESTART_S = 1.0  # after which a server that is stopping may be there again
 
 
 def no_such_session() -> ProtocolError:
     """The one refusal for sessions that expired, ended, never were or are another caller's: nobody can tell which."""
     return ProtocolError(wire.UNKNOWN_SESSION, "no such session: it expired, ended or never was", PRIME_AGAIN)
+
+
+def shutting_down(reason: str) -> ProtocolError:
+    """The refusal of a server that stops."""
+    return ProtocolError("shutting_down", reason, f"try another server, or {PRIME_AGAIN}", RESTART_S)
 
 
 def longest_spare(held: Mapping[str, Held]) -> str | None:
@@ -37,7 +42,7 @@ def next_expiry_s(held: Mapping[str, Held]) -> float | None:
 
 
 def sessions_full(message: str, held: Mapping[str, Held]) -> ProtocolError:
-    """The refusal for who finds all of these sessions in use."""
+    """The refusal of a PRIME where all of these sessions are in use."""
     left_s = next_expiry_s(held)
     hint = f"close a session or try again when one has ended{latest_wait('; ', left_s)}"
     return ProtocolError("sessions_full", message, hint, wait_for_a_place(left_s))
@@ -245,11 +250,9 @@ class SessionTable:
         return [session for session in self._sessions.values() if not session.calls]
 
 
-# The first reply's K/V window in parts, newest first, so that drafting begins before all of it has arrived.
-
-
 class OlderRows(msgspec.Struct, frozen=True):
-    """Rows of a window that come after the first reply: `kv` of positions `first` ..., `rows` of them in each part."""
+    """Rows of the first window that come after the first reply, newest first, so that drafting begins before all of it
+    has arrived: `kv` of positions `first` ..., `rows` of them in each part."""
 
     kv: bytes
     first: int
@@ -291,7 +294,7 @@ def split_window(reply: wire.PrimeReply, first_rows: int) -> tuple[wire.PrimeRep
 
 
 def check_first_rows(request: wire.PrimeRequest) -> None:
-    """Refuse a part of less than nothing.
+    """Refuse a negative number of rows.
 
     Raises:
         ProtocolError: code value_range.

@@ -343,7 +343,8 @@ def test_a_server_restart_in_the_middle_changes_no_token(served: tuple[str, Engi
     class Restarting(HttpTransport):
         def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
             if round_number == 2:
-                engine.shut_down()
+                for name in engine.held():
+                    engine.close(name)
             return super().verify(session, round_number, request)
 
     trace = generate(PROMPT, request(), hybrid(), Restarting(url))

@@ -222,7 +222,8 @@ def test_unverified_tokens_are_sent_again_as_prompt_when_the_session_was_lost() 
     generation = Generation(PROMPT, request, drafter, LocalTransport(engine, INFO), policy=policy)
     known: tuple[int, ...] = ()
     while not generation.finished:
-        engine.shut_down()
+        for name in engine.held():
+            engine.close(name)
         generation.step()  # finds its session lost
         generation.step()
         assert generation.ids[: len(known)] == known

@@ -79,7 +79,8 @@ class Chaos(LocalTransport):
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
         fate = self.dice.random()
         if fate < 0.1:
-            self.engine.shut_down()
+            for name in self.engine.held():
+                self.engine.close(name)
             self.restarts += 1
         elif fate < 0.4:
             self.doubled += 1

@@ -1,7 +1,9 @@
 """Hostile callers against a server of its own on the loopback address: what a well-behaved neighbour feels meanwhile.
 
 Run: `make attack` (a plain server and one with TLS, with a token and 1,024 descriptors each; a few seconds an attack).
-It prints a table and fails when the server ends, does not serve a new caller afterwards, or has filled its log.
+The neighbour asks for its health and makes rounds in a session of its own. It prints a table and fails when the server
+ends, does not serve a new caller afterwards, has filled its log or has kept memory. At last a server is told to stop in
+the middle of an attack.
 """
 
 import argparse
@@ -18,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +46,14 @@ FRESH_EVERY = 10  # calls of the neighbour between two on a new connection
 PATIENCE_S = 10.0  # of the neighbour
 RECOVERY_S = 15.0  # after an attack, until a new caller must be served
 LOG_LIMIT_BYTES = 10_000  # of an attack
+MEMORY_LIMIT_MB = 160.0  # of an attack: twice what 256 TLS connections hold, 300 KB each; a leak holds thousands
+STOP_LIMIT_S = 12.0  # from SIGTERM to the end of the process
 MS = 1e3
 HEAD = "Host: h\r\n"
+KEYED_HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": wire.MEDIA_TYPE}
+PRIME = wire.PrimeRequest(
+    wire.PROTOCOL_VERSION, [5, 6, 7, 8], wire.Sampling(0.0, 0, 1.0), wire.EXACT, 7, 1_000, "device", 0, ""
+)
 KEYED = f"Authorization: Bearer {TOKEN}\r\nContent-Type: {wire.MEDIA_TYPE}\r\n"
 
 
@@ -76,6 +85,20 @@ def half_a_line(target: Target, seconds: float) -> None:
 
 def half_a_header(target: Target, seconds: float) -> None:
     _crowd(target, seconds, b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nAuthor")
+
+
+def idle_after_a_request(target: Target, seconds: float) -> None:
+    """More connections than the server takes; each has had an answer, and stays."""
+    _crowd(target, seconds, b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+
+
+def aborted_handshakes(target: Target, seconds: float) -> None:
+    """Connections that send no TLS where TLS is wanted."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, target.port), timeout=0.5) as peer:
+            peer.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            peer.recv(1)
 
 
 def slow_bodies(target: Target, seconds: float) -> None:
@@ -151,6 +174,7 @@ ATTACKS: dict[str, Attack] = {
     "silent sockets": silent,
     "half a request line": half_a_line,
     "half a header": half_a_header,
+    "idle after a request": idle_after_a_request,
     "slow bodies": slow_bodies,
     "one-byte chunks, good token": chunks_of_one("POST", "/v1/sessions", True),
     "one-byte chunks, 401": chunks_of_one("POST", "/v1/sessions", False),
@@ -166,9 +190,10 @@ ATTACKS: dict[str, Attack] = {
     "HTTP/1.0 keep-alive": kept_alive_1_0,
 }
 TLS_ATTACKS = {
-    name: ATTACKS[name] for name in ("silent sockets", "half a header", "one-byte chunks, 401", "pipelining")
+    name: ATTACKS[name]
+    for name in ("silent sockets", "half a header", "idle after a request", "one-byte chunks, 401", "pipelining")
 }
-TLS_ATTACKS["one-byte records"] = tiny_records
+TLS_ATTACKS |= {"one-byte records": tiny_records, "aborted handshakes": aborted_handshakes}
 
 
 def _trusting() -> ssl.SSLContext:
@@ -193,10 +218,9 @@ def _crowd(target: Target, seconds: float, first: bytes) -> None:
     while time.monotonic() < end_s:
         while len(peers) < CROWD and time.monotonic() < end_s:
             try:
-                peer = socket.create_connection((LOOPBACK, target.port), timeout=0.5)
-                if first and not target.secure:
-                    peer.sendall(first)
+                peer = target.connect() if first else socket.create_connection((LOOPBACK, target.port), timeout=0.5)
                 peers.append(peer)
+                peer.sendall(first)
             except OSError:
                 break
         time.sleep(0.05)
@@ -240,37 +264,89 @@ def _records(peer: socket.socket, count: int) -> None:
 class Felt:
     """What the neighbour saw: milliseconds of its calls, and how many got no answer."""
 
-    kept_ms: list[float]
-    fresh_ms: list[float]
+    kept_ms: list[float] = field(default_factory=list)
+    fresh_ms: list[float] = field(default_factory=list)
+    round_ms: list[float] = field(default_factory=list)
     lost: int = 0
 
     def figures(self) -> str:
+        """p50, p99, max of the calls, and p99 of the rounds."""
         every = [*self.kept_ms, *self.fresh_ms] or [float("nan")]
         p50, p99 = np.percentile(every, [50, 99])
-        return f"{p50:8.1f} {p99:8.1f} {max(every):8.1f}"
+        return f"{p50:8.1f} {p99:8.1f} {max(every):8.1f} {np.percentile(self.round_ms or [float('nan')], 99):8.1f}"
 
 
 def neighbour(target: Target, go_on: Callable[[], bool]) -> Felt:
-    """GET /healthz again and again, most of the time on a kept connection, every tenth time on a new one."""
-    felt, kept, number = Felt([], []), _connection(target), 0
+    """GET /healthz again and again, most of the time on a kept connection, every tenth time on a new one; and rounds
+    on a connection of their own."""
+    felt, kept, rounds, number = Felt(), _connection(target), Rounds(target), 0
     while go_on():
+        _felt(felt, felt.round_ms, rounds.next, rounds.start_again)
         number += 1
-        fresh = number % FRESH_EVERY == 0
-        began_s = time.perf_counter()
-        try:
-            if fresh:
-                with contextlib.closing(_connection(target)) as connection:
-                    _healthy(connection)
-            else:
-                _healthy(kept)
-        except (OSError, http.client.HTTPException):
-            felt.lost += 1
-            if not fresh:
-                kept.close()
-        (felt.fresh_ms if fresh else felt.kept_ms).append((time.perf_counter() - began_s) * MS)
+        if number % FRESH_EVERY == 0:
+            connection = _connection(target)
+            _felt(felt, felt.fresh_ms, partial(_healthy, connection), connection.close)
+            connection.close()
+        else:
+            _felt(felt, felt.kept_ms, partial(_healthy, kept), kept.close)
         time.sleep(PAUSE_S)
     kept.close()
+    rounds.close()
     return felt
+
+
+def _felt(felt: Felt, times_ms: list[float], call: Callable[[], None], lost: Callable[[], None]) -> None:
+    """Time a call, and count it as lost where it got no answer."""
+    began_s = time.perf_counter()
+    try:
+        call()
+    except (OSError, http.client.HTTPException):
+        felt.lost += 1
+        lost()
+    times_ms.append((time.perf_counter() - began_s) * MS)
+
+
+class Rounds:
+    """A session of the neighbour's: each call is a round with an empty tree."""
+
+    def __init__(self, target: Target) -> None:
+        self._connection = _connection(target)
+        self._ids: list[int] = []
+        self._session = ""
+        self._round = 0
+
+    def next(self) -> None:
+        """The next round; a PRIME where there is no session."""
+        if not self._session:
+            reply = wire.decode(self._call("/v1/sessions", wire.encode(PRIME)), wire.PrimeReply)
+            self._session, self._ids, self._round = reply.session, [*PRIME.prompt, reply.root], 0
+        self._round += 1
+        body = wire.VerifyRequest(wire.PROTOCOL_VERSION, len(self._ids), wire.committed_digest(self._ids), [], [])
+        path = f"/v1/sessions/{self._session}/rounds/{self._round}"
+        found = wire.decode(self._call(path, wire.encode(body)), wire.VerifyReply)
+        self._ids += found.tokens
+        if found.finished:
+            self.close()
+
+    def start_again(self) -> None:
+        """After a lost call."""
+        self._session = ""
+        self._connection.close()
+
+    def close(self) -> None:
+        """Free the session."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self._connection.request("DELETE", f"/v1/sessions/{self._session}", headers=KEYED_HEADERS)
+            self._connection.getresponse().read()
+        self.start_again()
+
+    def _call(self, path: str, body: bytes) -> bytes:
+        self._connection.request("POST", path, body, KEYED_HEADERS)
+        answer = self._connection.getresponse()
+        said = answer.read()
+        if answer.status != 200:
+            raise http.client.HTTPException(f"status {answer.status}")
+        return said
 
 
 def _connection(target: Target) -> http.client.HTTPConnection:
@@ -366,7 +442,7 @@ def attacked(server: Server, name: str, attack: Attack, seconds: float) -> Findi
     if server.process.is_running():
         log_after, memory_after, now = server.state()
         log_bytes, memory_mb = log_after - log, memory_after - memory
-    stood = stood and log_bytes <= LOG_LIMIT_BYTES
+    stood = stood and log_bytes <= LOG_LIMIT_BYTES and memory_mb <= MEMORY_LIMIT_MB
     row = (
         f"{name + (', TLS' if server.target.secure else ''):32} {before.figures()} {during.figures()}"
         f" {during.lost:5} {log_bytes:11,} {memory_mb:+7.1f} {descriptors:4} {now:4}  {'yes' if stood else 'NO'}"
@@ -389,11 +465,35 @@ def recovers(server: Server, descriptors: int) -> bool:
     return False
 
 
+def stopped(secure: bool, seconds: float) -> Finding:
+    """SIGTERM in the middle of slow bodies, half handshakes and rounds: how long the process takes, what it logs."""
+    with served(secure) as server:
+        workers = [
+            multiprocessing.get_context("fork").Process(target=attack, args=(server.target, seconds + STOP_LIMIT_S))
+            for attack in (slow_bodies, silent)
+        ]
+        for worker in workers:
+            worker.start()
+        end_s = time.monotonic() + seconds
+        neighbour(server.target, lambda: time.monotonic() < end_s)
+        began_s = time.monotonic()
+        server.process.terminate()
+        _, alive = psutil.wait_procs([server.process], timeout=2 * STOP_LIMIT_S)
+        took_s = time.monotonic() - began_s
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+        log = server.log.read_text()
+        stood = not alive and took_s <= STOP_LIMIT_S and "Traceback" not in log and len(log) <= LOG_LIMIT_BYTES
+        row = f"SIGTERM in the middle{', TLS' if secure else ''}: ended after {took_s:.1f} s, log {len(log):,} B"
+        return Finding(f"{row}  {'yes' if stood else 'NO'}", stood)
+
+
+FELT = f"{'p50':>8} {'p99':>8} {'max':>8} {'rounds':>8}"  # the last: p99 of the rounds
 HEADING = (
-    f"{'':32} {'neighbour before, ms':^26} {'neighbour during, ms':^26} {'calls':5} {'log':>11} {'memory':>7} "
+    f"{'':32} {'neighbour before, ms':^35} {'neighbour during, ms':^35} {'calls':5} {'log':>11} {'memory':>7} "
     f"{'descriptors':9} serves\n"
-    f"{'attack':32} {'p50':>8} {'p99':>8} {'max':>8} {'p50':>8} {'p99':>8} {'max':>8} {'lost':5} {'B':>11} {'MB':>7} "
-    f"{'from':>4} {'to':>4}  after"
+    f"{'attack':32} {FELT} {FELT} {'lost':5} {'B':>11} {'MB':>7} {'from':>4} {'to':>4}  after"
 )
 
 
@@ -418,6 +518,10 @@ def main() -> None:
                     finding = attacked(server, name, attack, options.seconds)
                     print(finding.row, flush=True)
                     stood = stood and finding.stood
+        if options.only is None:
+            finding = stopped(secure, options.seconds)
+            print(finding.row, flush=True)
+            stood = stood and finding.stood
     sys.exit(not stood)
 
 

@@ -18,7 +18,7 @@ from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.refusals import STATUS_OF, as_refusal
 from hyco_export.protocol.security import ANYBODY
-from hyco_export.server.access import Desk
+from hyco_export.server.access import SessionAccess
 from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import CallLimits, create_app, round_number
@@ -107,32 +107,32 @@ class Caller:
 
 
 def fuzz_calls(bodies: int, seed: int) -> Finding:
-    """Bodies through the decoder into the desk and its engine, as the HTTP handlers do it.
+    """Bodies through the decoder into session access and its engine, as the HTTP handlers do it.
 
     Raises:
         AssertionError: a fault of the server's own; it names the body.
     """
     engine = Engine(lambda: ScriptedSession(MODEL), FACTS, LIMITS)
-    desk = Desk(engine)
+    access = SessionAccess(engine)
     caller, found, memory = Caller(seed), Finding(), Memory(bodies)
     started = time.perf_counter()
     while found.bodies < bodies:
         memory.watch(found.bodies)
         if caller.over or caller.mutator.dice.random() < 0.02:
-            desk.close(ANYBODY, caller.session)
+            access.close(ANYBODY, caller.session)
             right = caller.prime()
-            caller.primed(right.prompt, desk.prime(ANYBODY, right))
+            caller.primed(right.prompt, access.prime(ANYBODY, right))
         is_prime = bool(caller.mutator.dice.random() < 0.4)
         on_server = caller.on_server
         body = caller.mutator.body(caller.prime() if is_prime else caller.round())
         caller.on_server = on_server
         try:
             if is_prime:
-                primed = desk.prime(ANYBODY, wire.decode(body, wire.PrimeRequest))
-                desk.close(ANYBODY, primed.session)
+                primed = access.prime(ANYBODY, wire.decode(body, wire.PrimeRequest))
+                access.close(ANYBODY, primed.session)
             else:
                 number = round_number(caller.mutator.number(caller.next_round))
-                caller.verified(desk.verify(ANYBODY, caller.session, number, wire.decode(body, wire.VerifyRequest)))
+                caller.verified(access.verify(ANYBODY, caller.session, number, wire.decode(body, wire.VerifyRequest)))
             found.count(OK, "ok")
         except HycoError as error:
             refusal = as_refusal(error)
@@ -142,7 +142,7 @@ def fuzz_calls(bodies: int, seed: int) -> Finding:
                 caller.over = True
         except Exception as error:
             raise AssertionError(f"body {found.bodies} of seed {seed}: {body.hex()}") from error
-    desk.close(ANYBODY, caller.session)
+    access.close(ANYBODY, caller.session)
     assert engine.session_count == 0, f"{engine.session_count} sessions were left behind"
     found.growth_mb, found.seconds = memory.growth_mb(), time.perf_counter() - started
     return found

@@ -37,7 +37,7 @@ from hyco_export.server.access import LocalTransport
 from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.engine import Engine
 from hyco_export.server.interfaces import Check, Prefill
-from hyco_export.server.scheduler import Batching, OneByOne
+from hyco_export.server.scheduler import Batching, SequentialModels
 from tests.support.oracle import OracleDrafter
 from tests.support.scripted import (
     HANDOFF,
@@ -71,7 +71,7 @@ SIDES = {"server": "server", "reply": "reply"}
 BATCHING = Batching(sessions=3, wait_ms=1.0, prefill_rows=5)  # prompts of several pieces, passes that wait for company
 
 
-class FragileModels(OneByOne):
+class FragileModels(SequentialModels):
     """Fails in the next pass when told to; counts how many sessions its passes held."""
 
     def __init__(self) -> None:
@@ -236,7 +236,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.engine.shut_down()
+        for name in self.engine.held():
+            self.engine.close(name)
 
     @rule(client=clients)
     def leave(self, client: Client) -> None:

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.security import ANYBODY, Tokens
-from hyco_export.server.access import Desk
+from hyco_export.server.access import SessionAccess
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import CallLimits, create_app
 from hyco_export.server.interfaces import Gone, Held, never_gone
@@ -124,18 +124,18 @@ def test_primes_in_flight_are_counted() -> None:
         def held(self) -> dict[str, Held]:
             return {thread.name: Held(None, spare=False) for thread in threads}
 
-    desk = Desk(Unlocked(), 2)
-    threads = [threading.Thread(target=desk.prime, args=("alice", PRIME)) for _ in range(2)]
+    access = SessionAccess(Unlocked(), 2)
+    threads = [threading.Thread(target=access.prime, args=("alice", PRIME)) for _ in range(2)]
     for thread in threads:
         thread.start()
     entered.wait(timeout=30)
     with pytest.raises(ProtocolError, match="holds 2 sessions"):
-        desk.prime("alice", PRIME)
+        access.prime("alice", PRIME)
     release.set()
     for thread in threads:
         thread.join(timeout=30)
     with pytest.raises(ProtocolError, match="holds 2 sessions"):
-        desk.prime("alice", PRIME)
+        access.prime("alice", PRIME)
 
 
 def test_sessions_that_the_engine_lost_are_not_held_against_their_owner() -> None:
@@ -146,40 +146,40 @@ def test_sessions_that_the_engine_lost_are_not_held_against_their_owner() -> Non
             raise RuntimeError("broken")
 
     engine = Engine(lambda: Faulty(MODEL), FACTS, LIMITS, now=lambda: now_s[0])
-    desk = Desk(engine, 1)
-    reply = desk.prime("alice", PRIME)
+    access = SessionAccess(engine, 1)
+    reply = access.prime("alice", PRIME)
     message = wire.decode(first_round(reply), wire.VerifyRequest)
     with pytest.raises(ProtocolError, match="the model failed"):
-        desk.verify("alice", reply.session, 1, message)
-    desk.prime("alice", PRIME)
+        access.verify("alice", reply.session, 1, message)
+    access.prime("alice", PRIME)
     now_s[0] += LIMITS.idle_s + 1.0
-    lost = desk.prime("alice", PRIME)
-    engine.shut_down()
+    lost = access.prime("alice", PRIME)
+    engine.close(lost.session)
     with pytest.raises(ProtocolError) as refusal:
-        desk.verify("alice", lost.session, 1, message)
+        access.verify("alice", lost.session, 1, message)
     assert refusal.value.code == wire.UNKNOWN_SESSION
-    desk.prime("alice", PRIME)
+    access.prime("alice", PRIME)
 
 
 def test_a_prime_sent_again_replaces_its_first_try_and_no_other_session(engine: Engine) -> None:
-    desk = Desk(engine, 8)
+    access = SessionAccess(engine, 8)
     tried = msgspec.structs.replace(PRIME, attempt="a")
-    first = desk.prime("alice", tried)
-    others = [desk.prime("bob", tried), desk.prime("alice", msgspec.structs.replace(PRIME, attempt="b"))]
-    others += [desk.prime("alice", PRIME), desk.prime("alice", PRIME)]  # without a name they are calls of their own
-    again = desk.prime("alice", tried)
+    first = access.prime("alice", tried)
+    others = [access.prime("bob", tried), access.prime("alice", msgspec.structs.replace(PRIME, attempt="b"))]
+    others += [access.prime("alice", PRIME), access.prime("alice", PRIME)]  # without a name they are calls of their own
+    again = access.prime("alice", tried)
     assert again.root == first.root and again.session != first.session
     assert engine.session_count == len(others) + 1
     message = wire.decode(first_round(first), wire.VerifyRequest)
     with pytest.raises(ProtocolError) as refusal:
-        desk.verify("alice", first.session, 1, message)
+        access.verify("alice", first.session, 1, message)
     assert refusal.value.code == wire.UNKNOWN_SESSION
-    assert desk.verify("alice", again.session, 1, message).round == 1
-    anybody = [desk.prime("", tried) for _ in range(2)]  # without tokens: equal attempts of two clients are one
+    assert access.verify("alice", again.session, 1, message).round == 1
+    anybody = [access.prime("", tried) for _ in range(2)]  # without tokens: equal attempts of two clients are one
     with pytest.raises(ProtocolError):
-        desk.verify("", anybody[0].session, 1, message)
+        access.verify("", anybody[0].session, 1, message)
     with pytest.raises(ProtocolError, match="attempt has 65 characters, at most 64"):
-        desk.prime("alice", msgspec.structs.replace(PRIME, attempt="x" * 65))
+        access.prime("alice", msgspec.structs.replace(PRIME, attempt="x" * 65))
 
 
 def test_a_try_that_is_overtaken_by_the_next_one_leaves_no_session(engine: Engine) -> None:
@@ -198,18 +198,18 @@ def test_a_try_that_is_overtaken_by_the_next_one_leaves_no_session(engine: Engin
                 assert gone()
             return reply
 
-    desk, tried = Desk(Overtaken(), 8), msgspec.structs.replace(PRIME, attempt="a")
+    access, tried = SessionAccess(Overtaken(), 8), msgspec.structs.replace(PRIME, attempt="a")
     refusals: list[ProtocolError] = []
 
     def first_try() -> None:
         with pytest.raises(ProtocolError) as refusal:
-            desk.prime("alice", tried)
+            access.prime("alice", tried)
         refusals.append(refusal.value)
 
     first = threading.Thread(target=first_try)
     first.start()
     assert entered.wait(timeout=30)
-    again = desk.prime("alice", tried)
+    again = access.prime("alice", tried)
     release.set()
     first.join(timeout=30)
     assert [refusal.code for refusal in refusals] == ["cancelled"]
@@ -217,38 +217,38 @@ def test_a_try_that_is_overtaken_by_the_next_one_leaves_no_session(engine: Engin
 
 
 def test_finished_sessions_make_room_and_running_ones_do_not(engine: Engine) -> None:
-    desk = Desk(engine, 2)
+    access = SessionAccess(engine, 2)
     short = msgspec.structs.replace(PRIME, max_new_tokens=1)
-    running, ended = desk.prime("alice", PRIME), [desk.prime("alice", short)]
+    running, ended = access.prime("alice", PRIME), [access.prime("alice", short)]
     for _ in range(3 * LIMITS.sessions):  # each takes the place of the one before
-        ended.append(desk.prime("alice", short))
+        ended.append(access.prime("alice", short))
         assert set(engine.held()) == {running.session, ended[-1].session}
     message = wire.decode(first_round(running), wire.VerifyRequest)
     with pytest.raises(ProtocolError) as refusal:
-        desk.verify("alice", ended[0].session, 1, message)
+        access.verify("alice", ended[0].session, 1, message)
     assert refusal.value.code == wire.UNKNOWN_SESSION
-    desk.prime("alice", PRIME)
+    access.prime("alice", PRIME)
     with pytest.raises(ProtocolError, match="holds 2 sessions") as refusal:
-        desk.prime("alice", short)
+        access.prime("alice", short)
     assert refusal.value.hint.endswith(f"in {LIMITS.idle_s:.0f} s the longest idle one expires")
-    assert desk.verify("alice", running.session, 1, message).round == 1
+    assert access.verify("alice", running.session, 1, message).round == 1
 
 
 def test_what_the_engine_evicts_is_not_held_against_its_owner(engine: Engine) -> None:
-    desk, short = Desk(engine, 1), msgspec.structs.replace(PRIME, max_new_tokens=1)
-    first = desk.prime("alice", short)
-    others = [desk.prime(ANYBODY, short) for _ in range(LIMITS.sessions)]
+    access, short = SessionAccess(engine, 1), msgspec.structs.replace(PRIME, max_new_tokens=1)
+    first = access.prime("alice", short)
+    others = [access.prime(ANYBODY, short) for _ in range(LIMITS.sessions)]
     assert set(engine.held()) == {reply.session for reply in others}  # alice's was the oldest
-    again = desk.prime("alice", PRIME)
+    again = access.prime("alice", PRIME)
     assert again.session != first.session and others[0].session not in engine.held()
 
 
 def test_callers_whom_nobody_tells_apart_have_the_engines_limit_only() -> None:
-    desk = Desk(toy_engine(), 1)
+    access = SessionAccess(toy_engine(), 1)
     for _ in range(LIMITS.sessions):
-        desk.prime(ANYBODY, PRIME)
+        access.prime(ANYBODY, PRIME)
     with pytest.raises(ProtocolError, match=f"all {LIMITS.sessions} sessions are in use") as refusal:
-        desk.prime(ANYBODY, PRIME)
+        access.prime(ANYBODY, PRIME)
     assert refusal.value.hint == (
         f"close a session or try again when one has ended; in {LIMITS.idle_s:.0f} s the longest idle one expires"
     )
@@ -258,8 +258,8 @@ def test_callers_whom_nobody_tells_apart_have_the_engines_limit_only() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["a", "b"])), max_size=20))
 def test_random_histories_of_two_owners_never_mix(steps: list[tuple[str, str]]) -> None:
     """(who calls, whose session): a round is answered exactly when the two are one, and goes on where it was."""
-    desk = Desk(toy_engine(), 1)
-    replies = {owner: desk.prime(owner, msgspec.structs.replace(PRIME, prompt=[*PROMPT, 2])) for owner in ("a", "b")}
+    access = SessionAccess(toy_engine(), 1)
+    replies = {owner: access.prime(owner, msgspec.structs.replace(PRIME, prompt=[*PROMPT, 2])) for owner in ("a", "b")}
     ids = {owner: [*PROMPT, 2, reply.root] for owner, reply in replies.items()}
     rounds = dict.fromkeys(replies, 0)
     for caller, owner in steps:
@@ -267,9 +267,9 @@ def test_random_histories_of_two_owners_never_mix(steps: list[tuple[str, str]]) 
         message = wire.VerifyRequest(wire.PROTOCOL_VERSION, len(known), wire.committed_digest(known), [], [])
         if caller != owner:
             with pytest.raises(ProtocolError) as refusal:
-                desk.verify(caller, replies[owner].session, rounds[owner] + 1, message)
+                access.verify(caller, replies[owner].session, rounds[owner] + 1, message)
             assert refusal.value.code == wire.UNKNOWN_SESSION
             continue
         rounds[owner] += 1
-        ids[owner] += desk.verify(owner, replies[owner].session, rounds[owner], message).tokens
+        ids[owner] += access.verify(owner, replies[owner].session, rounds[owner], message).tokens
         assert ids[owner][len(PROMPT) + 1 :] == MODEL.greedy([*PROMPT, 2], rounds[owner] + 1)

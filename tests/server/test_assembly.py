@@ -206,6 +206,13 @@ def test_the_cache_is_limited_and_the_context_can_be_stretched(recipe: Recipe) -
     assert 0.05 < (default.limits.cache_bytes or 0) / psutil.virtual_memory().total < 0.6
 
 
+def test_replicas_share_the_free_memory(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyco_export.server.assembly.free_bytes", lambda _: 1_000_000)
+    for servers in (1, 4):
+        engine, _ = open_server_engine(recipe, options=ServeOptions(servers=servers))
+        assert engine.limits.cache_bytes == 500_000 // servers
+
+
 def test_a_prompt_beyond_the_configs_context_gives_the_same_as_a_forward_without_cache(recipe: Recipe) -> None:
     engine, _ = open_server_engine(recipe, options=ServeOptions(context_limit=4_000))
     prompt = np.random.default_rng(5).integers(4, gemma.VOCAB, 3_000).tolist()

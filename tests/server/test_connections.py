@@ -2,28 +2,32 @@
 
 import asyncio
 import errno
+import gc
 import socket
 import threading
 import time
 from contextlib import closing, suppress
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import trustme
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
 from hyco_export.device.client import HttpTransport, Patience
 from hyco_export.protocol import wire
+from hyco_export.protocol.security import Tokens, server_context
 from hyco_export.server import serving
-from hyco_export.server.connections import PeerLimits
+from hyco_export.server.connections import PatientProtocol, PeerLimits
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import CallLimits, create_app
 from hyco_export.server.scheduler import Batching
-from tests.support.live_server import running
+from tests.support.live_server import LiveServer, running
 from tests.support.scripted import ScriptedSession
-from tests.support.toy_service import FACTS, INFO, LIMITS, MODEL, PRIME, toy_engine
+from tests.support.toy_service import ALICE, FACTS, INFO, LIMITS, MODEL, PRIME, toy_engine
 
 SHORT_S = 0.3
 PEERS = PeerLimits(connections=3, head_bytes=1_000, head_s=SHORT_S, stall_s=SHORT_S)
@@ -159,17 +163,19 @@ def test_a_body_a_little_too_large_hears_why() -> None:
 
 
 def test_one_connection_too_many_is_told_so_and_the_others_stay() -> None:
-    with running(app(), peers=msgspec.structs.replace(PEERS, head_s=30.0)) as url:
+    with running(app(body_s=30.0), peers=msgspec.structs.replace(PEERS, head_s=30.0)) as url:
         first = [connected(url) for _ in range(PEERS.connections)]
         for peer in first:
-            peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
-            assert received(peer, b"alive\n").startswith(b"HTTP/1.1 200")
+            peer.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n\x9a")
+        time.sleep(SHORT_S)  # their requests are in progress
         with closing(connected(url)) as one_more:
             answer = received(one_more)
         assert answer.startswith(b"HTTP/1.1 503") and b"\r\nRetry-After: 1\r\n" in answer
         refusal = refusal_in(answer)
         assert (refusal.code, refusal.retry_after_s) == ("connections_full", 1)
         for peer in first:
+            peer.sendall(b"\x9a")
+            assert peer.recv(65_536).startswith(b"HTTP/1.1 415")
             peer.close()
         patience = Patience(pauses_s=())
         assert HttpTransport(url, patience, pause=lambda _: time.sleep(0.05)).info() == INFO  # it tries again
@@ -339,10 +345,10 @@ def test_within_descriptors(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     monkeypatch.setattr(serving.resource, "getrlimit", lambda _: held[-1])
     monkeypatch.setattr(serving.resource, "setrlimit", lambda _, limits: held.append(limits))
     assert serving.within_descriptors(PeerLimits()) == PeerLimits()
-    assert PeerLimits().connections + serving.BACKLOG < held[-1][0] < 4_096 and not caplog.records
+    assert PeerLimits().connections + PeerLimits().backlog < held[-1][0] < 4_096 and not caplog.records
     held.append((100, 400))
     fewer = serving.within_descriptors(PeerLimits()).connections
-    assert 1 <= fewer < 400 - serving.BACKLOG and held[-1] == (400, 400)
+    assert 1 <= fewer < 400 - PeerLimits().backlog and held[-1] == (400, 400)
     assert len(caplog.records) == 1 and "400 files: raise ulimit -n" in caplog.records[0].getMessage()
 
 
@@ -355,3 +361,170 @@ def test_descriptors_that_run_out_are_said_in_one_line(caplog: pytest.LogCapture
     assert [record.getMessage() for record in caplog.records] == [
         "a connection cannot be accepted: Too many open files; raise ulimit -n"
     ]
+
+
+def primed(url: str, token: str = "") -> socket.socket:
+    """A kept connection by which a session was opened."""
+    peer, body = connected(url), wire.encode(PRIME)
+    key = f"Authorization: Bearer {token}\r\n" if token else ""
+    head = f"POST /v1/sessions HTTP/1.1\r\nHost: h\r\n{key}Content-Type: {wire.MEDIA_TYPE}\r\n"
+    peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert received(peer, b"\x90").startswith(b"HTTP/1.1 200")  # the reply's last field is an empty list
+    return peer
+
+
+@pytest.mark.parametrize("token", ["", ALICE])
+def test_idle_connections_that_asked_a_free_question_lock_nobody_out(token: str) -> None:
+    service = create_app(toy_engine(), INFO, Tokens([token] if token else []))
+    with running(service, peers=msgspec.structs.replace(PEERS, head_s=30.0)) as url:
+        device = primed(url, token)
+        idle = []
+        for _ in range(2 * PEERS.connections):
+            peer = connected(url)
+            peer.sendall(HEALTHY)
+            assert received(peer, b"alive\n").startswith(b"HTTP/1.1 200")  # a newcomer has a place
+            idle.append(peer)
+        device.sendall(HEALTHY)
+        assert received(device, b"alive\n").startswith(b"HTTP/1.1 200")  # who idles longest, but is known, kept his
+        assert received(idle[0]) == b""
+        for peer in (device, *idle):
+            peer.close()
+
+
+def test_connections_of_devices_give_their_places_when_no_other_is_left() -> None:
+    with running(app(), peers=msgspec.structs.replace(PEERS, head_s=30.0)) as url:
+        devices = [primed(url) for _ in range(PEERS.connections + 1)]
+        assert received(devices[0]) == b""
+        for device in devices:
+            device.close()
+
+
+def test_a_failed_handshake_leaves_nothing_behind(tmp_path: Path) -> None:
+    leaf = trustme.CA().issue_cert("127.0.0.1")
+    leaf.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    tls = server_context(tmp_path / "both.pem", tmp_path / "both.pem")
+
+    def held() -> int:
+        return sum(isinstance(found, PatientProtocol) for found in gc.get_objects())
+
+    with running(app(), tls=tls, peers=PEERS) as url:
+        gc.collect()
+        gc.disable()
+        try:
+            before = held()
+            for _ in range(5):
+                with closing(connected(url.replace("https", "http"))) as peer:
+                    peer.sendall(b"no TLS at all\r\n\r\n")
+                    received(peer)
+            deadline_s = time.monotonic() + 10
+            while held() > before and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            assert held() == before
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sessions/x/rounds/1"])
+def test_a_body_that_is_too_large_hears_so_however_many_packets_bring_it(path: str) -> None:
+    peers = msgspec.structs.replace(PEERS, head_bytes=8_192, body_pieces=20, head_s=30.0)
+    with running(app(body_s=30.0), peers=peers) as url, closing(connected(url)) as peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: {wire.MEDIA_TYPE}\r\nContent-Length: 90000\r\n\r\n"
+        peer.sendall(head.encode())
+        for _ in range(60):
+            peer.sendall(b"x" * 1_500)
+            time.sleep(0.001)
+        answer = received(peer, b"call takes\xa0\x00")
+        assert answer.startswith(b"HTTP/1.1 413") and refusal_in(answer).code == "body_size"
+
+
+def test_a_body_in_crumbs_hears_why_it_was_refused() -> None:
+    with running(app(body_s=30.0), peers=CRUMBS) as url, closing(connected(url)) as peer:
+        peer.sendall(b"POST /v1/sessions HTTP/1.1\r\n" + CHUNKED + CRUMB * (CRUMBS.body_pieces + 1))
+        refusal = refusal_in(received(peer))
+        assert refusal.message == "a body of more than 20 chunks or packets, of 1 B on average"
+        assert "20 chunks or packets" in refusal.hint
+
+
+def test_a_peer_that_closed_its_half_is_probed_for_every_request_it_sent() -> None:
+    entered = threading.Semaphore(0)
+
+    class Slow(ScriptedSession):
+        def prime(self, ids: np.ndarray) -> np.ndarray:
+            entered.release()
+            time.sleep(1.5)
+            return super().prime(ids)
+
+    body = wire.encode(PRIME)
+    head = f"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Type: {wire.MEDIA_TYPE}\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    peers = msgspec.structs.replace(PEERS, head_s=30.0)
+    app_of_slow = create_app(Engine(lambda: Slow(MODEL), FACTS, LIMITS), INFO)
+    with running(app_of_slow, peers=peers) as url, closing(connected(url)) as peer:
+        peer.sendall(2 * request)
+        peer.shutdown(socket.SHUT_WR)
+        answer = received(peer)
+        first, second = answer.split(b"HTTP/1.1 200", 2)[:2]
+        assert b"100 Continue" in first and b"100 Continue" in second
+        assert answer.count(b"HTTP/1.1 200") == 2
+
+
+def test_few_descriptors_are_shared_between_connections_and_those_being_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving.resource, "getrlimit", lambda _: (260, 260))
+    monkeypatch.setattr(serving.resource, "setrlimit", lambda _, limits: None)
+    monkeypatch.setattr(serving.psutil.Process, "num_fds", lambda _: 10)
+    limits = serving.within_descriptors(PeerLimits())
+    assert limits.connections >= 80
+    assert 10 + serving.ACCEPT_TURNS * limits.backlog + limits.connections + serving.SPARE_DESCRIPTORS <= 260
+
+
+class Stopping:
+    """A server in a thread that is told to stop while calls are in flight."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pass_s: float) -> None:
+        monkeypatch.setattr("hyco_export.server.engine.SETTLE_S", 0.5)
+        self.entered, self.release = threading.Event(), threading.Event()
+        stop = self
+
+        class Slow(ScriptedSession):
+            def prime(self, ids: np.ndarray) -> np.ndarray:
+                stop.entered.set()
+                stop.release.wait(pass_s)
+                return super().prime(ids)
+
+        self.server = LiveServer(lambda: create_app(Engine(lambda: Slow(MODEL), FACTS, LIMITS), INFO))
+
+    def post(self, body: bytes, size: int) -> socket.socket:
+        peer = connected(self.server.url)
+        head = f"POST /v1/sessions HTTP/1.1\r\nHost: h\r\nContent-Type: {wire.MEDIA_TYPE}\r\n"
+        peer.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode() + body)
+        return peer
+
+
+@pytest.mark.parametrize(("pass_s", "unfinished"), [(0.2, 0), (60.0, 2)])
+def test_a_stop_answers_what_ends_in_time_and_refuses_the_rest(
+    pass_s: float, unfinished: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stopping = Stopping(monkeypatch, pass_s)
+    body = wire.encode(PRIME)
+    calls = [stopping.post(body, len(body)) for _ in range(2)]  # one in a pass, one behind it
+    half = stopping.post(body[:5], len(body))
+    assert stopping.entered.wait(timeout=30)
+    time.sleep(0.2)
+    began_s = time.monotonic()
+    stopping.server.stop()
+    assert time.monotonic() - began_s < 5
+    answers = [received(call) for call in calls]
+    refused = received(half)
+    assert refused.startswith(b"HTTP/1.1 503") and refusal_in(refused).code == "shutting_down"
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 503" if unfinished else b"HTTP/1.1 200"), answer
+        if unfinished:
+            assert refusal_in(answer).code == "shutting_down" and refusal_in(answer).retry_after_s == 1
+    assert stopping.server.unfinished == unfinished
+    assert "Traceback" not in capfd.readouterr().err
+    stopping.release.set()
+    for peer in (*calls, half):
+        peer.close()

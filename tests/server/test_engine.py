@@ -21,7 +21,7 @@ from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.engine import Engine
 from hyco_export.server.interfaces import Chain, Check, Prefill, RowOutputs
 from hyco_export.server.metrics import ProcessCpuClock, ThreadCpuClock
-from hyco_export.server.scheduler import Batching, OneByOne, choose
+from hyco_export.server.scheduler import Batching, SequentialModels, choose
 from tests.support.scripted import (
     RESTRICTED_IDS,
     STOP_ID,
@@ -470,7 +470,7 @@ def test_memory_is_reserved_before_a_prompt_is_touched_and_given_back() -> None:
 
     limits = Limits(prompt_limit=40, cache_bytes=40_000_000, idle_s=60.0)
     now_s = 0.0
-    engine = Engine(open_session, FACTS, limits, now=lambda: now_s, models=OneByOne(position_bytes=1_000_000))
+    engine = Engine(open_session, FACTS, limits, now=lambda: now_s, models=SequentialModels(position_bytes=1_000_000))
     first = engine.prime(prime_request(max_new_tokens=12))  # 4 + 12 positions
     assert engine.reserved_bytes == 16_000_000 and opened[0].positions == 16
     now_s = 10.0
@@ -495,17 +495,17 @@ def test_memory_is_reserved_before_a_prompt_is_touched_and_given_back() -> None:
 def test_a_finished_generation_holds_no_memory_but_its_last_reply() -> None:
     model = ToyLanguageModel(stop_bias=-99.0)
     limits = Limits(prompt_limit=40, cache_bytes=100)
-    engine = Engine(lambda: ScriptedSession(model), FACTS, limits, models=OneByOne(position_bytes=1))
+    engine = Engine(lambda: ScriptedSession(model), FACTS, limits, models=SequentialModels(position_bytes=1))
     reply = engine.prime(prime_request(max_new_tokens=1))
     assert reply.finished == "length" and engine.reserved_bytes == 0 and engine.session_count == 1
-    faulty = Engine(lambda: FaultySession(model, 1), FACTS, limits, models=OneByOne(position_bytes=1))
+    faulty = Engine(lambda: FaultySession(model, 1), FACTS, limits, models=SequentialModels(position_bytes=1))
     assert refusal(faulty.prime, prime_request()).code == "model_fault" and faulty.reserved_bytes == 0
 
 
 # --- several sessions in a pass
 
 
-class Passes(OneByOne):
+class Passes(SequentialModels):
     """Keeps what each pass computed, and lets the test hold one open."""
 
     def __init__(self) -> None:
@@ -701,7 +701,7 @@ def test_a_caller_that_goes_away_gets_no_further_pass() -> None:
     assert crowd.round(0).result().round == 1
 
 
-def test_waiting_sessions_are_not_idle_and_shutting_down_ends_them() -> None:
+def test_waiting_sessions_are_not_idle_and_shutting_down_lets_them_end() -> None:
     crowd = Crowd(2, Batching(), Limits(prompt_limit=40, idle_s=10.0))
     crowd.block()
     call = crowd.round(0)
@@ -710,8 +710,9 @@ def test_waiting_sessions_are_not_idle_and_shutting_down_ends_them() -> None:
     assert crowd.engine.expire() == 1  # the other one
     stopped = crowd.start(crowd.engine.shut_down)
     crowd.go()
-    stopped.result()
-    assert call.result().code == wire.UNKNOWN_SESSION
+    assert stopped.result() == 0
+    assert call.result().round == 1
+    assert refusal(crowd.engine.prime, prime_request()).code == "shutting_down"
     assert crowd.engine.session_count == 0 and all(session.closed for session in crowd.opened)
 
 

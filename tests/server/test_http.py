@@ -26,7 +26,7 @@ from hyco_export.server.admission import Facts, Limits, latest_wait, wait_for_a_
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import CallLimits, create_app
 from hyco_export.server.interfaces import RowOutputs
-from hyco_export.server.scheduler import Batching, OneByOne
+from hyco_export.server.scheduler import Batching, SequentialModels
 from hyco_export.server.serving import bind, serve
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
 
@@ -204,7 +204,8 @@ def test_the_right_version_is_asked_for(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [[2], [2, "x", {"prompt": [1]}], {"version": 2}, {"version": 2, "ids": [1]}, [7, None]]
+    "body",
+    [[2], [2, "x", {"prompt": [1]}], {"version": 2}, {"version": 2, "ids": [1]}, {"version": 2, 1: [1]}, [7, None]],
 )
 def test_another_version_is_named_whatever_its_shape(client: TestClient, body: object) -> None:
     for path in ("/v1/sessions", "/v1/sessions/a/rounds/1"):
@@ -270,7 +271,7 @@ def test_full_caches_say_when_to_try_again_too() -> None:
         lambda: ScriptedSession(ToyLanguageModel(stop_bias=-99.0)),
         FACTS,
         msgspec.structs.replace(LIMITS, cache_bytes=100),
-        models=OneByOne(position_bytes=1),
+        models=SequentialModels(position_bytes=1),
     )
     with TestClient(create_app(engine, INFO), headers=BODY) as client:
         prime(client)
@@ -320,6 +321,23 @@ def test_a_server_whose_model_hangs_is_not_ready_and_stops_all_the_same(monkeypa
     waiting.join(timeout=30)
     assert codes == ["shutting_down"]
     release.set()
+
+
+def test_a_model_that_fails_is_said_to_fail_and_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(ScriptedSession):
+        def prime(self, ids: np.ndarray) -> np.ndarray:
+            raise RuntimeError("secret words")
+
+    def none() -> ScriptedSession:
+        raise MemoryError("secret words")
+
+    for session in (lambda: Failing(ToyLanguageModel()), none):
+        caplog.clear()
+        with TestClient(create_app(Engine(session, FACTS, LIMITS), INFO), headers=BODY) as client:
+            for _ in range(50):
+                answer = client.get("/readyz")
+                assert (answer.status_code, answer.text) == (503, "the model failed when it was asked for a pass\n")
+        assert len(caplog.records) == 1 and "secret" not in caplog.text
 
 
 def test_health_and_readiness(engine: Engine) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from hyco_export.device.interfaces import Request
 from hyco_export.errors import ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
+from hyco_export.server import replicas as replicas_module
 from hyco_export.server.replicas import serve_replicas
 from tests.support.oracle import OracleDrafter
 from tests.support.scripted import ToyLanguageModel
@@ -78,6 +80,42 @@ def test_why_a_replica_does_not_start_is_said_as_a_single_server_says_it() -> No
     run = subprocess.run([*SERVER, "broken"], capture_output=True, text=True, env=environment(), timeout=180)
     assert run.stdout == "refused: model.safetensors is damaged (fetch it again)\nstopped\n"
     assert "Traceback" not in run.stderr
+
+
+def test_a_ray_that_opens_its_ports_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    private = pytest.importorskip("ray.serve._private.replica")
+    monkeypatch.delattr(private, replicas_module.OPENS_PORT)
+    with pytest.raises(ServerError, match="perhaps on all interfaces"):
+        replicas_module._start(lambda: pytest.fail("built"), tmp_path)
+    assert (tmp_path / replicas_module.FAILURE).exists()  # the command says it
+
+
+def ray_folders() -> set[str]:
+    return {path.name for path in Path(tempfile.gettempdir()).glob("hyco-ray-*")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "after_s"), [(signal.SIGTERM, 2.0), (signal.SIGTERM, 8.0), (signal.SIGINT, 8.0)])
+def test_a_stop_while_replicas_start_leaves_nothing(number: signal.Signals, after_s: float) -> None:
+    pytest.importorskip("ray")
+    before = ray_folders()
+    with subprocess.Popen([*SERVER, "slow"], stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        time.sleep(after_s)
+        members = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=60)
+    assert "http://" not in said
+    assert ray_folders() <= before
+    assert not psutil.wait_procs(members, timeout=20)[1]
+
+
+@pytest.mark.slow
+def test_replicas_that_do_not_start_leave_nothing() -> None:
+    pytest.importorskip("ray")
+    before = ray_folders()
+    run = subprocess.run([*SERVER, "broken"], capture_output=True, text=True, env=environment(), timeout=180)
+    assert ray_folders() <= before
+    assert run.stderr == ""  # no word of Ray's own
 
 
 def replica_pids(process: psutil.Process) -> list[int]:

@@ -39,6 +39,11 @@ class LiveServer:
         self._thread.join(timeout=30)
         self.running = False
 
+    @property
+    def unfinished(self) -> int:
+        """Calls in flight that were not finished when it stopped."""
+        return self._server.unfinished
+
 
 @contextmanager
 def running(app: Starlette, tls: ssl.SSLContext | None = None, peers: PeerLimits | None = None) -> Iterator[str]:

@@ -38,6 +38,11 @@ def build() -> object:
     return create_app(engine, info)
 
 
+def slow() -> object:
+    time.sleep(300.0)
+    return build()
+
+
 def broken() -> object:
     from hyco_export.errors import CheckpointError
 
@@ -50,7 +55,7 @@ if __name__ == "__main__":
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = listener.getsockname()[1]
-    made = broken if "broken" in sys.argv else build
+    made = {"broken": broken, "slow": slow}.get(sys.argv[-1], build)
     try:
         serve_replicas(made, 2, "127.0.0.1", free, lambda host, port: print(f"http://{host}:{port}", flush=True))  # type: ignore[arg-type]
     except ServerError as error:

@@ -1,4 +1,4 @@
-"""Attention of a pass that packs the rows of several sessions, each of which sees keys of its own.
+"""Attention of a pass that packs the rows of several sessions, each of which sees keys of its own, and its masks.
 
 Everything else in a layer treats rows alike, so the rows of all sessions go through it together; here they part. A
 registered attention of transformers: over plain tensors it is its `sdpa`, so a model that uses it stays an ordinary
@@ -146,8 +146,7 @@ AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-# Who sees whom in one forward pass over a slot cache, as additive masks. Knows depths and visibility, no tokens.
-
+# --- which rows and keys a row sees in one pass over a slot cache, as additive masks
 
 Rows = tuple[np.ndarray, np.ndarray]  # depths [R], row i stands at position L + depth; bool [R, R]: i sees row j
 

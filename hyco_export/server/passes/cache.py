@@ -3,7 +3,7 @@
 A full-attention layer has a slot for every position that the session may reach. A sliding layer keeps the newest
 positions that somebody can still see, and behind them has room for one pass: when that is used up, the kept ones move
 to the front, once in many rounds. All of it is taken at once, so a session costs what `CacheLayout.size_bytes` says
-from its first pass to its last. Knows no tokens and no trees.
+from its first pass to its last. `HandoffEncoder` makes the 8-bit K/V of hand-offs on the device where the cache lies.
 
 Legend: L committed positions, R rows of a pass, N K/V heads, d head dimension, C slots.
 """
@@ -20,6 +20,7 @@ from hyco_export.models.process_group import HeadShares
 from hyco_export.models.verifier import layer_kv_shape
 from hyco_export.protocol.wire import Handoff
 
+UINT8_MAX = 255
 REUSES_KV = "reuse"  # transformers' mode of a layer that reads another layer's K/V
 
 
@@ -235,14 +236,8 @@ class PackedCache:
         return self._heads.computed(layer, key), self._heads.computed(layer, value)
 
 
-# Hand-off values in the head artifact's 8-bit grids, made where the values are; the bytes are core.handoff's.
-
-
-UINT8_MAX = 255
-
-
 class HandoffEncoder:
-    """Encodes for one head artifact."""
+    """Quantises the values of hand-offs by one head artifact's encodings, in core.handoff's layout."""
 
     def __init__(self, spec: HandoffSpec) -> None:
         self.spec = spec
@@ -255,15 +250,15 @@ class HandoffEncoder:
         first_position: int,
     ) -> Handoff:
         """e, h [H] and (K, V) [N, n, d] by layer type, of positions first_position ... -> the hand-off."""
-        grids = self.spec.encodings
+        encodings = self.spec.encodings
         blocks = [
-            quantize(part, grids[f"{name}.{layer_type}"]).transpose(0, 1).flatten(1)  # [n, N * d]
+            quantize(part, encodings[f"{name}.{layer_type}"]).transpose(0, 1).flatten(1)  # [n, N * d]
             for layer_type in LAYER_TYPES
             for name, part in zip("kv", rows[layer_type], strict=True)
         ]
         return Handoff(
-            e=_bytes(quantize(e, grids["e"])),
-            h=_bytes(quantize(h, grids["h"])),
+            e=_bytes(quantize(e, encodings["e"])),
+            h=_bytes(quantize(h, encodings["h"])),
             kv=_bytes(torch.cat([block.to(blocks[0].device) for block in blocks], dim=1)),
             first_position=first_position,
         )

@@ -1,8 +1,8 @@
 """One verifier in several processes: the leader serves and judges, the followers run its passes with their shards.
 
-Each pass is told once, before it is made, with what has happened to its sessions since the last one: which ended, what
-was reserved, which rows were committed. Nothing else needs the followers, so there is nothing else to keep in step, and
-calls of other threads never wait for them. Knows no weights; `nn.sharding` does.
+Each pass is broadcast once, before it is made, with what has happened to its sessions since the last one: which ended,
+what was reserved, which rows were committed. Nothing else needs the followers, so there is nothing else to keep in
+step, and calls of other threads never wait for them. `models.process_group` divides the weights.
 """
 
 import logging
@@ -27,7 +27,7 @@ START_AGAIN = "read the first message; start the server again"
 _log = logging.getLogger(__name__)
 
 
-class ToldPart(msgspec.Struct, array_like=True):
+class PartMessage(msgspec.Struct, array_like=True):
     """A session's part of a pass, and what happened to it since its last one.
 
     session: number of the session. reserved: positions; 0: no change. accepted: nodes that were committed. ids: the
@@ -41,25 +41,27 @@ class ToldPart(msgspec.Struct, array_like=True):
     parents: list[int] | None
 
 
-class ToldPass(msgspec.Struct, array_like=True):
+class PassMessage(msgspec.Struct, array_like=True):
     """One pass; `ended`: sessions that are over."""
 
     ended: list[int]
-    parts: list[ToldPart]
+    parts: list[PartMessage]
 
 
 class Followers:
-    """The other processes as the leader sees them; a context in which they follow, and are told of its end. Where it
-    ends by an error they find the leader gone.
+    """The other processes as the leader sees them: a context in which they follow, and at whose end they are told so.
+    Where it ends by an error they find the leader gone.
 
     Raises:
-        ProcessGroupError: leaving the context after a pass that failed: the shards are out of step.
+        ProcessGroupError: leaving the context after a pass that failed, for the shards are out of step, or in the
+            middle of one that hangs: the followers hang in it, too, and would not read of the end.
     """
 
     def __init__(self, group: ProcessGroup, line: Line) -> None:
         self.group = group
         self._line = line
         self._lost: BaseException | None = None
+        self.in_pass = False
 
     def __enter__(self) -> "Followers":
         return self
@@ -67,11 +69,13 @@ class Followers:
     def __exit__(self, *exc: object) -> None:
         if exc[1] is not None:
             return
+        if self.in_pass:
+            self._lost = self._lost or TimeoutError("a pass did not end")
         if self._lost is not None:
             raise self._failure()
         self._line.send(END)
 
-    def tell(self, told: ToldPass) -> None:
+    def broadcast(self, told: PassMessage) -> None:
         """Have the followers make a pass.
 
         Raises:
@@ -113,13 +117,16 @@ class LeadingVerifier(Verifier):
             ProcessGroupError: a process is gone, or an earlier pass failed.
         """
         ended = [self.ended.popleft() for _ in range(len(self.ended))]
-        told = ToldPass(ended, [cast(LedSession, part.session).tell(part) for part in parts])
+        told = PassMessage(ended, [cast(LedSession, part.session).message(part) for part in parts])
+        self._followers.in_pass = True
         try:
-            self._followers.tell(told)
+            self._followers.broadcast(told)
             return super().advance(parts)
         except Exception as error:
             self._followers.lose(error)
             raise
+        finally:
+            self._followers.in_pass = False
 
 
 class LedSession(TorchVerifierSession):
@@ -144,13 +151,13 @@ class LedSession(TorchVerifierSession):
         super().close()
         self._leader.ended.append(self._number)
 
-    def tell(self, part: Prefill | Check) -> ToldPart:
+    def message(self, part: Prefill | Check) -> PartMessage:
         """This session's part of the next pass, for the followers."""
         if isinstance(part, Prefill):
-            told = ToldPart(self._number, self._reserved, self._accepted, part.ids.tolist(), None)
+            told = PartMessage(self._number, self._reserved, self._accepted, part.ids.tolist(), None)
         else:
             ids = [int(part.root), *part.tokens.tolist()]
-            told = ToldPart(self._number, self._reserved, self._accepted, ids, part.parents.tolist())
+            told = PartMessage(self._number, self._reserved, self._accepted, ids, part.parents.tolist())
         self._reserved, self._accepted = 0, None
         return told
 
@@ -163,13 +170,13 @@ def follow(verifier: Verifier, line: Line) -> None:
     """
     sessions: dict[int, TorchVerifierSession] = {}
     while (message := line.receive()) != END:
-        told = msgspec.msgpack.decode(message, type=ToldPass)
+        told = msgspec.msgpack.decode(message, type=PassMessage)
         for number in told.ended:
             sessions.pop(number, None)
         verifier.advance([_part(sessions, verifier, part) for part in told.parts])
 
 
-def _part(sessions: dict[int, TorchVerifierSession], verifier: Verifier, told: ToldPart) -> Prefill | Check:
+def _part(sessions: dict[int, TorchVerifierSession], verifier: Verifier, told: PartMessage) -> Prefill | Check:
     """The follower's own part of a pass, with its session brought to where the leader's was."""
     session = sessions.setdefault(told.session, verifier.open())
     if told.reserved:

@@ -1,6 +1,6 @@
-"""The verifier behind ports.VerifierModels: a transformers Gemma 4 text model with tree attention over slot caches.
+"""The verifier as `interfaces.VerifierModels`: a transformers Gemma 4 text model with tree attention over slot caches.
 
-Knows positions, masks, which rows to keep and what a hand-off is made of; not sampling, rules or HTTP. The rows of
+It decides positions, masks, which rows to keep and what a hand-off is made of. The rows of
 several sessions go through the model in one pass, one behind the other; they part in the attention alone. What a
 session computes beside others differs from what it computes alone by float rounding at most: the matrix products have
 more rows. One thread at a time works here.
@@ -92,7 +92,7 @@ class Verifier:
         return TorchVerifierSession(self)
 
     def cache_bytes(self, positions: int) -> int:
-        """ports.VerifierModels: memory of a session's K/V, from the model's config."""
+        """interfaces.VerifierModels: memory of a session's K/V, from the model's config."""
         return self.layout.size_bytes(positions, self.dtype.itemsize)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ class Verifier:
 
     @torch.inference_mode()
     def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
-        """ports.VerifierModels: the server's own head, one step of all sessions at a time."""
+        """interfaces.VerifierModels: the server's own head, one step of all sessions at a time."""
         drafted: dict[int, tuple[int, ...]] = {}
         for restricted in {chain.restricted for chain in chains}:
             group = {place: chain for place, chain in enumerate(chains) if chain.restricted == restricted}
@@ -123,7 +123,7 @@ class Verifier:
 
     @torch.inference_mode()
     def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
-        """ports.VerifierModels: one pass of all parts, whose K/V rows are written behind the committed ones."""
+        """interfaces.VerifierModels: one pass of all parts, whose K/V rows are written behind the committed ones."""
         wanted = self.advance(parts)
         logits = self._logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
         split = np.split(logits, np.cumsum([len(rows) for rows in wanted])[:-1])
@@ -225,7 +225,7 @@ class Verifier:
 
 
 class TorchVerifierSession:
-    """ports.VerifierSession: one session's committed positions."""
+    """interfaces.VerifierSession: one session's committed positions."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier

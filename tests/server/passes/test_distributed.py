@@ -203,6 +203,21 @@ def test_a_process_that_stands_still_makes_the_server_not_ready(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_a_stop_does_not_wait_for_a_process_that_stands_still(tmp_path: Path) -> None:
+    with launched(tmp_path / "log") as (url, _, (main, helper)):
+        assert httpx.get(f"{url}/readyz").text == "ready\n"
+        helper.suspend()
+        try:
+            time.sleep(6.0)  # the model is asked again only after a while
+            assert httpx.get(f"{url}/readyz", timeout=60).status_code == 503  # a pass hangs
+            main.terminate()
+            assert not psutil.wait_procs([main], timeout=30)[1]
+        finally:
+            helper.resume()
+    assert "TimeoutError" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
 def test_an_option_that_shards_do_not_have_is_refused_once(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     command = [*LAUNCH, *SERVE, "--run", str(tmp_path / "run"), "--compile"]
@@ -291,6 +306,15 @@ def test_a_pass_that_fails_stops_the_server_and_no_other_is_told(monkeypatch: py
         pass
     assert signals == [signal.SIGTERM]
     assert len(tape.messages) == 1
+
+
+def test_nobody_is_told_of_the_end_in_the_middle_of_a_pass() -> None:
+    tape = Tape()
+    followers = Followers(ProcessGroup(0, 2, torch.device("cpu")), tape)  # type: ignore[arg-type]
+    followers.in_pass = True  # the model's thread hangs
+    with pytest.raises(ProcessGroupError, match="TimeoutError"), followers:
+        pass
+    assert tape.messages == []
 
 
 def test_the_device_of_a_launch_must_be_the_one_that_was_asked_for() -> None:
