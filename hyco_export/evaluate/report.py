@@ -7,15 +7,16 @@ The template is package data: `report.html.j2`.
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hyco_export.core.files import pretty_json
+from hyco_export.core.files import pretty_json, storage_error
 from hyco_export.device.systems import find_system
+from hyco_export.errors import HycoError, counted
 from hyco_export.evaluate import pictures
 from hyco_export.evaluate.backend_parity import GraphParity
 from hyco_export.evaluate.charts import css_colors
@@ -74,13 +75,19 @@ class Unfinished(msgspec.Struct, frozen=True):
     version: str
     verdict: Literal["in progress", "interrupted", "could not run"] = "in progress"
     reason: str = ""
+    next: str = ""
 
 
 @contextmanager
-def unfinished_report(started: Unfinished, folder: Path) -> Iterator[None]:
+def unfinished_report(
+    started: Unfinished, folder: Path, completed: Callable[[str], str] = lambda text: text
+) -> Iterator[None]:
     """`started` stands in `folder` until the block writes its report; what ends the block otherwise is written, too.
 
     The last finished report is kept beside it, as earlier.json and earlier.html.
+
+    Args:
+        completed: makes the commands in a next step lines that work (`cli.invocation.completed`).
     """
     json_path, html_path = folder / JSON_NAME, folder / HTML_NAME
     if json_path.exists() and html_path.exists() and b'"gates"' in json_path.read_bytes():
@@ -90,10 +97,21 @@ def unfinished_report(started: Unfinished, folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        verdict: Literal["interrupted", "could not run"]
-        verdict = "interrupted" if isinstance(error, KeyboardInterrupt) else "could not run"
-        _write_unfinished(msgspec.structs.replace(started, verdict=verdict, reason=str(error)), folder)
+        _write_unfinished(_ended_by(started, error, completed), folder)
         raise
+
+
+def _ended_by(started: Unfinished, error: BaseException, completed: Callable[[str], str]) -> Unfinished:
+    if isinstance(error, KeyboardInterrupt):
+        return msgspec.structs.replace(started, verdict="interrupted")
+    if isinstance(error, Exception) and not isinstance(error, HycoError):
+        error = storage_error(error) or error
+    if isinstance(error, HycoError):
+        reason, hint = error.message, completed(error.hint)
+    else:
+        reason = f"a fault of hyco-export: {type(error).__name__}: {error}"
+        hint = "report it with the traceback that the terminal shows"
+    return msgspec.structs.replace(started, verdict="could not run", reason=reason, next=hint)
 
 
 def _write_unfinished(unfinished: Unfinished, folder: Path) -> None:
@@ -184,14 +202,12 @@ def key_facts(report: Report) -> list[dict[str, str]]:
             f"{best.system} against {baseline.system}",
         ),
         _fact(
-            "greedy texts equal", f"{equal} of {texts}", f"{_count(greedy, 'system')} on {_count(backends, 'back end')}"
+            "greedy texts equal",
+            f"{equal} of {texts}",
+            f"{counted(greedy, 'system')} on {counted(backends, 'back end')}",
         ),
         _fact("largest request", f"{largest} B", "body of a verify round"),
     ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def _fact(name: str, value: str, detail: str) -> dict[str, str]:

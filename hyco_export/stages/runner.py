@@ -141,10 +141,9 @@ def _build_one(run: RunFolder, item: PlannedStage, crew: "Crew", progress: Progr
 
 
 def _kept(run: RunFolder, planned: Sequence[PlannedStage]) -> str:
-    """What a stopped run has made of its plan, in words: artifacts, and units of a stage that can go on."""
-    made = [item for item in planned if not item.fresh]
-    kept = [item.stage.name for item in made if _is_built(item)]
-    kept += [f"what is done of {item.stage.name}" for item in made if any(_receipts(run, item))]
+    """What there is of a stopped run's plan, in words: artifacts, fresh ones too, and units of a resumable stage."""
+    kept = [item.stage.name for item in planned if item.fresh or _is_built(item)]
+    kept += [f"what is done of {item.stage.name}" for item in planned if not item.fresh and any(_receipts(run, item))]
     return f"{', '.join(kept)} in {run.root}" if kept else ""
 
 

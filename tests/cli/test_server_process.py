@@ -55,6 +55,14 @@ def test_a_killed_server_is_named_by_its_signal(start: Start) -> None:
         start(f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})").require_running()
 
 
+def test_after_a_silent_end_the_next_step_is_to_run_again_with_what_is_kept(start: Start) -> None:
+    server = start("import os; os.kill(os.getpid(), 9)")
+    server._kept = lambda: "3 generations in runs/x/bench"
+    with pytest.raises(ServerError) as ended:
+        server.require_running()
+    assert ended.value.hint == "run it again; kept: 3 generations in runs/x/bench"
+
+
 def test_a_running_server_is_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXIT_S", 0.01)
     server = start("import threading; threading.Event().wait()")

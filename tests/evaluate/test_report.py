@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from hyco_export.device.systems import find_system
-from hyco_export.errors import HycoError
+from hyco_export.errors import HycoError, ServerError
 from hyco_export.evaluate.metrics import headline, measure
 from hyco_export.evaluate.pictures import acceptance_by_depth, pick_tree
 from hyco_export.evaluate.report import Unfinished, key_facts, render_html, unfinished_report, write_report
@@ -156,9 +156,29 @@ def test_an_earlier_page_does_not_pass_for_that_of_a_run_without_a_verdict(tmp_p
         seen == verdict and verdict.capitalize() in page and f"<title>tiny: {verdict}" in page and "Passed" not in page
     )
     if isinstance(error, HycoError):
-        assert "no answer from <code>x</code> &lt;b&gt; (start it)" in page
+        assert "no answer from <code>x</code> &lt;b&gt;</li>" in page and "<p>Next: start it</p>" in page
     assert json.loads((tmp_path / "earlier.json").read_text())["verdict"] == before[0] == "pass"
     assert (tmp_path / "earlier.html").read_text() == before[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "hint"),
+    [
+        (ServerError("gone", "run hyco-export serve"), "gone", "run hyco-export serve --run x"),
+        (OSError(28, "No space left on device", "a"), "No space left on device: a", "make room"),
+        (KeyError("rows"), "a fault of hyco-export: KeyError: 'rows'", "report it with the traceback"),
+    ],
+)
+def test_a_run_without_a_verdict_says_why_and_what_next(tmp_path, error, reason, hint):
+    with (
+        pytest.raises(type(error)),
+        unfinished_report(STARTED, tmp_path, lambda text: text.replace("serve", "serve --run x")),
+    ):
+        raise error
+    said = json.loads((tmp_path / "report.json").read_text())
+    assert said["reason"] == reason and said["next"].startswith(hint)
+    page = html.unescape((tmp_path / "report.html").read_text())
+    assert reason in page and hint in page
 
 
 def test_a_run_that_ends_well_leaves_its_own_report(tmp_path):

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from test_convert_slm import FILES, make_inputs
 
 from hyco_export.core.device_spec import SlmSpec, read_spec
 from hyco_export.core.network.host import read_opening
@@ -20,6 +19,7 @@ from hyco_export.models.slm import reference_weights
 from hyco_export.stages import convert_slm
 from hyco_export.stages.convert_slm import ConvertSlmConfig
 from hyco_export.stages.declarations import Silent
+from tests.stages.test_convert_slm import FILES, make_inputs
 from tests.support.float_slm import gemma3_config, save_float_slm, tied
 from tests.support.packed_slm import slm_config
 

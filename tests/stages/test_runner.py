@@ -65,6 +65,20 @@ def test_strangers_among_the_checkpoints_are_named_before_any_stage_works(source
     assert not list(run.root.glob("*/manifest.json"))
 
 
+def test_an_interrupt_names_every_artifact_that_is_there_fresh_ones_too(source: Path, tmp_path: Path) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run, table = run_folder(tmp_path), stages(source)
+    with pytest.raises(KeyboardInterrupt) as first:
+        build_all(run, [dataclasses.replace(table[0], build=stop)], Silent())
+    assert first.value.__notes__ == [""]
+    build_all(run, table[:1], Silent())
+    with pytest.raises(KeyboardInterrupt) as second:
+        build_all(run, [*table[:2], dataclasses.replace(table[2], build=stop)], Silent())
+    assert second.value.__notes__ == [f"a, b in {run.root}"]
+
+
 def test_a_run_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run = RunFolder(tmp_path / "file" / "run", load_recipe(embedded_recipe()), None)
