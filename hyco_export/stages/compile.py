@@ -42,7 +42,6 @@ from hyco_export.core.memory import release_freed
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, linears_of_width
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import CompileError, GateError
-from hyco_export.graph.index import GraphIndex
 from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ def affordable_feeds(model: "onnx.ModelProto", most: int) -> int:
 
 def linear_work(model: "onnx.ModelProto") -> int:
     """Weights that one run reads: those of every linear layer, once for each tile of its rows and each time it runs."""
+    from hyco_export.graph.index import GraphIndex
+
     index = GraphIndex(model)
     work = 0
     for node in index.nodes:

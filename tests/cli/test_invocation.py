@@ -19,7 +19,7 @@ ODD = "a[/red]b :bug: [draft] $HOME"
 PLACES = {"recipe": "my [draft] recipe.yaml", "run": ODD, "target": "sm8750", "server": "http://[::1]:8411",
           "token_file": "to ken", "ca": "c'a.pem", "insecure": True}  # fmt: skip
 GROUP = typer.main.get_command(app.app)
-COMMANDS = sorted(GROUP.commands)
+COMMANDS = sorted(name for name, command in GROUP.commands.items() if not hasattr(command, "commands"))
 
 
 def parsed(line: list[str]) -> typer.Context:
