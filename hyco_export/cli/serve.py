@@ -1,4 +1,8 @@
-"""What `serve` does: say early what cannot work, put the server together, test it, serve."""
+"""What `serve` does, and a server in a process of its own for the length of a validation or benchmark.
+
+`serve` refuses early what cannot work, puts the server together, tests it and serves. `server_process` starts it as a
+child, which ends with its parent.
+"""
 
 import ctypes
 import re
@@ -31,6 +35,11 @@ if TYPE_CHECKING:
     from hyco_export.server.passes.distributed import Followers
 
 BUILD_HEAD = "build it: hyco-export convert-head"
+STOP_TIMEOUT_S = 20
+PR_SET_PDEATHSIG = 1  # linux/prctl.h: signal to get when the parent dies
+EXIT_S = 1.0  # between a connection that a dying process closes, and its end
+LAST_LINES = 3  # of the log, in an error
+URL_LINE = re.compile(r"serving on (https?://\S+)")
 
 
 class Door(msgspec.Struct, frozen=True):
@@ -222,16 +231,6 @@ def require_free_port(host: str, port: int) -> int:
 
     with bind(host, port) as listener:
         return int(listener.getsockname()[1])
-
-
-# A server in a process of its own for the length of a validation, stopped whatever happens to the parent.
-
-
-STOP_TIMEOUT_S = 20
-PR_SET_PDEATHSIG = 1  # linux/prctl.h: signal to get when the parent dies
-EXIT_S = 1.0  # between a connection that a dying process closes, and its end
-LAST_LINES = 3  # of the log, in an error
-URL_LINE = re.compile(r"serving on (https?://\S+)")
 
 
 class ServerProcess:

@@ -1,6 +1,6 @@
 """The address of a server: how it is written and read, and what a failed call says about it.
 
-Knows URLs and the errors of TLS, resolver and HTTP; calls nobody, but for one handshake that tells TLS from plain HTTP.
+Reads errors of TLS, resolver and HTTP. The only call made here is one handshake, which tells TLS from plain HTTP.
 """
 
 import http.client

@@ -1,7 +1,4 @@
-"""What a stage is: a name, what it reads, and a function that turns inputs into one artifact folder.
-
-Knows no single stage and does not run anything; the runner does.
-"""
+"""What a stage is: a name, what it reads, and a function that turns inputs into one artifact folder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,10 +73,7 @@ class Stage:
     shared: bool = False
 
 
-# The libraries that can change an artifact's bytes, and which versions of them are installed.
-
-
-LIBRARIES = (
+LIBRARIES = (  # those that can change an artifact's bytes
     "torch",
     "transformers",
     "tokenizers",
@@ -119,11 +113,8 @@ def version_changes(built_with: Mapping[str, str]) -> str:
     return f"built with {before}, now {', '.join(now[name] for name in changed)}"
 
 
-# How many threads torch computes with: the recipe's number, for another one sums in another order.
-
-
 def use_threads(count: int | None) -> None:
-    """Let torch compute with `count` threads from now on; None leaves the choice to torch."""
+    """Let torch compute with `count` threads from now on; another number sums in another order. None: its choice."""
     if count is not None:
         import torch
 

@@ -1,7 +1,7 @@
 """The runner: reuses what is fresh of a plan, builds the rest in order, publishes each result at once.
 
-Knows the order, locks and folders; not why a stage is fresh (`stages.plan`), nor what it computes. One run
-folder holds one artifact per stage (`<stage>`, or `<stage>@<target>` where a target changes the bytes).
+One run folder holds one artifact per stage (`<stage>`, or `<stage>@<target>` where a target changes the bytes). Why a
+stage is fresh or not is decided in `stages.plan`.
 """
 
 import shutil
@@ -29,10 +29,7 @@ from hyco_export.stages.run_folder import RunFolder, origins
 if TYPE_CHECKING:
     from hyco_export.models.process_group import Crew
 
-# Where artifacts are while they are built: `.build/<artifact>-<identity>` inside the run folder.
-
-
-BUILD_FOLDER = ".build"
+BUILD_FOLDER = ".build"  # in the run folder: artifacts while they are built, `<artifact>-<identity>`
 IDENTITY_DIGITS = 16
 
 
