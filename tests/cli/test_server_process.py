@@ -12,6 +12,7 @@ from hyco_export.cli import serve as module
 from hyco_export.cli.serve import ServerProcess, server_process
 from hyco_export.device.calls import PersistentTransport
 from hyco_export.errors import ServerError, UnreachableError
+from hyco_export.protocol.wire import Traffic
 
 Start = Callable[[str], ServerProcess]
 
@@ -32,6 +33,7 @@ def start(tmp_path: Path) -> Start:
 class Unanswered:
     """Calls to a server that is away."""
 
+    traffic = Traffic(0, 0, 0, 0)
     calls = 0
 
     def info(self) -> None:

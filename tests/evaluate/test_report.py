@@ -165,7 +165,7 @@ def test_an_earlier_page_does_not_pass_for_that_of_a_run_without_a_verdict(tmp_p
     ("error", "reason", "hint"),
     [
         (ServerError("gone", "run hyco-export serve"), "gone", "run hyco-export serve --run x"),
-        (OSError(28, "No space left on device", "a"), "No space left on device: a", "make room"),
+        (OSError(28, "No space left on device", "a"), "a: No space left on device", "make room"),
         (KeyError("rows"), "a fault of hyco-export: KeyError: 'rows'", "report it with the traceback"),
     ],
 )
