@@ -88,12 +88,16 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def counted(number: int, what: str) -> str:
+    """A number with its noun: "1 prompt", "2,000 prompts"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 @contextmanager
 def interrupt_keeps(kept: Callable[[], str]) -> Iterator[None]:
     """Run a block that Ctrl-C may end; `kept` says what is finished by then ("" for nothing), added as a note."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        if text := kept():
-            stop.add_note(text)
+        stop.add_note(kept())
         raise

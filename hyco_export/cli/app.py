@@ -1,17 +1,19 @@
-"""The command line: parse, load the recipe, run, print. Imports nothing heavy at start-up; computes nothing itself.
+"""The command line: every command with its options, and where errors end as one line and an exit code.
 
-Flags say where things are; what changes an artifact's bytes stands in the recipe.
+Flags say where things are; what changes an artifact's bytes stands in the recipe. The functions here parse and call;
+each imports the module that does its work when it is called, so that `--help` and refusals come at once.
 """
 
 import sys
 import traceback
+from copy import copy
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hyco_export.cli.console import is_main
-from hyco_export.cli.invocation import Invocation
+import hyco_export
+from hyco_export.cli.invocation import Invocation, is_main
 from hyco_export.errors import HycoError
 from hyco_export.protocol.server_address import LOOPBACK, USUAL_PORT
 from hyco_export.protocol.wire import LARGEST_STEP_BYTES
@@ -20,19 +22,29 @@ app = typer.Typer(
     name="hyco-export",
     help="Make the phone's drafting artifacts of HyCo (arXiv 2610.21436) from three checkpoints, and prove them.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
+dev = typer.Typer(
+    help="For work on this program: train the embedded family, create checkpoints, compare speeds.",
+    no_args_is_help=True,
+)
+app.add_typer(dev, name="dev")
+
 RECIPE_HELP = "Recipe (YAML). Default: the embedded tiny family."
-RecipeArgument = Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help=RECIPE_HELP, show_default=False)]
+RecipeArgument = Annotated[Path | None, typer.Argument(metavar="RECIPE", help=RECIPE_HELP, show_default=False)]
 RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="The same, as an option.", show_default=False)]
 UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
 SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run", "serve")
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
 TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
+ServerTokensOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", help="File of bearer tokens, one a line. Default: the one in HYCO_TOKEN, or none."),
+]
 TokenOption = Annotated[
-    Path | None, typer.Option("--token-file", help="File of bearer tokens. Default: the one in HYCO_TOKEN, or none.")
+    Path | None,
+    typer.Option("--token-file", help="File with the bearer token. Default: the one in HYCO_TOKEN, or none."),
 ]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="Authority of the server's certificate (PEM).")]
 InsecureOption = Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")]
@@ -43,8 +55,19 @@ LinkWaitsOption = Annotated[
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hyco-export {hyco_export.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def launched(context: typer.Context) -> None:
+def launched(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     # of the processes of a launch only the main one does what they cannot do together
     if not is_main() and context.invoked_subcommand not in SHARED_COMMANDS:
         raise typer.Exit()
@@ -147,7 +170,7 @@ def serve(
     replicas: Annotated[int, typer.Option(help="Verifiers behind one address, by Ray Serve.", min=1)] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM). Default: plain HTTP.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
-    token_file: TokenOption = None,
+    token_file: ServerTokensOption = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen off this machine without TLS or token.")] = False,
     pad_replies: Annotated[
         int, typer.Option(help="Pad replies to multiples of so many bytes; 0: not.", min=0, max=LARGEST_STEP_BYTES)
@@ -193,10 +216,12 @@ def validate(
 def replay(
     trace: Annotated[list[Path], typer.Argument(help="JSONL files of one system, from `validate --traces`.")],
     rule: Annotated[str | None, typer.Option(help="Acceptance rule. Default: all of them.")] = None,
-    epsilon: Annotated[list[float] | None, typer.Option(help="For the epsilon rules; may be repeated.")] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="For the epsilon rules; may be repeated. Default: 0.005.")
+    ] = None,
     stop_needs_draw: Annotated[bool, typer.Option("--stop-needs-draw", help="No stop by a threshold alone.")] = False,
-    posterior_threshold: Annotated[float | None, typer.Option(help="For `typical`.")] = None,
-    posterior_alpha: Annotated[float | None, typer.Option(help="For `typical`.")] = None,
+    posterior_threshold: Annotated[float | None, typer.Option(help="For `typical`. Default: 0.09.")] = None,
+    posterior_alpha: Annotated[float | None, typer.Option(help="For `typical`. Default: 0.3.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the table there.")] = None,
 ) -> None:
     """Judge logged trees by other acceptance rules, offline, each round on its own."""
@@ -212,6 +237,7 @@ def bench(
     path: RecipeArgument = None,
     recipe: RecipeOption = None,
     run: RunOption = None,
+    target: TargetOption = None,
     server: Annotated[
         str | None, typer.Option(help="URL of a running server. Default: one of its own.", show_default=False)
     ] = None,
@@ -232,25 +258,8 @@ def bench(
     from hyco_export.cli.options import reach_of
 
     options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
-    bench_run(server, _only(path, recipe), run, options, reach_of(token_file, ca, insecure, link, link_waits))
-
-
-@app.command("bench-peers")
-def bench_peers(
-    path: RecipeArgument = None,
-    recipe: RecipeOption = None,
-    run: RunOption = None,
-    prompts: Annotated[int, typer.Option(help="Validation prompts to answer.", min=1)] = 20,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.", min=1)] = 128,
-    vllm_python: Annotated[
-        Path | None, typer.Option(help="A Python that has vLLM's CPU build. Default: vLLM is left out.")
-    ] = None,
-) -> None:
-    """Answer greedily beside transformers and vLLM on the same weights. Exit 1 when a text differs, or when the
-    server is not twice as fast as transformers with the same head."""
-    from hyco_export.cli.dev import bench_peers
-
-    raise typer.Exit(bench_peers(_only(path, recipe), run, prompts, max_new_tokens, vllm_python))
+    reach = reach_of(token_file, ca, insecure, link, link_waits)
+    bench_run(server, _only(path, recipe), run, target, options, reach)
 
 
 @app.command()
@@ -269,8 +278,27 @@ def targets() -> None:
     list_targets()
 
 
-@app.command("bench-counting")
+@dev.command("bench-peers")
+def bench_peers(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    prompts: Annotated[int, typer.Option(help="Validation prompts to answer.", min=1)] = 20,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.", min=1)] = 128,
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="A Python that has vLLM's CPU build. Default: vLLM is left out.")
+    ] = None,
+) -> None:
+    """Answer greedily beside transformers and vLLM on the same weights. Exit 1 when a text differs, or when the
+    server is not twice as fast as transformers with the same head."""
+    from hyco_export.cli.dev import bench_peers
+
+    raise typer.Exit(bench_peers(_only(path, recipe), run, prompts, max_new_tokens, vllm_python))
+
+
+@dev.command("bench-counting")
 def bench_counting(
+    path: RecipeArgument = None,
     recipe: RecipeOption = None,
     run: RunOption = None,
     tokenizer: Annotated[
@@ -281,12 +309,12 @@ def bench_counting(
     ] = None,
 ) -> None:
     """Measure the keep set's counting against the tokenizer's raw speed."""
-    from hyco_export.cli.build import measure_counting
+    from hyco_export.cli.dev import measure_counting
 
-    measure_counting(recipe, run, tokenizer, created)
+    measure_counting(_only(path, recipe), run, tokenizer, created)
 
 
-@app.command("train-tiny")
+@dev.command("train-tiny")
 def train_tiny(
     out: Annotated[Path, typer.Argument(help="New folder for the three checkpoints.")],
     quick: Annotated[bool, typer.Option(help="A handful of steps: right shapes, no skill.")] = False,
@@ -297,7 +325,7 @@ def train_tiny(
     train_tiny_family(out, quick)
 
 
-@app.command("create-checkpoints")
+@dev.command("create-checkpoints")
 def create_checkpoints(
     out: Annotated[Path, typer.Argument(help="New folder for three checkpoints, prompts and a recipe.")],
     scale: Annotated[
@@ -334,7 +362,10 @@ def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | N
     build_stage(name, recipe, run, target, dry_run)
 
 
-for command in app.registered_commands:
+for command in dev.registered_commands:  # their names of before they had a group of their own
+    app.registered_commands.append(copy(command))
+    app.registered_commands[-1].hidden = True
+for command in (*app.registered_commands, *dev.registered_commands):
     command.cls = Invocation
 
 

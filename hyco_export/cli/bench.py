@@ -11,7 +11,8 @@ from hyco_export.cli.serve import server_process
 from hyco_export.cli.validation import subject_of
 from hyco_export.core.data.prompts import PROMPT_COUNT
 from hyco_export.core.files import folder_lock, write_json
-from hyco_export.errors import HycoError, interrupt_keeps
+from hyco_export.errors import HycoError, counted, interrupt_keeps
+from hyco_export.evaluate.traces import kept_generations
 from hyco_export.stages.run_folder import RunFolder
 
 BENCH_FOLDER, RESULT_FILE = "bench", "systems.json"
@@ -29,7 +30,12 @@ class BenchOptions(msgspec.Struct, frozen=True):
 
 
 def bench_run(
-    server: str | None, recipe_path: Path | None, run_dir: Path | None, options: BenchOptions, reach: Reach
+    server: str | None,
+    recipe_path: Path | None,
+    run_dir: Path | None,
+    target: str | None,
+    options: BenchOptions,
+    reach: Reach,
 ) -> None:
     """Run it against the server at `server`, or against one of its own for the length of the run.
 
@@ -42,17 +48,23 @@ def bench_run(
     find_backend(options.backend)
     if server is None:
         require_readable_twice(recipe_path)
-    run = open_run(recipe_path, run_dir)
+    run = open_run(recipe_path, run_dir, target)
     run.recipe.models.require_head()
     require_built(run)
-    if server is not None:
-        _bench(run, server, options, reach)
-        return
-    with server_process(recipe_path, run.root) as own:
-        _bench(run, own.url, options, msgspec.structs.replace(reach, still_there=own.require_running))
+    folder = options.out or run.root / BENCH_FOLDER
+
+    def kept() -> str:
+        return kept_generations(folder)
+
+    with interrupt_keeps(kept):
+        if server is not None:
+            _bench(run, server, options, reach, folder)
+            return
+        with server_process(recipe_path, run.root, kept) as own:
+            _bench(run, own.url, options, msgspec.structs.replace(reach, still_there=own.require_running), folder)
 
 
-def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> None:
+def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach, folder: Path) -> None:
     import torch
 
     from hyco_export.evaluate.bench import (
@@ -96,17 +108,16 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach) -> Non
         link=reach.link,
         link_waits=reach.link_waits,
     )
-    folder = options.out or run.root / BENCH_FOLDER
     with folder_lock(folder, "trace folder", "benching", "--out"):
         store = TraceStore(folder, plan, plan.systems)
         device = DeviceRunner(connection.artifacts, recipe, transport, connection.info, clock=clock)
-        with device as runner, ConsoleProgress() as bars, interrupt_keeps(store.said):
+        with device as runner, ConsoleProgress() as bars:
             run_bench(plan, runner, prompts, store, bars.step)
         measured = measure_bench(plan, store, connection.artifacts.keepset)
         write_json(folder / RESULT_FILE, measured)
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
     over = f", times as over {reach.link}" if reach.link else ""
-    title = f"{len(prompts)} prompts{seeds}, device back end {plan.backend}{over}"
+    title = f"{counted(len(prompts), 'prompt')}{seeds}, device back end {plan.backend}{over}"
     output.print(bench_table(measured, title), crop=False)
     for line in caveats(measured):
         output.print(f"note: {line}", style="dim", soft_wrap=True)

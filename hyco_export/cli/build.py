@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from hyco_export.cli.console import ConsoleProgress, is_main, output, show_forecast, show_metrics, show_next, show_rows
-from hyco_export.cli.invocation import command_line
+from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_next, show_rows
+from hyco_export.cli.invocation import command_line, is_main
 from hyco_export.cli.options import open_run, reach_of, require_readable_twice
 from hyco_export.cli.serve import server_process
 from hyco_export.cli.validation import validate_in
@@ -68,31 +68,13 @@ def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str |
         return 0
     with run.lock() if is_main() else nullcontext():  # nobody builds what is being validated
         _build(run, stages_of(run.recipe))
-        built = interrupt_keeps(lambda: f"all artifacts in {run.root}, not the validation")
-        with built, server_process(recipe_path, run.root) as server:
+
+        def kept() -> str:
+            return f"all artifacts in {run.root}, not the validation"
+
+        with interrupt_keeps(kept), server_process(recipe_path, run.root, kept) as server:
             reach = reach_of(None, None, False, None, False)  # with the environment's token, which the server asks for
             return validate_in(run, server.url, msgspec.structs.replace(reach, still_there=server.require_running))
-
-
-def measure_counting(
-    recipe_path: Path | None, run_dir: Path | None, tokenizer_dir: Path | None, created: int | None
-) -> None:
-    """Print the speed of counting beside the tokenizer's own, over the recipe's conversations or created ones."""
-    from tempfile import TemporaryDirectory
-
-    from hyco_export.dev.counting_bench import bench_counting, write_created
-    from hyco_export.models.text.tokenizer import open_tokenizer
-
-    run = open_run(recipe_path, run_dir)
-    backend = open_tokenizer(tokenizer_dir or run.source("verifier", run.recipe.models.verifier)).backend
-    with ConsoleProgress() as progress, TemporaryDirectory() as folder:
-        if created is None:
-            path = run.source("conversations", run.recipe.data.conversations)
-        else:
-            path = Path(folder) / "created"
-            write_created(path, backend, created, progress.step)
-        result = bench_counting(path, backend, progress.step)
-    show_metrics("\ncounting against the tokenizer's own encode_batch", result.summary)
 
 
 def list_targets() -> None:

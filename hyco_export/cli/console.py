@@ -1,43 +1,27 @@
-"""What the terminal shows: progress of stages, tables of metrics, errors. Knows rich; computes nothing."""
+"""What the terminal shows: progress of stages, tables of metrics, errors.
 
-import os
+Whatever is printed for the user to read goes through `output` or `problems`. Text that names commands of this program
+goes through `say`, `complain` or `show_error`, which complete them with the places of this call.
+"""
+
 import re
 import time
 import unicodedata
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from hyco_export.core.estimates.stages import Estimate
+from hyco_export.cli.invocation import completed, is_launched, is_main
 from hyco_export.errors import HycoError
-from hyco_export.stages.forecast import Forecast
 
-# Which process of a launch (`accelerate launch`, `torchrun`) this is, told by the launcher's variables alone.
-
-
-RANK = "RANK"  # number of this process; absent where there is only one
-WORLD_SIZE = "WORLD_SIZE"  # how many there are
-
-
-def is_launched() -> bool:
-    """Is this one of several processes?"""
-    return RANK in os.environ
-
-
-def is_shared() -> bool:
-    """Are there others?"""
-    return int(os.environ.get(WORLD_SIZE, "1")) > 1
-
-
-def is_main() -> bool:
-    """The one that prints, and does what the others cannot help with."""
-    return int(os.environ.get(RANK, "0")) == 0
-
+if TYPE_CHECKING:
+    from hyco_export.core.estimates.stages import Estimate
+    from hyco_export.stages.forecast import Forecast
 
 OUTPUT_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
 
@@ -207,7 +191,17 @@ def show_error(error: HycoError) -> None:
             return
     problems.print(Text.assemble(("error:", "bold red"), f" {_printable(error.message)}"), soft_wrap=True)
     if error.hint:
-        problems.print(Text.assemble(("  next:", "dim"), f" {_printable(error.hint)}"), soft_wrap=True)
+        problems.print(Text.assemble(("  next:", "dim"), f" {_printable(completed(error.hint))}"), soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """A line on stdout, its commands completed with the places of this call."""
+    output.print(completed(text), soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """The same on stderr."""
+    problems.print(completed(text), soft_wrap=True)
 
 
 def _printable(text: str) -> str:
@@ -215,7 +209,7 @@ def _printable(text: str) -> str:
     return "".join(repr(sign)[1:-1] if unicodedata.category(sign)[0] == "C" and sign != "\n" else sign for sign in text)
 
 
-def show_forecast(forecast: Forecast) -> None:
+def show_forecast(forecast: "Forecast") -> None:
     """One line a stage: what happens and what it takes; then what is missing and what was assumed."""
     table = _grid("plan", header=True)
     table.add_column("stage")
@@ -235,7 +229,7 @@ def show_forecast(forecast: Forecast) -> None:
     output.print(f"artifacts: {forecast.stages[0].folder.parent}", soft_wrap=True)
 
 
-def _estimate_cells(estimate: Estimate | None) -> list[str]:
+def _estimate_cells(estimate: "Estimate | None") -> list[str]:
     if estimate is None:
         return ["?", "?", "?", ""]
     sizes = (estimate.disk_bytes, estimate.ram_bytes, estimate.binary_bytes)

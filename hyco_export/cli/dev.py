@@ -1,17 +1,19 @@
-"""What the commands that make checkpoints do: the embedded family trained again, or created ones."""
+"""What `hyco-export dev ...` does: make checkpoints, and compare our speed with that of others on the same work."""
 
 import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from hyco_export.cli.console import ConsoleProgress, output, show_next, show_rows
+from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_next, show_rows
 from hyco_export.cli.invocation import command_line
 from hyco_export.cli.options import open_run, require_readable_twice
 from hyco_export.cli.serve import server_process
-from hyco_export.errors import HycoError
+from hyco_export.errors import HycoError, counted
 
 PERCENT = 100
+RATIO_DIGITS = 2
+AIMED_RATIO = 2.0  # of our tokens per second to those of transformers with the same head
 RESPELLED = "respelled"  # not a scale: the embedded family with an SLM of another vocabulary
 
 
@@ -65,11 +67,25 @@ def create_checkpoint_family(out: Path, scale_name: str, tokenizer: Path | None)
     show_next(command_line("run", recipe=out / RECIPE_FILE))
 
 
-# `bench-peers`: the server's own drafting beside transformers and vLLM, on the same weights and threads.
+def measure_counting(
+    recipe_path: Path | None, run_dir: Path | None, tokenizer_dir: Path | None, created: int | None
+) -> None:
+    """Print the speed of counting beside the tokenizer's own, over the recipe's conversations or created ones."""
+    from tempfile import TemporaryDirectory
 
+    from hyco_export.dev.counting_bench import bench_counting, write_created
+    from hyco_export.models.text.tokenizer import open_tokenizer
 
-RATIO_DIGITS = 2
-AIMED_RATIO = 2.0  # of our tokens per second to those of transformers with the same head
+    run = open_run(recipe_path, run_dir)
+    backend = open_tokenizer(tokenizer_dir or run.source("verifier", run.recipe.models.verifier)).backend
+    with ConsoleProgress() as progress, TemporaryDirectory() as folder:
+        if created is None:
+            path = run.source("conversations", run.recipe.data.conversations)
+        else:
+            path = Path(folder) / "created"
+            write_created(path, backend, created, progress.step)
+        result = bench_counting(path, backend, progress.step)
+    show_metrics("\ncounting against the tokenizer's own encode_batch", result.summary)
 
 
 def bench_peers(
@@ -123,7 +139,10 @@ def bench_peers(
         }
         for standing in comparison.standings
     }
-    show_rows(f"{len(asked)} prompts, greedy, {max_new_tokens} tokens, {threads} threads, loopback HTTP included", rows)
+    show_rows(
+        f"{counted(len(asked), 'prompt')}, greedy, {max_new_tokens} tokens, {threads} threads, loopback HTTP included",
+        rows,
+    )
     if vllm_python is None:
         output.print("vLLM was not asked: give --vllm-python, a Python that has its CPU build")
     if not comparison.same_text:

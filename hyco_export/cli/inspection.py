@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from hyco_export.cli.console import output, problems, show_metrics
-from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.cli.invocation import PROGRAM, imply
+from hyco_export.errors import ArtifactError, HycoError, counted
 
 
 def inspect_path(path: Path) -> None:
@@ -46,14 +47,14 @@ def inspect_path(path: Path) -> None:
 @contextmanager
 def _built_from(artifact: Path) -> Iterator[None]:
     """Building an artifact again needs its run folder, which is here, and its recipe, which is not."""
+    imply(run=artifact.parent)
     try:
         yield
     except ArtifactError as error:
-        if "hyco-export" in error.hint:
-            error.hint += (
-                f" --run {shlex.quote(str(artifact.parent))}, with --recipe unless it is the embedded family's"
-            )
-        raise
+        if PROGRAM not in error.hint:
+            raise
+        hint = f"{error.hint}, with --recipe unless it is the embedded family's"
+        raise ArtifactError(error.message, hint) from error
 
 
 def _require_built(file: Path) -> None:
@@ -80,7 +81,7 @@ def _require_artifact(folder: Path) -> None:
     if artifacts:
         names = ", ".join(path.name for path in artifacts)
         raise ArtifactError(
-            f"{folder} is a run folder with {len(artifacts)} artifacts: {names}",
+            f"{folder} is a run folder with {counted(len(artifacts), 'artifact')}: {names}",
             f"inspect one of them: hyco-export inspect {shlex.quote(str(artifacts[0]))}",
         )
     raise ArtifactError(

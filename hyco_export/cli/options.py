@@ -1,4 +1,4 @@
-"""A run as the command line names it: the recipe and the folder. Builds nothing."""
+"""What the command line says, as values: a recipe with its run folder, and how a server is reached."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +16,9 @@ from hyco_export.stages.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from hyco_export.device.interfaces import Transport
+
+
+RESTART_S = 60.0  # a server that is started again is waited for that long in the middle of a run
 
 
 def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None = None) -> RunFolder:
@@ -84,12 +87,6 @@ def require_known_systems(plan: Validation) -> None:
         raise RecipeError(f"$.validation.systems: {error.message}", error.hint) from error
 
 
-# How a client reaches a server: token, authority, and the link that is counted on the way.
-
-
-RESTART_S = 60.0  # a server that is started again is waited for that long in the middle of a run
-
-
 class Reach(msgspec.Struct, frozen=True):
     """How a server is reached: what it is shown, how it is known, and the link that is counted on the way."""
 
@@ -107,13 +104,16 @@ def reach_of(
     """What the command line says, with the token in it.
 
     Raises:
-        HycoError: `link_waits` without a link.
+        HycoError: no such link, or `link_waits` without one.
         ServerError: the token file cannot be used, or holds more than the one token that a client has.
     """
+    from hyco_export.device.link import find_link
     from hyco_export.protocol.security import read_tokens
 
     if link_waits and link is None:
         raise HycoError("--link-waits: there is no link to wait for", "give --link, or leave it out")
+    if link is not None:
+        find_link(link)
     tokens = read_tokens(token_file)
     if len(tokens) > 1:
         raise ServerError(f"{token_file} holds {len(tokens)} tokens, a client shows one", "give a file with one")

@@ -1,5 +1,8 @@
-"""The command `serve`: options are checked, the server is assembled, tests itself and serves. `server_process` runs
-the command as a process of its own for the length of a validation."""
+"""What `serve` does, and a server in a process of its own for the length of a validation or benchmark.
+
+`serve` refuses early what cannot work, puts the server together, tests it and serves. `server_process` starts it as a
+child, which ends with its parent.
+"""
 
 import ctypes
 import re
@@ -7,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,16 +18,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.cli.console import format_bytes, is_main, is_shared, output, problems
-from hyco_export.cli.invocation import command_line, completed
+from hyco_export.cli.console import complain, format_bytes, output, say
+from hyco_export.cli.invocation import command_line, is_main, is_shared
 from hyco_export.cli.options import open_run, require_built
-from hyco_export.core.artifact import HEAD
+from hyco_export.core.artifact import COMPILE, HEAD, MANIFEST_NAME, artifact_name
 from hyco_export.errors import ArtifactError, ServerError, UnreachableError
 from hyco_export.protocol.server_address import WILDCARDS, url_of
 from hyco_export.stages.declarations import use_threads
 from hyco_export.stages.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    import ssl
+
     from starlette.applications import Starlette
 
     from hyco_export.protocol.wire import ServerInfo
@@ -33,6 +38,11 @@ if TYPE_CHECKING:
     from hyco_export.server.passes.distributed import Followers
 
 BUILD_HEAD = "build it: hyco-export convert-head"
+STOP_TIMEOUT_S = 20
+PR_SET_PDEATHSIG = 1  # linux/prctl.h: signal to get when the parent dies
+EXIT_S = 1.0  # between a connection that a dying process closes, and its end
+LAST_LINES = 3  # of the log, in an error
+URL_LINE = re.compile(r"serving on (https?://\S+)")
 
 
 class ListenOptions(msgspec.Struct, frozen=True):
@@ -91,7 +101,7 @@ def serve_run(
         require_built(run)
     build = partial(build_application, run, listen, tokens, device, threads)
 
-    ready = partial(_show_ready, run, listen, len(tokens))
+    ready = partial(_show_ready, run, listen, tls, len(tokens))
     if replicas > 1:
         from hyco_export.server.replicas import serve_replicas
 
@@ -129,24 +139,56 @@ def build_application(
 
     use_threads(threads or run.recipe.threads)
     engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, options, followers)
-    output.print("\n".join(start_lines(run, engine, info, device)), soft_wrap=True)
-    output.print(listen.described(len(tokens)), soft_wrap=True)
-    if info.head_digest:
-        _self_test(run.root, engine, info)
-    return create_app(engine, info, Tokens(tokens), pad_bytes=listen.pad_bytes)
+    try:
+        say("\n".join(start_lines(run, engine, info, device)))
+        output.print(listen.described(len(tokens)), soft_wrap=True)
+        if info.head_digest:
+            _self_test(run.root, engine, info)
+        return create_app(engine, info, Tokens(tokens), pad_bytes=listen.pad_bytes)
+    except BaseException:  # Ctrl-C too: torch aborts the process that ends while a pass is computed
+        engine.shut_down()
+        raise
 
 
-def _show_ready(run: RunFolder, listen: ListenOptions, tokens: int, host: str, port: int) -> None:
+def _show_ready(
+    run: RunFolder, listen: ListenOptions, tls: "ssl.SSLContext | None", tokens: int, host: str, port: int
+) -> None:
     """Print the URL, which means that the server takes calls, and the next command."""
-    from hyco_export.protocol.security import signed_itself
+    from hyco_export.protocol.security import certificate_names
 
-    url = url_of(host, port, listen.tls)
     everywhere = "all addresses of this machine, " if host in WILDCARDS else ""
-    output.print(f"serving on {url} ({everywhere}stop with Ctrl-C)", soft_wrap=True)
-    if (run.root / HEAD).is_dir():
-        authority = listen.certificate if listen.certificate and signed_itself(listen.certificate) else None
-        places = {"server": url, "ca": authority, "token_file": listen.token_file if tokens == 1 else None}
-        output.print(f"next, in another shell: {command_line('validate', **places)}", soft_wrap=True)
+    output.print(f"serving on {url_of(host, port, listen.tls)} ({everywhere}stop with Ctrl-C)", soft_wrap=True)
+    names = certificate_names(tls, listen.certificate) if tls and listen.certificate else ()
+    if line := validate_line(run, listen, url_of(named_host(host, names), port, listen.tls), tokens):
+        output.print(line, soft_wrap=True)
+
+
+def named_host(host: str, names: Sequence[str]) -> str:
+    """The host of the URL to call: one that the certificate names, where it names any."""
+    from hyco_export.protocol.security import is_named
+
+    certain = [name for name in names if "*" not in name]
+    return host if not certain or is_named(WILDCARDS.get(host, host), certain) else certain[0]
+
+
+def validate_line(run: RunFolder, listen: ListenOptions, url: str, tokens: int) -> str:
+    """The command that validates what is built for one target; "" where none is, or where several others are."""
+    from hyco_export.protocol.security import VARIABLE, signed_itself
+
+    wanted = run.recipe.target
+    built = [
+        path.parent.name.partition("@")[2] for path in run.root.glob(f"{artifact_name(COMPILE, '*')}/{MANIFEST_NAME}")
+    ]
+    if wanted not in built and len(built) != 1:
+        return ""
+    places = {
+        "server": url,
+        "target": None if wanted in built else built[0],
+        "ca": listen.certificate if listen.certificate and signed_itself(listen.certificate) else None,
+        "token_file": listen.token_file if tokens == 1 else None,
+    }
+    token = f" (with one of the tokens in {VARIABLE})" if tokens > 1 else ""
+    return f"next, in another shell{token}: {command_line('validate', **places)}"
 
 
 def show_stopped(unfinished: int) -> None:
@@ -162,9 +204,9 @@ def start_lines(run: RunFolder, engine: "Engine", info: "ServerInfo", device: st
     if info.head_digest:
         handoffs = f"on, in the encodings of {run.root / HEAD}"
     elif not run.root.is_dir():
-        handoffs = f"off: run folder {run.root} does not exist; {completed(BUILD_HEAD)}"
+        handoffs = f"off: run folder {run.root} does not exist; {BUILD_HEAD}"
     else:
-        handoffs = f"off: {run.root} holds no {HEAD}; {completed(BUILD_HEAD)}"
+        handoffs = f"off: {run.root} holds no {HEAD}; {BUILD_HEAD}"
     return [
         f"verifier: {model.model}, {model.dtype}, on {device}",
         f"sessions: {limits.sessions} at once, forgotten after {limits.idle_s:g} s without a call; {cache}",
@@ -200,10 +242,10 @@ def _self_test(root: Path, engine: "Engine", info: "ServerInfo") -> None:
     try:
         found = diagnose_server(root, LocalTransport(engine, info), info)
     except ArtifactError as error:  # a folder with the head alone
-        problems.print(f"self-test: left out, {error.message}", soft_wrap=True)
+        complain(f"self-test: left out, {error.message}")
         return
     for finding in found.findings:
-        problems.print(f"self-test: {completed(str(finding))}", soft_wrap=True)
+        complain(f"self-test: {finding}")
     if not found.findings:
         output.print(f"self-test: hand-offs and probabilities are right at {found.positions} golden positions")
 
@@ -220,22 +262,16 @@ def require_free_port(host: str, port: int) -> int:
         return int(listener.getsockname()[1])
 
 
-# --- a server as a process of its own, stopped whatever happens to its parent
-
-STOP_TIMEOUT_S = 20
-PR_SET_PDEATHSIG = 1  # linux/prctl.h: signal to get when the parent dies
-EXIT_S = 1.0  # between a connection that a dying process closes, and its end
-LAST_LINES = 3  # of the log, in an error
-URL_LINE = re.compile(r"serving on (https?://\S+)")
-
-
 class ServerProcess:
     """A server of ours that runs, its URL and its log."""
 
-    def __init__(self, process: "subprocess.Popen[str]", url: str, log: Path) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[str]", url: str, log: Path, kept: Callable[[], str] = lambda: ""
+    ) -> None:
         self._process = process
         self.url = url
         self._log = log
+        self._kept = kept
 
     def require_running(self) -> None:
         """Asked after a call that got no answer.
@@ -247,12 +283,15 @@ class ServerProcess:
             self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
             return
-        raise _ended(self._process, self._log, "in the middle of the work")
+        raise _ended(self._process, self._log, "in the middle of the work", self._kept())
 
 
 @contextmanager
-def server_process(recipe: Path | None, run_dir: Path) -> Iterator[ServerProcess]:
+def server_process(recipe: Path | None, run_dir: Path, kept: Callable[[], str] = lambda: "") -> Iterator[ServerProcess]:
     """Start `hyco-export serve` on a free port of this machine and yield it once it is ready.
+
+    Args:
+        kept: what is finished and stays when the server ends, in words; "" for nothing.
 
     Raises:
         ServerError: it ended before it was ready, or while calls waited for it; the log holds the reason.
@@ -266,7 +305,7 @@ def server_process(recipe: Path | None, run_dir: Path) -> Iterator[ServerProcess
             command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=_die_with_parent
         )
     try:
-        server = ServerProcess(process, _wait_for_url(process, log), log)
+        server = ServerProcess(process, _wait_for_url(process, log), log, kept)
         try:
             yield server
         except UnreachableError:
@@ -292,12 +331,13 @@ def _wait_for_url(process: "subprocess.Popen[str]", log: Path) -> str:
     raise _ended(process, log, "before it was ready")
 
 
-def _ended(process: "subprocess.Popen[str]", log: Path, when: str) -> ServerError:
+def _ended(process: "subprocess.Popen[str]", log: Path, when: str, kept: str = "") -> ServerError:
     code = process.returncode
     how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
     last = " / ".join(line.strip() for line in log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:])
     said = f"its last lines: {last}" if last else "it said nothing"
-    return ServerError(f"the server ended {when} {how}; {said}", f"read {shlex.quote(str(log))}")
+    hint = f"read {shlex.quote(str(log))}" if last else "run it again"
+    return ServerError(f"the server ended {when} {how}; {said}", f"{hint}; kept: {kept}" if kept else hint)
 
 
 def _die_with_parent() -> None:

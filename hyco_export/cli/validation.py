@@ -39,12 +39,15 @@ def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = No
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not.
 
     Raises:
-        ArtifactError: another process works in the run folder.
+        ArtifactError: no run folder, or another process works in it.
         StorageError: it cannot be written: said before the validation, for its report would be lost.
         OSError: the same of `traces`.
     """
-    if not run.root.is_dir():
-        return _validate(run, url, reach, traces)  # a missing folder is refused, not made
+    if traces is not None:
+        from hyco_export.evaluate.traces import require_writable
+
+        require_writable(traces)
+    require_built(run)
 
     from hyco_export.evaluate.report import Unfinished, unfinished_report
 
@@ -57,11 +60,6 @@ def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = No
 
 def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> int:
     run.recipe.models.require_head()
-    if traces is not None:
-        from hyco_export.evaluate.traces import require_writable
-
-        require_writable(traces)
-    require_built(run)
     transport, clock = transport_to(url, reach, run.recipe.validation.seed)
     subject = subject_of(run)
 
@@ -71,7 +69,7 @@ def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> in
 
     with ConsoleProgress() as progress:
         report = validate(subject, url, progress.step, traces, transport, clock)
-    report = _with_lines(report)
+    report = with_completed_commands(report)
     output.print(summary(report), crop=False)
     _, page = write_report(report, run.root / REPORT_FOLDER)
     output.print(f"report: {page}", soft_wrap=True)
@@ -81,7 +79,7 @@ def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> in
     return 0 if report.verdict == "pass" else 1
 
 
-def _with_lines(report: "Report") -> "Report":
+def with_completed_commands(report: "Report") -> "Report":
     """The report with the commands of its findings as lines that work for this run."""
     found = [msgspec.structs.replace(one, next=completed(one.next)) for one in report.diagnosis.findings]
     return msgspec.structs.replace(report, diagnosis=msgspec.structs.replace(report.diagnosis, findings=tuple(found)))

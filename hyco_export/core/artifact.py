@@ -143,7 +143,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
-        raise ArtifactError(f"{folder} holds no artifact (no {MANIFEST_NAME})", _rebuild_hint(folder))
+        hint = _rebuild_hint(folder) if folder.exists() else _build_hint(folder)
+        raise ArtifactError(f"{folder} holds no artifact (no {MANIFEST_NAME})", hint)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except msgspec.DecodeError as error:
@@ -193,6 +194,14 @@ def require_no_strays(folder: Path, manifest: Manifest) -> None:
 
 def _is_debris(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in DEBRIS)
+
+
+def _build_hint(folder: Path) -> str:
+    """Of an artifact that is not there; names the targets that the same stage was built for, if any."""
+    stage, _, target = folder.name.partition("@")
+    built = sorted(path.parent.name.partition("@")[2] for path in folder.parent.glob(f"{stage}@*/{MANIFEST_NAME}"))
+    others = f"; or give --target: {', '.join(built)} is built" if target and built else ""
+    return f"build it: hyco-export {stage}{others}"
 
 
 def _rebuild_hint(folder: Path) -> str:

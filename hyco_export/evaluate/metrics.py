@@ -12,7 +12,7 @@ import numpy as np
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.keepset import MISSING, KeepSet
 from hyco_export.core.numerics import MS_PER_S
-from hyco_export.errors import HycoError
+from hyco_export.errors import HycoError, counted
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace, PrimeTrace, RoundTrace
 from hyco_export.protocol.tree import Source
@@ -122,7 +122,7 @@ def measure(system: str, traces: Sequence[GenerationTrace], keepset: KeepSet) ->
     rounds = [record for trace in traces for record in trace.rounds]
     local = [record for trace in traces for record in trace.locals]
     if not rounds and not local:
-        seen = f"{system}: {len(traces)} answers without a round, there is nothing to measure"
+        seen = f"{system}: {counted(len(traces), 'answer')} without a round, there is nothing to measure"
         raise HycoError(seen, "ask for longer answers, or ask other prompts")
     primes = [record for trace in traces for record in trace.primes]
     answers = sum(record.continue_from == 0 for record in primes)

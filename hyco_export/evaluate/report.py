@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hyco_export.core.files import pretty_json
+from hyco_export.core.files import pretty_json, storage_error
 from hyco_export.device.systems import find_system
-from hyco_export.errors import HycoError
+from hyco_export.errors import HycoError, counted
 from hyco_export.evaluate import pictures
 from hyco_export.evaluate.backend_parity import GraphParity
 from hyco_export.evaluate.charts import css_colors
@@ -109,6 +109,8 @@ def unfinished_report(
 
 def _reason_and_next(error: BaseException) -> tuple[str, str]:
     """What ended a validation, and the next step; an exception that is no HycoError is a fault of this program."""
+    if isinstance(error, Exception) and not isinstance(error, HycoError):
+        error = storage_error(error) or error  # a full disk is nobody's fault
     if isinstance(error, HycoError):
         return error.message, error.hint
     told = traceback.format_exception_only(error)[-1].strip()
@@ -216,14 +218,12 @@ def key_facts(report: Report) -> list[dict[str, str]]:
             f"{best.system} against {baseline.system}",
         ),
         _fact(
-            "greedy texts equal", f"{equal} of {texts}", f"{_count(greedy, 'system')} on {_count(backends, 'back end')}"
+            "greedy texts equal",
+            f"{equal} of {texts}",
+            f"{counted(greedy, 'system')} on {counted(backends, 'back end')}",
         ),
         _fact("largest request", f"{largest} B", "body of a verify round"),
     ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def _fact(name: str, value: str, detail: str) -> dict[str, str]:

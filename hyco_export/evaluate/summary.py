@@ -7,6 +7,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from hyco_export.errors import counted
 from hyco_export.evaluate.gates import failed
 from hyco_export.evaluate.metrics import SystemMetrics
 from hyco_export.evaluate.report import Report
@@ -25,7 +26,7 @@ def summary(report: Report) -> RenderableType:
 
 
 def _systems(report: Report) -> Table:
-    table = plain_table(f"systems ({report.systems[0].prompts} prompts, device back end {report.backend})")
+    table = plain_table(f"systems ({counted(report.systems[0].prompts, 'prompt')}, device back end {report.backend})")
     table.add_column("system", no_wrap=True)
     for heading in ("MAT", "server ms\nper token", "tok/s", "draft ms\nper token", "taken\nby depth", "B up", "B down"):
         table.add_column(heading, justify="right", no_wrap=True)

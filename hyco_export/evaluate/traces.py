@@ -6,13 +6,14 @@ A benchmark keeps one file a system (`TraceStore`), written so that a run that w
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hyco_export.core.files import pretty_json
-from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.errors import ArtifactError, HycoError, counted
 from hyco_export.protocol.trace import GenerationTrace, from_lines, to_lines
 
 
@@ -88,11 +89,6 @@ class TraceStore:
         """Finished generations, in the order in which they were made."""
         return self._traces[system]
 
-    def said(self) -> str:
-        """How much there is, in words; "" for nothing."""
-        count = sum(map(len, self._traces.values()))
-        return f"{count} generations in {self.folder}" if count else ""
-
     def holds(self, system: str, prompt_id: str, seed: int) -> bool:
         """Is this generation finished."""
         return any(trace.prompt_id == prompt_id and trace.seed == seed for trace in self._traces[system])
@@ -150,6 +146,16 @@ class TraceStore:
         draft = self.folder / f"{name}.draft"
         draft.write_bytes(pretty_json(value))
         draft.replace(self.folder / name)
+
+
+def kept_generations(folder: Path) -> str:
+    """How many finished generations a benchmark's folder holds, in words; "" for none."""
+    count = 0
+    with suppress(OSError, HycoError, ValueError):  # a damaged folder is named when it is opened
+        for system, size in _read_json(folder / PROGRESS_FILE).items():
+            with (folder / f"{system}.jsonl").open("rb") as file:
+                count += sum(1 for _ in from_lines(file.read(size).splitlines()))
+    return f"{counted(count, 'generation')} in {folder}" if count else ""
 
 
 def _fields(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -17,7 +17,7 @@ import hyco_export
 from hyco_export.core.recipe import Validation
 from hyco_export.device.interfaces import Transport
 from hyco_export.device.systems import find_system
-from hyco_export.errors import HycoError
+from hyco_export.errors import HycoError, counted
 from hyco_export.evaluate.backend_parity import FLOAT, INTEGER, NPU, GraphParity, compare_backends
 from hyco_export.evaluate.connect import (
     Connection,
@@ -196,8 +196,9 @@ def emulator_tokens(plan: Validation) -> int:
 
 def notes(plan: Validation, found: int) -> tuple[str, ...]:
     """What a reader must know to read the figures right."""
+    emulated = counted(min(plan.emulator_prompts, found), "prompt")
     lines = [
-        f"The {NPU} back end ran {min(plan.emulator_prompts, found)} prompts of up to {emulator_tokens(plan)} "
+        f"The {NPU} back end ran {emulated} of up to {emulator_tokens(plan)} "
         "tokens: off a Snapdragon host the vendor's library emulates the NPU on the CPU, about a second a pass.",
         f"The sampled systems ran on {INTEGER}: the integer graphs that were compiled, with ONNX Runtime's own "
         "optimisations off, so draft times are those of a reference, not of a phone.",
@@ -215,7 +216,8 @@ def system_notes(systems: Sequence[SystemMetrics], kept: int, vocab_size: int) -
                 "unverified: the device committed them, and no verifier chose them."
             )
         if system.threshold_stops:
-            lines.append(f"{system.system}: {system.threshold_stops} answers ended at a stop token by threshold alone.")
+            answers = counted(system.threshold_stops, "answer")
+            lines.append(f"{system.system}: {answers} ended at a stop token by threshold alone.")
         if system.reused_rounds:
             lines.append(
                 f"{system.system}: {system.reused_rounds:,} of {system.rounds:,} rounds began with a tree that was "

@@ -22,7 +22,10 @@ SHORTEST = 16  # characters: 96 bits in base64, out of reach of guessing over a 
 ANYBODY = ""  # the owner where no token is asked for
 OWNER_CHARACTERS = 16  # of the digest: tells tokens apart, does not help to find one
 SHAPE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, b64token
-MAKE_ONE = "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+GENERATE = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+MAKE_VARIABLE = f'make one with: export {VARIABLE}="$({GENERATE})"'
+HANDSHAKE_TURNS = 3  # of each end: hello, certificates, finished
+NUMBERS = re.compile(r"[\d.]+|.*:.*")  # what no host name looks like
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -66,6 +69,43 @@ def signed_itself(certificate: Path) -> bool:
     return any(one["issuer"] == one["subject"] for one in known)
 
 
+def certificate_names(server: ssl.SSLContext, certificate: Path) -> tuple[str, ...]:
+    """The host names and addresses that a certificate (PEM) is for; none where it is not valid now.
+
+    A handshake in memory reads them, of a client that trusts just this certificate.
+
+    Args:
+        server: the context that was made of it (`server_context`).
+    """
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.load_verify_locations(certificate)
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client, peer = trusting.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    for end in (client, peer) * HANDSHAKE_TURNS:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError:
+            return ()
+    names = (client.getpeercert() or {}).get("subjectAltName", ())
+    return tuple(str(name[1]) for name in names if name[0] in ("DNS", "IP Address"))
+
+
+def is_named(host: str, names: Sequence[str]) -> bool:
+    """Is a host name or address among those of a certificate, however an address is written."""
+    return _spelt(host) in {_spelt(name) for name in names}
+
+
+def _spelt(host: str) -> str:
+    try:
+        return str(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        return host.lower()
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address is reachable from this machine alone."""
     try:
@@ -78,8 +118,9 @@ def check_exposure(host: str, has_tls: bool, has_token: bool, insecure: bool) ->
     """Check that a server that other machines can reach has TLS and a token.
 
     Raises:
-        ServerError: one is missing, without `--insecure`.
+        ServerError: one is missing, without `--insecure`; or `host` is no address.
     """
+    _require_address(host)
     if insecure or is_loopback(host) or (has_tls and has_token):
         return
     missing = " and no ".join(name for name, there in (("TLS", has_tls), ("token", has_token)) if not there)
@@ -87,6 +128,16 @@ def check_exposure(host: str, has_tls: bool, has_token: bool, insecure: bool) ->
         f"{host} can be reached from other machines, and there is no {missing}",
         "give --tls-cert, --tls-key and --token-file (or HYCO_TOKEN), or say --insecure behind a proxy that has both",
     )
+
+
+def _require_address(host: str) -> None:
+    if not host or not NUMBERS.fullmatch(host):
+        return
+    try:
+        ipaddress.ip_address(host)
+    except ValueError as error:
+        hint = "give one of this machine's addresses with --host, like 127.0.0.1, 0.0.0.0 or ::1"
+        raise ServerError(f"cannot listen on {host}: it is no IP address", hint) from error
 
 
 def _reason(error: Exception) -> str:
@@ -135,27 +186,35 @@ def read_tokens(path: Path | None, environment: Mapping[str, str] = os.environ) 
     """
     if path is None:
         token = environment.get(VARIABLE, "")
-        return (_checked(token, VARIABLE),) if token else ()
+        return (_checked(token, VARIABLE, MAKE_VARIABLE),) if token else ()
     try:
         mode = path.stat().st_mode
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not ASCII text"
-        raise ServerError(f"token file {path} cannot be read: {reason}", f"correct the path, or {MAKE_ONE}") from error
+        raise ServerError(
+            f"token file {path} cannot be read: {reason}", f"correct the path, or {_make(path)}"
+        ) from error
     if mode & stat.S_IROTH:
         raise ServerError(f"token file {path} can be read by every user", f"chmod 600 {shlex.quote(str(path))}")
     stripped = [line.partition("#")[0].strip() for line in lines]
-    tokens = tuple(_checked(line, f"{path}, line {number}") for number, line in enumerate(stripped, 1) if line)
+    hint = _make(path)
+    tokens = tuple(_checked(line, f"{path}, line {number}", hint) for number, line in enumerate(stripped, 1) if line)
     if not tokens:
-        raise ServerError(f"token file {path} holds no token", MAKE_ONE)
+        raise ServerError(f"token file {path} holds no token", hint)
     return tokens
 
 
-def _checked(token: str, place: str) -> str:
+def _make(path: Path) -> str:
+    """How a file with a new token is made that no other user can read."""
+    return f"make one with: (umask 077; {GENERATE} > {shlex.quote(str(path))})"
+
+
+def _checked(token: str, place: str, hint: str) -> str:
     if len(token) < SHORTEST:
-        raise ServerError(f"the token in {place} has {len(token)} characters, at least {SHORTEST} are needed", MAKE_ONE)
+        raise ServerError(f"the token in {place} has {len(token)} characters, at least {SHORTEST} are needed", hint)
     if not SHAPE.fullmatch(token):
-        raise ServerError(f"the token in {place} holds a character that cannot travel in a header", MAKE_ONE)
+        raise ServerError(f"the token in {place} holds a character that cannot travel in a header", hint)
     return token
 
 

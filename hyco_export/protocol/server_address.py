@@ -152,9 +152,16 @@ def _hint(address: ServerAddress, error: Exception) -> str:
         return "correct the host name in --server"
     if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
         return "another program listens there: give the URL that `hyco-export serve` printed"
-    here = is_loopback(address.host) and not address.tls and address.port not in (None, USUAL_PORT)
-    port = f" --port {address.port}" if here else ""
-    return f"start it with `hyco-export serve{port}`, or correct --server"
+    tls = ", with its --tls-cert and --tls-key," if address.tls else ","
+    return f"start it with `hyco-export serve{_listening(address)}`{tls} or correct --server"
+
+
+def _listening(address: ServerAddress) -> str:
+    """The options with which a server of this machine listens at an address; none for another machine's."""
+    if not is_loopback(address.host):
+        return ""
+    host = "" if address.host in (LOOPBACK, "localhost") else f" --host {address.host}"
+    return host + (f" --port {address.port}" if address.port not in (None, USUAL_PORT) else "")
 
 
 def _reason(error: Exception) -> str:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import onnx
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.artifact import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, file_digest
@@ -43,7 +42,6 @@ from hyco_export.core.network.weight_files import WEIGHTS_FILE, linears_of_width
 from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import CompileError, GateError
-from hyco_export.graph.index import GraphIndex
 from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
 
 if TYPE_CHECKING:
@@ -62,14 +60,16 @@ WEIGHTS_PER_S = 8_000_000  # 7-11 million on two cores
 BUDGET_S = 120  # for the feeds of one graph, one feed at least: a draft of a full-size head takes this long
 
 
-def affordable_feeds(model: onnx.ModelProto, most: int) -> int:
+def affordable_feeds(model: "onnx.ModelProto", most: int) -> int:
     """Feeds of this graph that fit the budget: at least one, at most `most` (0 stays 0)."""
     feeds = BUDGET_S * WEIGHTS_PER_S // max(1, linear_work(model))
     return min(most, max(1, feeds))
 
 
-def linear_work(model: onnx.ModelProto) -> int:
+def linear_work(model: "onnx.ModelProto") -> int:
     """Weights that one run reads: those of every linear layer, once for each tile of its rows and each time it runs."""
+    from hyco_export.graph.index import GraphIndex
+
     index = GraphIndex(model)
     work = 0
     for node in index.nodes:

@@ -1,7 +1,4 @@
-"""What a stage is: a name, what it reads, and a function that turns inputs into one artifact folder.
-
-Knows no single stage and does not run anything; the runner does.
-"""
+"""What a stage is: a name, what it reads, and a function that turns inputs into one artifact folder."""
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -77,11 +74,8 @@ class Stage:
     shared: bool = False
 
 
-# The libraries that can change an artifact's bytes, and which versions of them are installed.
-
-
 PYTHON = "python"
-LIBRARIES = (
+LIBRARIES = (  # those that can change an artifact's bytes
     PYTHON,
     "torch",
     "transformers",
@@ -125,11 +119,8 @@ def version_changes(built_with: Mapping[str, str]) -> str:
     return f"built with {before}, now {', '.join(now.get(name, 'not installed') for name in changed)}"
 
 
-# How many threads torch computes with: the recipe's number, for another one sums in another order.
-
-
 def use_threads(count: int | None) -> None:
-    """Let torch compute with `count` threads from now on; None leaves the choice to torch."""
+    """Let torch compute with `count` threads from now on; another number sums in another order. None: its choice."""
     if count is not None:
         import torch
 

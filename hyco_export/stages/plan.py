@@ -1,7 +1,4 @@
-"""The plan of a chain: each stage's key, and whether the artifact that lies there is fresh or why it must be built.
-
-Knows keys and manifests; reads, builds nothing. What a stage computes and in which process is others'.
-"""
+"""The stage table, and the plan of a chain: each stage's key, and whether its artifact is fresh or why it is built."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +13,7 @@ from hyco_export.core.data.conversations import identities
 from hyco_export.core.data.prompts import require_counted, require_prompts
 from hyco_export.core.data.readers import list_files, read_conversations
 from hyco_export.core.data.sources import OnCount, local_folders
-from hyco_export.core.estimates import stages as head_sizes
-from hyco_export.core.estimates import stages as slm_sizes
+from hyco_export.core.estimates import stages as estimates
 from hyco_export.core.estimates.shapes import FamilyShape
 from hyco_export.core.estimates.stages import Estimate, Work
 from hyco_export.core.recipe import Checkpoint, Recipe
@@ -148,9 +144,6 @@ def chain_to(stages: Sequence[Stage], last: str) -> list[Stage]:
     return [stage for stage in stages if stage.name in wanted]
 
 
-# What is asked before the first stage of a plan works for minutes: data written and usable, checkpoints that belong
-
-
 def prepare_data(run: RunFolder, planned: Sequence[PlannedStage], progress: Progress) -> None:
     """Write the conversations that no local path holds, and refuse prompts that cannot be used, before any stage."""
     stale = [item.stage.sources(run.recipe) for item in planned if not item.fresh]
@@ -213,23 +206,21 @@ def _note_family(run: RunFolder, note: Callable[[str], None]) -> None:
         note(remark)
 
 
-# The stage table, in the order of the chain, and what each row is expected to take. One row is one artifact.
-
-
+# The stage table, in the order of the chain: one row is one artifact.
 STAGES = (CAPTURE, QAT_HEAD, BUILD_KEEPSET, CONVERT_HEAD, CONVERT_SLM, COMPILE)
 SLM_STAGES = (CAPTURE_TEXT, BUILD_KEEPSET, CONVERT_SLM, replace(COMPILE, needs=(SLM,)))
 
 Estimator = Callable[[Recipe, FamilyShape, Work], Estimate]
 ESTIMATORS: Mapping[str, Estimator] = {
-    CAPTURE.name: head_sizes.capture_estimate,
-    QAT_HEAD.name: head_sizes.qat_estimate,
-    BUILD_KEEPSET.name: head_sizes.keepset_estimate,
-    CONVERT_HEAD.name: head_sizes.convert_head_estimate,
-    CONVERT_SLM.name: slm_sizes.convert_slm_estimate,
-    COMPILE.name: slm_sizes.compile_estimate,
+    CAPTURE.name: estimates.capture_estimate,
+    QAT_HEAD.name: estimates.qat_estimate,
+    BUILD_KEEPSET.name: estimates.keepset_estimate,
+    CONVERT_HEAD.name: estimates.convert_head_estimate,
+    CONVERT_SLM.name: estimates.convert_slm_estimate,
+    COMPILE.name: estimates.compile_estimate,
 }
 
-SLM_ESTIMATORS = {**ESTIMATORS, CAPTURE_TEXT.name: head_sizes.capture_text_estimate}
+SLM_ESTIMATORS = {**ESTIMATORS, CAPTURE_TEXT.name: estimates.capture_text_estimate}
 
 
 def estimators_of(recipe: Recipe) -> Mapping[str, Estimator]:

@@ -1,7 +1,5 @@
-"""A run's folder: where its artifacts, data and lock lie, and what its recipe's references mean on this machine.
-
-Knows names and references; plans and builds nothing.
-"""
+"""A run's folder: where its artifacts, data and lock lie, what its recipe's references mean on this machine, and
+what the checkpoints behind them must fulfil."""
 
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -141,9 +139,6 @@ def _field_named(name: str) -> Iterator[None]:
         yield
     except RecipeError as error:
         raise RecipeError(f"$.data.{name}: {error.message}", error.hint) from error
-
-
-# What the runner asks of a recipe's checkpoints and records of them. Knows recipes and configs; no weights.
 
 
 def require_family(run: "RunFolder") -> None:

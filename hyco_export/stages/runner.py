@@ -1,7 +1,7 @@
 """The runner: reuses what is fresh of a plan, builds the rest in order, publishes each result at once.
 
-Knows the order, locks and folders; not why a stage is fresh (`stages.plan`), nor what it computes. One run
-folder holds one artifact per stage (`<stage>`, or `<stage>@<target>` where a target changes the bytes).
+One run folder holds one artifact per stage (`<stage>`, or `<stage>@<target>` where a target changes the bytes). Why a
+stage is fresh or not is decided in `stages.plan`.
 """
 
 import shutil
@@ -29,10 +29,7 @@ from hyco_export.stages.run_folder import RunFolder, origins
 if TYPE_CHECKING:
     from hyco_export.models.process_group import ProcessGroup
 
-# Where artifacts are while they are built: `.build/<artifact>-<identity>` inside the run folder.
-
-
-BUILD_FOLDER = ".build"
+BUILD_FOLDER = ".build"  # in the run folder: artifacts while they are built, `<artifact>-<identity>`
 IDENTITY_DIGITS = 16
 
 
@@ -141,10 +138,9 @@ def _build_one(run: RunFolder, item: PlannedStage, group: "ProcessGroup", progre
 
 
 def _kept(run: RunFolder, planned: Sequence[PlannedStage]) -> str:
-    """What a stopped run has made of its plan, in words: artifacts, and units of a stage that can go on."""
-    made = [item for item in planned if not item.fresh]
-    kept = [item.stage.name for item in made if _is_built(item)]
-    kept += [f"what is done of {item.stage.name}" for item in made if any(_receipts(run, item))]
+    """What there is of a stopped run's plan, in words: artifacts, fresh ones too, and units of a resumable stage."""
+    kept = [item.stage.name for item in planned if item.fresh or _is_built(item)]
+    kept += [f"what is done of {item.stage.name}" for item in planned if not item.fresh and any(_receipts(run, item))]
     return f"{', '.join(kept)} in {run.root}" if kept else ""
 
 

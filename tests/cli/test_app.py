@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,11 +13,16 @@ from pathlib import Path
 
 import pytest
 
+import hyco_export
 from hyco_export.core.artifact import Manifest, publish
 from hyco_export.core.recipe_loading import embedded_recipe
+from hyco_export.evaluate.replay import PAPER_EPSILON
+from hyco_export.protocol.security import read_tokens
+from hyco_export.protocol.wire import Acceptance
 from tests.support.interrupts import listen_to_interrupts
 
 FILE_LIMIT_BYTES = 20_000
+RULE = Acceptance("typical", 1.0)
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime")
 WATCHED = f"""
 import sys
@@ -115,7 +121,7 @@ def test_folders_that_are_no_artifact_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "capture").mkdir()
     (tmp_path / "capture" / "manifest.json").write_text("{}")
     message = refused("inspect", str(tmp_path))
-    assert "is a run folder with 1 artifacts: capture" in message
+    assert "is a run folder with 1 artifact: capture" in message
     assert f"hyco-export inspect {tmp_path / 'capture'}" in message
     assert "cannot be read" in refused("inspect", str(tmp_path / "capture"))
 
@@ -143,7 +149,7 @@ def test_inspect_compares_a_binary_with_the_manifest_beside_it(tmp_path: Path) -
 
 def test_existing_folders_and_taken_ports_are_refused_at_once(tmp_path: Path) -> None:
     for command in ("train-tiny", "create-checkpoints"):
-        assert "exists already" in refused(command, str(tmp_path))
+        assert "exists already" in refused("dev", command, str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}" in refused("serve", "--port", str(port), "--run", str(tmp_path))
@@ -167,6 +173,54 @@ def test_traces_that_could_not_be_written_are_refused_before_the_validation(tmp_
     for folder in ("file", "file/traces", "/proc/traces"):
         message = refused("validate", "--server", "http://127.0.0.1:9", "--traces", str(tmp_path / folder))
         assert f"error: {tmp_path / folder}: " in message
+
+
+def test_what_is_no_address_is_not_called_one_that_others_reach(tmp_path: Path) -> None:
+    for host in ("300.1.1.1", "1:2"):
+        message = refused("serve", "--host", host, "--port", "0", "--run", str(tmp_path))
+        assert f"cannot listen on {host}: it is no IP address" in message and "other machines" not in message
+
+
+def test_the_hint_for_a_token_makes_the_file_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "my token"
+    message = refused("validate", "--server", "http://127.0.0.1:9", "--token-file", str(path))
+    line = re.search(r"make one with: (.*)\n", message)
+    assert line is not None
+    subprocess.run(line[1].replace("python", shlex.quote(sys.executable), 1), shell=True, check=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(read_tokens(path)) == 1
+    path.write_text("# none yet")
+    assert f"holds no token\n  next: make one with: {line[1]}\n" in refused(
+        "serve", "--token-file", str(path), "--port", "0"
+    )
+
+
+def test_help_names_defaults_and_what_an_option_takes() -> None:
+    replay = " ".join(run("replay", "--help", columns=200).stdout.split())
+    wanted = {
+        "epsilon": PAPER_EPSILON,
+        "posterior-threshold": RULE.posterior_threshold,
+        "posterior-alpha": RULE.posterior_alpha,
+    }
+    for option, value in wanted.items():
+        assert re.search(rf"--{option} [^-]*Default: {value}\.", replay), option
+    assert "File with the bearer token." in run("validate", "--help", columns=200).stdout
+    assert "File of bearer tokens, one a line." in run("serve", "--help", columns=200).stdout
+    counting = run("dev", "bench-counting", "--help", columns=200).stdout
+    assert "[RECIPE]" in counting and "[[RECIPE]]" not in counting
+
+
+def test_the_version_is_printed_alone() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"hyco-export {hyco_export.__version__}\n")
+
+
+def test_developers_commands_stand_in_a_group_of_their_own() -> None:
+    listed, group = run("--help").stdout, run("dev", "--help").stdout
+    for name in ("train-tiny", "create-checkpoints", "bench-peers", "bench-counting"):
+        assert name in group and name not in listed
+        assert run(name, "--help").returncode == 0  # the name it had before
+    assert "--install-completion" in listed
 
 
 def test_padding_to_more_than_any_client_takes_is_refused() -> None:
@@ -216,7 +270,16 @@ def test_files_that_the_system_refuses_are_one_line(tmp_path: Path) -> None:
     def allow_small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT_BYTES, FILE_LIMIT_BYTES))
 
-    command = [sys.executable, "-m", "hyco_export", "create-checkpoints", str(tmp_path / "new"), "--scale", "small"]
+    command = [
+        sys.executable,
+        "-m",
+        "hyco_export",
+        "dev",
+        "create-checkpoints",
+        str(tmp_path / "new"),
+        "--scale",
+        "small",
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, preexec_fn=allow_small_files, check=False

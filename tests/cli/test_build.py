@@ -1,18 +1,22 @@
 """What the commands ask before they do anything heavy, and who may work in a run folder at once."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 
+from hyco_export.cli import app, bench, invocation, options, serve, validation
 from hyco_export.cli import build as commands
-from hyco_export.cli import options, validation
-from hyco_export.cli.serve import start_lines
+from hyco_export.cli.options import Reach
+from hyco_export.cli.serve import Door, named_host, start_lines, validate_line
 from hyco_export.core.artifact import KEEPSET, Manifest, publish
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.protocol import wire
-from hyco_export.server.admission import Facts, Limits
+from hyco_export.server.admission import Facts, Limits, ServeOptions
 from hyco_export.stages.run_folder import RunFolder
 
 URL = "http://here:1"
@@ -97,6 +101,101 @@ def test_a_server_says_what_it_serves_and_why_it_hands_nothing_off(run: RunFolde
     named = wire.ServerInfo(1, "test", "v", "t", 16, [1], "key", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
     on = start_lines(run, engine, named, "cpu")[3]  # type: ignore[arg-type]
     assert on == f"hand-offs: on, in the encodings of {run.root / 'convert-head'}"
+
+
+def door(**given: object) -> Door:
+    usual = {"host": "127.0.0.1", "port": 8411, "certificate": None, "key": None, "token_file": None}
+    return Door(**{**usual, "insecure": False, "pad_bytes": 0, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("built", "line"),
+    [
+        ([], ""),
+        (["sm8850"], "validate --server http://h:1"),
+        (["sm8750"], "validate --server http://h:1 --target sm8750"),
+        (["sm8750", "sm8850"], "validate --server http://h:1"),
+        (["sm8750", "sm8650"], ""),  # which one is not for this line to say
+    ],
+)
+def test_a_server_names_the_command_that_validates_what_is_built(
+    run: RunFolder, called: None, built: list[str], line: str
+) -> None:
+    for target in built:
+        (run.root / f"compile@{target}").mkdir()
+        (run.root / f"compile@{target}" / "manifest.json").touch()
+    assert run.recipe.target == "sm8850"
+    found = validate_line(run, door(), "http://h:1", 0)
+    assert found == (f"next, in another shell: hyco-export {line}" if line else "")
+
+
+def test_the_command_that_validates_shows_the_token_that_there_is(run: RunFolder, called: None) -> None:
+    (run.root / "compile@sm8850").mkdir()
+    (run.root / "compile@sm8850" / "manifest.json").touch()
+    guarded = door(token_file=Path("my tokens"))
+    one, two = (validate_line(run, guarded, "http://h:1", tokens) for tokens in (1, 2))
+    assert one == "next, in another shell: hyco-export validate --server http://h:1 --token-file 'my tokens'"
+    assert two == (
+        "next, in another shell (with one of the tokens in HYCO_TOKEN): hyco-export validate --server http://h:1"
+    )
+
+
+def test_the_url_to_call_has_a_name_of_the_certificate() -> None:
+    assert named_host("0.0.0.0", ()) == "0.0.0.0"
+    assert named_host("0.0.0.0", ("*.example", "verifier.example")) == "verifier.example"
+    assert named_host("0.0.0.0", ("verifier.example", "127.0.0.1")) == "0.0.0.0"
+    assert named_host("::1", ("0:0:0:0:0:0:0:1",)) == "::1"
+    assert named_host("10.0.0.1", ("*.example",)) == "10.0.0.1"
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A `serve` without options, of a program that the shell finds by its name."""
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    group = typer.main.get_command(app.app)
+    parent = group.make_context("hyco-export", ["serve"])
+    invocation._called[:] = [group.commands["serve"].make_context("serve", [], parent=parent)]
+    yield
+    invocation._called.clear()
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, ValueError])
+def test_an_engine_whose_self_test_ends_is_shut_down(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    def end(*_: object) -> None:
+        raise fault
+
+    ended: list[str] = []
+    engine = SimpleNamespace(shut_down=lambda: ended.append("engine"))
+    opened = (engine, SimpleNamespace(head_digest="key"))
+    monkeypatch.setattr("hyco_export.server.assembly.open_server_engine", lambda *_: opened)
+    monkeypatch.setattr(serve, "open_run", lambda *_: run)
+    monkeypatch.setattr(serve, "use_threads", lambda *_: None)
+    monkeypatch.setattr(serve, "start_lines", lambda *_: [])
+    monkeypatch.setattr(serve, "_self_test", end)
+    with pytest.raises(fault):
+        serve.serve_run(None, None, door(port=0), "cpu", None, ServeOptions(), 1)
+    assert ended == ["engine"]
+
+
+def test_an_interrupted_bench_counts_what_is_there_before_its_server_is(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "open_run", lambda *_: run)
+    monkeypatch.setattr(bench, "server_process", _interrupted)
+    monkeypatch.setattr(bench, "kept_generations", lambda folder: f"2 generations in {folder}")
+    for out in (None, run.root / "elsewhere"):
+        options = bench.BenchOptions(("cloud-mtp", "hyco"), "onnx-cpu", None, 1, None, out)
+        with pytest.raises(KeyboardInterrupt) as stop:
+            bench.bench_run(None, None, None, None, options, Reach())
+        assert invocation.told(stop.value) == (
+            f"interrupted; kept: 2 generations in {out or run.root / 'bench'}; the same command goes on from there"
+        )
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_validation_that_cannot_run_leaves_no_old_verdict(run: RunFolder) -> None:

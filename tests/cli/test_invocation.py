@@ -19,7 +19,7 @@ ODD = "a[/red]b :bug: [draft] $HOME"
 PLACES = {"recipe": "my [draft] recipe.yaml", "run": ODD, "target": "sm8750", "server": "http://[::1]:8411",
           "token_file": "to ken", "ca": "c'a.pem", "insecure": True}  # fmt: skip
 GROUP = typer.main.get_command(app.app)
-COMMANDS = sorted(GROUP.commands)
+COMMANDS = sorted(name for name, command in GROUP.commands.items() if not hasattr(command, "commands"))
 
 
 def parsed(line: list[str]) -> typer.Context:
@@ -128,7 +128,8 @@ def test_an_interrupt_says_what_is_kept_and_nothing_else() -> None:
             work(kept[1:])
 
     nothing = "interrupted before anything was finished: nothing is kept, the same command begins anew"
-    assert stopped() == stopped("") == nothing
+    assert stopped() == "interrupted; this call finished nothing"  # who knows what an earlier one has left
+    assert stopped("") == stopped("", "") == nothing
     assert stopped("a and b in runs/x") == "interrupted; kept: a and b in runs/x; the same command goes on from there"
 
 
@@ -168,3 +169,23 @@ def test_a_recipe_as_an_argument_is_a_place_and_an_artifact_is_none(called: None
     assert command_line("compile") == "hyco-export compile --recipe 'my recipe.yaml' --run x"
     invocation._called[:] = [parsed(["inspect", "runs/tiny/capture"])]
     assert command_line("compile") == "hyco-export compile"
+
+
+def test_commands_of_the_developers_group_are_completed(called: None) -> None:
+    assert completed("hyco-export dev bench-peers").startswith("hyco-export dev bench-peers --recipe 'my [draft]")
+    assert completed("hyco-export dev nothing") == "hyco-export dev nothing"
+
+
+def test_text_is_completed_where_it_leaves_the_program(called: None, capsys: pytest.CaptureFixture[str]) -> None:
+    invocation._called[:] = [parsed(["capture", "--run", "x"])]
+    error = HycoError("something", "build it: hyco-export compile")
+    console.show_error(error)
+    console.say("off; build it: hyco-export convert-head")
+    console.complain("next: hyco-export qat-head")
+    seen = capsys.readouterr()
+    assert (
+        seen.err
+        == "error: something\n  next: build it: hyco-export compile --run x\nnext: hyco-export qat-head --run x\n"
+    )
+    assert seen.out == "off; build it: hyco-export convert-head --run x\n"
+    assert error.hint == "build it: hyco-export compile"

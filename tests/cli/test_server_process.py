@@ -33,6 +33,7 @@ def start(tmp_path: Path) -> Start:
 class Unanswered:
     """Calls to a server that is away."""
 
+    traffic = Traffic(0, 0, 0, 0)
     calls = 0
     traffic = Traffic(0, 0, 0, 0)
 
@@ -55,6 +56,14 @@ def test_a_dead_server_ends_the_wait_with_its_exit_code_and_last_lines(start: St
 def test_a_killed_server_is_named_by_its_signal(start: Start) -> None:
     with pytest.raises(ServerError, match="by SIGKILL; it said nothing"):
         start(f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})").require_running()
+
+
+def test_after_a_silent_end_the_next_step_is_to_run_again_with_what_is_kept(start: Start) -> None:
+    server = start("import os; os.kill(os.getpid(), 9)")
+    server._kept = lambda: "3 generations in runs/x/bench"
+    with pytest.raises(ServerError) as ended:
+        server.require_running()
+    assert ended.value.hint == "run it again; kept: 3 generations in runs/x/bench"
 
 
 def test_a_running_server_is_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

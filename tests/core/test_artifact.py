@@ -70,6 +70,17 @@ def test_every_damage_is_named(tmp_path: Path, damage, text: str) -> None:
     assert caught.value.hint == "build it again: hyco-export demo"
 
 
+def test_an_artifact_that_is_not_there_is_built_not_built_again(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        verify(tmp_path / "demo@one")
+    assert caught.value.hint == "build it: hyco-export demo"
+    for target in ("two", "three"):
+        publish(built(tmp_path), tmp_path / f"demo@{target}", manifest())
+    with pytest.raises(ArtifactError) as caught:
+        verify(tmp_path / "demo@one")
+    assert caught.value.hint == "build it: hyco-export demo; or give --target: three, two is built"
+
+
 def test_a_file_of_somebody_else_is_named_and_what_desktops_leave_is_not(tmp_path: Path) -> None:
     publish(built(tmp_path), tmp_path / "demo", manifest())
     for name in (".DS_Store", ".nfs00000001", "._data.txt", "Thumbs.db"):

@@ -21,7 +21,7 @@ from hyco_export.evaluate.bench import (
 from hyco_export.evaluate.connect import Prompt
 from hyco_export.evaluate.metrics import caveats, measure
 from hyco_export.evaluate.runs import WARM_UP_TOKENS, prompt_seed
-from hyco_export.evaluate.traces import TraceStore
+from hyco_export.evaluate.traces import TraceStore, kept_generations
 from hyco_export.protocol.wire import PAPER_SAMPLING
 from tests.evaluate.synthetic_run import KEEPSET
 from tests.evaluate.synthetic_traces import generation, prime_trace, round_trace
@@ -87,6 +87,7 @@ def test_systems_take_turns_prompt_by_prompt_and_seed_by_seed_after_a_warm_up(tm
 def test_an_interrupted_run_makes_only_what_is_missing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_bench(PLAN, CountingRunner(limit=2 + 3), PROMPTS, store_in(tmp_path), ignore)
+    assert kept_generations(tmp_path) == f"3 generations in {tmp_path}"
     rest, seen = CountingRunner(), []
     store = store_in(tmp_path)
     run_bench(PLAN, rest, PROMPTS, store, lambda *step: seen.append(step))
@@ -96,6 +97,15 @@ def test_an_interrupted_run_makes_only_what_is_missing(tmp_path):
     nothing = CountingRunner()
     run_bench(PLAN, nothing, PROMPTS, store_in(tmp_path), ignore)
     assert nothing.calls == []
+
+
+def test_a_folder_without_finished_generations_keeps_nothing(tmp_path):
+    assert kept_generations(tmp_path) == kept_generations(tmp_path / "none") == ""
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(PLAN, CountingRunner(limit=2 + 1), PROMPTS, store_in(tmp_path), ignore)
+    assert kept_generations(tmp_path) == f"1 generation in {tmp_path}"
+    (tmp_path / "progress.json").write_text("{")
+    assert kept_generations(tmp_path) == ""  # the next run says what is wrong with it
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from hyco_export.device.systems import find_system
-from hyco_export.errors import HycoError
+from hyco_export.errors import HycoError, ServerError
 from hyco_export.evaluate.metrics import caveats, headline, measure
 from hyco_export.evaluate.pictures import acceptance_by_depth, pick_tree
 from hyco_export.evaluate.report import Unfinished, key_facts, render_html, unfinished_report, write_report
@@ -195,6 +195,26 @@ def test_every_picture_says_that_it_can_be_scrolled_and_undisturbed_runs_have_no
     assert page.count("Scroll sideways for the whole picture.") == page.count('<div class="picture">') == 4
     assert "primed · sent" not in page
     assert "milliseconds<" in page and "all rounds" not in page
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "hint"),
+    [
+        (ServerError("gone", "run hyco-export serve"), "gone", "run hyco-export serve --run x"),
+        (OSError(28, "No space left on device", "a"), "a: No space left on device", "make room"),
+        (KeyError("rows"), "a fault of hyco-export: KeyError: 'rows'", "report it with the traceback"),
+    ],
+)
+def test_a_run_without_a_verdict_says_why_and_what_next(tmp_path, error, reason, hint):
+    with (
+        pytest.raises(type(error)),
+        unfinished_report(STARTED, tmp_path, lambda text: text.replace("serve", "serve --run x")),
+    ):
+        raise error
+    said = json.loads((tmp_path / "report.json").read_text())
+    assert said["reason"] == reason and said["next"].startswith(hint)
+    page = html.unescape((tmp_path / "report.html").read_text())
+    assert reason in page and hint in page
 
 
 def test_a_run_that_ends_well_leaves_its_own_report(tmp_path):

@@ -18,9 +18,11 @@ from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.security import (
     Tokens,
+    certificate_names,
     check_exposure,
     client_context,
     is_loopback,
+    is_named,
     server_context,
     signed_itself,
 )
@@ -78,6 +80,15 @@ def test_a_certificate_of_an_unknown_authority_is_refused(url: str, files: Files
     access = Access(ALICE, getattr(files, authority) if authority else None)
     with pytest.raises(ServerError, match=r"not trusted: .*certificate.* \(give its authority with --ca"):
         HttpTransport(url, access=access).info()
+
+
+def test_the_names_of_a_certificate_are_read(files: Files, tmp_path: Path) -> None:
+    leaf = trustme.CA().issue_cert("Verifier.Example", "*.example", "::1")
+    leaf.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    names = certificate_names(server_context(tmp_path / "both.pem", tmp_path / "both.pem"), tmp_path / "both.pem")
+    assert names[:2] == ("verifier.example", "*.example") and len(names) == 3
+    assert is_named("::1", names) and is_named("VERIFIER.example", names) and not is_named("127.0.0.1", names)
+    assert certificate_names(server_context(files.certificate, files.key), files.certificate) == ("127.0.0.1",)
 
 
 def test_a_certificate_for_another_name_is_refused(url: str, files: Files) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from hyco_export.device.client import HttpTransport
 from hyco_export.errors import ProtocolError, ServerError, UnreachableError
-from hyco_export.protocol.server_address import read_url, url_of
+from hyco_export.protocol.server_address import failed_call, read_url, url_of
 from hyco_export.server.http import create_app
 from tests.support.live_server import running
 from tests.support.raw_server import RawServer, http_answer
@@ -88,3 +88,21 @@ def test_the_command_that_starts_a_server_there_has_its_port() -> None:
         port = listener.getsockname()[1]
     with pytest.raises(UnreachableError, match=f"refused .start it with `hyco-export serve --port {port}`"):
         HttpTransport(f"http://127.0.0.1:{port}").info()
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("http://[::1]:8479", "start it with `hyco-export serve --host ::1 --port 8479`, or correct --server"),
+        ("http://127.0.0.2:8411", "start it with `hyco-export serve --host 127.0.0.2`, or correct --server"),
+        ("http://localhost:8479", "start it with `hyco-export serve --port 8479`, or correct --server"),
+        (
+            "https://localhost:8479",
+            "start it with `hyco-export serve --port 8479`, with its --tls-cert and --tls-key, or correct --server",
+        ),
+        ("https://verifier.example:8479", "start it with `hyco-export serve`, with its --tls-cert and --tls-key, or"),
+    ],
+)
+def test_the_command_that_starts_a_server_listens_where_the_url_points(url: str, hint: str) -> None:
+    error = failed_call(read_url(url), ConnectionRefusedError())
+    assert isinstance(error, UnreachableError) and error.hint.startswith(hint)

@@ -395,8 +395,8 @@ def test_another_stage_leaves_what_a_resumable_one_has_done(tmp_path: Path, sour
     assert work == [2]
 
 
-def test_an_interrupt_carries_what_this_run_finished(source: Path, tmp_path: Path) -> None:
-    """Artifacts by name, units of a stage that can go on, and neither what was fresh before nor nothing."""
+def test_an_interrupt_carries_what_there_is_of_the_plan(source: Path, tmp_path: Path) -> None:
+    """Artifacts by name, those that were fresh before too, and units of a stage that can go on."""
 
     def stopped(chain: list[Stage]) -> list[str]:
         with pytest.raises(KeyboardInterrupt) as stop:
@@ -412,11 +412,11 @@ def test_an_interrupt_carries_what_this_run_finished(source: Path, tmp_path: Pat
     parts: list[str] = []
     run = RunFolder(tmp_path / "run", load_recipe(embedded_recipe()), None)
     a, b, _ = stages(source)
-    assert stopped([with_build(a, stop)]) == []
+    assert stopped([with_build(a, stop)]) == [""]
     assert stopped([a, with_build(b, stop)]) == [f"a in {run.root}"]
-    assert stopped([a, with_build(b, stop)]) == []
+    assert stopped([a, with_build(b, stop)]) == [f"a in {run.root}"]
     parts.append("some")
-    assert stopped([a, with_build(b, stop)]) == [f"what is done of b in {run.root}"]
+    assert stopped([a, with_build(b, stop)]) == [f"a, what is done of b in {run.root}"]
 
 
 def with_build(stage: Stage, build) -> Stage:

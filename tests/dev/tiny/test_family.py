@@ -71,7 +71,7 @@ def test_card_names_data_licence_and_numbers():
 def test_two_quick_runs_are_identical(quick_family, tmp_path):
     """The second run goes through the documented command, in a process of its own."""
     second = tmp_path / "second"
-    command = [sys.executable, "-m", "hyco_export", "train-tiny", str(second), "--quick"]
+    command = [sys.executable, "-m", "hyco_export", "dev", "train-tiny", str(second), "--quick"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert digests(second) == digests(quick_family)
     assert "# The embedded tiny family" in printed
