@@ -13,6 +13,7 @@ import numpy as np
 
 from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, KEEPSET, QAT_HEAD
 from hyco_export.core.encodings import Encoding
+from hyco_export.core.estimates.shapes import GOLDEN_TREES
 from hyco_export.core.golden import (
     LIKELY_ROOT,
     Golden,
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from hyco_export.core.golden import GoldenRoot
     from hyco_export.models.capture import Capture
     from hyco_export.models.golden import Walk
-
-
-TREES = 3  # of about 60 nodes, each under every sampling: thousands of probabilities
 
 
 def write_golden_files(
@@ -96,9 +94,9 @@ def write_golden_files(
 def choose_trees(trees: Sequence[GoldenTree]) -> tuple[GoldenTree, ...]:
     """A few, spread over the texts; first those whose root a right server draws soon."""
     likely = [tree for tree in trees if tree.root_prob >= LIKELY_ROOT]
-    if len(likely) < TREES:
-        return tuple(sorted(trees, key=lambda tree: -tree.root_prob)[:TREES])
-    return tuple(likely[place] for place in np.linspace(0, len(likely) - 1, TREES).round().astype(int))
+    if len(likely) < GOLDEN_TREES:
+        return tuple(sorted(trees, key=lambda tree: -tree.root_prob)[:GOLDEN_TREES])
+    return tuple(likely[place] for place in np.linspace(0, len(likely) - 1, GOLDEN_TREES).round().astype(int))
 
 
 class _Truth:

@@ -11,7 +11,7 @@ import typer
 from hyco_export.cli import app, bench, invocation, options, serve, validation
 from hyco_export.cli import build as commands
 from hyco_export.cli.options import Reach
-from hyco_export.cli.serve import Door, named_host, start_lines, validate_line
+from hyco_export.cli.serve import ListenOptions, named_host, start_lines, validate_line
 from hyco_export.core.artifact import KEEPSET, Manifest, publish
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, HycoError
@@ -103,9 +103,9 @@ def test_a_server_says_what_it_serves_and_why_it_hands_nothing_off(run: RunFolde
     assert on == f"hand-offs: on, in the encodings of {run.root / 'convert-head'}"
 
 
-def door(**given: object) -> Door:
+def listen_options(**given: object) -> ListenOptions:
     usual = {"host": "127.0.0.1", "port": 8411, "certificate": None, "key": None, "token_file": None}
-    return Door(**{**usual, "insecure": False, "pad_bytes": 0, **given})  # type: ignore[arg-type]
+    return ListenOptions(**{**usual, "insecure": False, "pad_bytes": 0, **given})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_a_server_names_the_command_that_validates_what_is_built(
         (run.root / f"compile@{target}").mkdir()
         (run.root / f"compile@{target}" / "manifest.json").touch()
     assert run.recipe.target == "sm8850"
-    found = validate_line(run, door(), "http://h:1", 0)
+    found = validate_line(run, listen_options(), "http://h:1", 0)
     assert found == (f"next, in another shell: hyco-export {line}" if line else "")
 
 
 def test_the_command_that_validates_shows_the_token_that_there_is(run: RunFolder, called: None) -> None:
     (run.root / "compile@sm8850").mkdir()
     (run.root / "compile@sm8850" / "manifest.json").touch()
-    guarded = door(token_file=Path("my tokens"))
+    guarded = listen_options(token_file=Path("my tokens"))
     one, two = (validate_line(run, guarded, "http://h:1", tokens) for tokens in (1, 2))
     assert one == "next, in another shell: hyco-export validate --server http://h:1 --token-file 'my tokens'"
     assert two == (
@@ -175,7 +175,7 @@ def test_an_engine_whose_self_test_ends_is_shut_down(
     monkeypatch.setattr(serve, "start_lines", lambda *_: [])
     monkeypatch.setattr(serve, "_self_test", end)
     with pytest.raises(fault):
-        serve.serve_run(None, None, door(port=0), "cpu", None, ServeOptions(), 1)
+        serve.serve_run(None, None, listen_options(port=0), "cpu", None, ServeOptions(), 1)
     assert ended == ["engine"]
 
 

@@ -7,6 +7,7 @@ import pytest
 from hyco_export.core.golden import (
     Golden,
     GoldenDistribution,
+    GoldenDraw,
     GoldenRoot,
     GoldenSession,
     GoldenText,
@@ -23,7 +24,9 @@ from hyco_export.errors import ArtifactError
 
 def test_what_was_written_is_read(tmp_path):
     root = GoldenRoot(9, ((4, 2), (7, 1)), ((0.5, 0.25), (1.5, 1.0)), 1, (4, 2))
-    likely = GoldenDistribution(1.0, 2, 0.9, (-0.5, -1.5), (0.7, 0.3), (3.0, 0.1), (1.1,), 0.8)
+    likely = GoldenDistribution(
+        1.0, 2, 0.9, (-0.5, -1.5), (0.7, 0.3), (3.0, 0.1), (1.1,), 0.8, (GoldenDraw(7, 0.3, (9,), (0.2,)),)
+    )
     seldom = msgspec.structs.replace(likely, temperature=1.5, root_prob=0.6)
     tree = GoldenTree((1, 2), 4, (7, 9), (-1, -1), None, (3.0, 2.0), (3.0, 2.0), (likely, seldom))
     session = GoldenSession(0, (root, root))

@@ -203,7 +203,7 @@ def test_plain_decoding_is_asked_once_per_prompt(tokenizer, prompt_file):
 
 def test_notes_say_what_the_emulator_ran():
     plan = RECIPE.validation
-    assert "ran 1 prompts of up to 6 tokens" in notes(plan, 3)[0]
+    assert "ran 1 prompt of up to 6 tokens" in notes(plan, 3)[0]
     assert "of up to 16" in notes(msgspec.structs.replace(plan, emulator_max_new_tokens=99), 3)[0]
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from hyco_export.core.estimates.shapes import (
     BITS_PER_BYTE,
+    GOLDEN_TREES,
     PACKED_ROWS,
     ROOTS_PER_SEQUENCE,
     SAMPLES_PER_GRAPH,
@@ -73,6 +74,7 @@ class Work(msgspec.Struct, frozen=True):
 
 ID_BYTES = 8  # a token id in a capture
 ANSWER_BYTES = 8  # of a token in answers.jsonl: its id and its text
+GOLDEN_TREE_BYTES = 70_000  # of a golden tree as JSON: 50 nodes and 24 draws under five samplings
 CURVE_LINE_BYTES = 115  # one training step
 REPORT_BYTES = 12_000  # JSON files beside the tensors
 CURVE_BYTES, CONVERSATION_BYTES = 23_000, 40  # coverage curve with its picture; a line with a conversation's id
@@ -92,7 +94,7 @@ def capture_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimat
     token = (verifier.round_values + verifier.row_values) * width + ID_BYTES + ANSWER_BYTES
     return Estimate(
         tokens=work.tokens,
-        disk_bytes=work.tokens * token + work.sequences * HEADER_BYTES,
+        disk_bytes=work.tokens * token + work.sequences * HEADER_BYTES + work.validation.sequences * GOLDEN_TREE_BYTES,
         ram_bytes=BASE_BYTES + verifier.parameters * width,
     )
 
@@ -152,7 +154,9 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
         + captured * DTYPE_BYTES[recipe.models.verifier.dtype]
     )
     return Estimate(
-        disk_bytes=graph + -(-compared // SAVED_EVERY) * sample,
+        disk_bytes=graph
+        + -(-compared // SAVED_EVERY) * sample
+        + min(GOLDEN_TREES, work.validation.sequences) * GOLDEN_TREE_BYTES,
         ram_bytes=TRAINING_BASE_BYTES + max(made, judged),
     )
 

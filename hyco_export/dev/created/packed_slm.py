@@ -88,7 +88,7 @@ def write_packed_slm(folder: Path, config: LanguageConfig, tokenizer: Path | Non
 
 def _write_configs(folder: Path, config: LanguageConfig, settings: PackingConfig) -> None:
     stored = type(config).from_dict(config.to_dict())
-    stored.architectures = ["LanguageModel"]
+    stored.architectures = [LanguageModel.__name__]
     stored.dtype = "float32"
     stored.quantization_config = settings.to_dict()
     stored.save_pretrained(folder)

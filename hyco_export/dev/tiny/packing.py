@@ -119,7 +119,7 @@ def save_packed(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     config = type(slm.config).from_dict(slm.config.to_dict())
-    config.architectures = ["LanguageModel"]
+    config.architectures = [LanguageModel.__name__]
     config.dtype = "float32"
     config.quantization_config = quantization_config()
     config.save_pretrained(folder)

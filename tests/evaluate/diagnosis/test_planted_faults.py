@@ -700,7 +700,7 @@ def judged_by(judged_rule: str, changes) -> Callable:
                 settings = msgspec.structs.replace(settings, **new)
             return decide(judged, settings, stop_ids)
 
-        patch.setattr("hyco_export.protocol.rounds.decide", wrong)
+        patch.setattr("hyco_export.protocol.acceptance.decide", wrong)
 
     return patched
 
@@ -733,7 +733,7 @@ def test_a_server_that_commits_another_bonus(
 ) -> None:
     decide = acceptance.decide
     monkeypatch.setattr(
-        "hyco_export.protocol.rounds.decide",
+        "hyco_export.protocol.acceptance.decide",
         lambda *given: msgspec.structs.replace(verdict := decide(*given), bonus=verdict.bonus ^ 1),
     )
     require(in_probabilities(small_run, served), "verdict", "the server's probabilities", "not rows")

@@ -141,7 +141,7 @@ def test_multimodal_names_are_found(tmp_path: Path) -> None:
 
 
 def test_two_spellings_and_tensors_that_no_module_reads_are_refused(tmp_path: Path) -> None:
-    folder = gemma3(tmp_path)
+    folder = saved_gemma3(tmp_path)
     path = folder / "model.safetensors"
     tensors = load_file(path)
     bias = "model.layers.0.self_attn.q_proj.bias"
