@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 from starlette.applications import Starlette
 
 from hyco_export.errors import HycoError, ServerError
 from hyco_export.server.metrics import place_of
 from hyco_export.server.serving import KEEP_ALIVE_S, LOOPBACK, STOP_SIGNALS
 
+ENDING_S = 3.0  # that Ray's processes get to end by themselves
 NAME = "hyco-export"
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 IN_FLIGHT = 64  # calls that a replica takes at once: waiting for the model costs nothing
@@ -115,12 +117,16 @@ def _ray(replicas: int, stopped: threading.Event) -> Iterator[Path]:
         keep = not (folder / FAILURE).exists()
         raise
     finally:
+        members = psutil.Process().children(recursive=True)
         with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as silenced:  # Ray's words on ending replicas
             silenced.enter_context(contextlib.redirect_stdout(nowhere))
             silenced.enter_context(contextlib.redirect_stderr(nowhere))
             if ray.is_initialized():
                 serve.shutdown()
             ray.shutdown()
+        for left in psutil.wait_procs(members, timeout=ENDING_S)[1]:  # agents that look for their parent now and then
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
 

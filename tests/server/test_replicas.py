@@ -45,6 +45,13 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder of its own for Ray, with a path short enough for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture
 def served() -> Iterator[tuple[str, psutil.Process]]:
     """URL of two replicas, and the process that started them."""
     pytest.importorskip("ray")
@@ -90,31 +97,27 @@ def test_a_ray_that_opens_its_ports_in_another_way_is_refused(monkeypatch: pytes
     assert (tmp_path / replicas_module.FAILURE).exists()  # the command says it
 
 
-def ray_folders() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("hyco-ray-*")}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "after_s"), [(signal.SIGTERM, 2.0), (signal.SIGTERM, 8.0), (signal.SIGINT, 8.0)])
-def test_a_stop_while_replicas_start_leaves_nothing(number: signal.Signals, after_s: float) -> None:
+def test_a_stop_while_replicas_start_leaves_nothing(folder: Path, number: signal.Signals, after_s: float) -> None:
     pytest.importorskip("ray")
-    before = ray_folders()
-    with subprocess.Popen([*SERVER, "slow"], stdout=subprocess.PIPE, text=True, env=environment()) as process:
+    own = {**environment(), "TMPDIR": str(folder)}
+    with subprocess.Popen([*SERVER, "slow"], stdout=subprocess.PIPE, text=True, env=own) as process:
         time.sleep(after_s)
         members = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
         said, _ = process.communicate(timeout=60)
     assert "http://" not in said
-    assert ray_folders() <= before
+    assert not list(folder.glob("hyco-ray-*"))
     assert not psutil.wait_procs(members, timeout=20)[1]
 
 
 @pytest.mark.slow
-def test_replicas_that_do_not_start_leave_nothing() -> None:
+def test_replicas_that_do_not_start_leave_nothing(folder: Path) -> None:
     pytest.importorskip("ray")
-    before = ray_folders()
-    run = subprocess.run([*SERVER, "broken"], capture_output=True, text=True, env=environment(), timeout=180)
-    assert ray_folders() <= before
+    own = {**environment(), "TMPDIR": str(folder)}
+    run = subprocess.run([*SERVER, "broken"], capture_output=True, text=True, env=own, timeout=180)
+    assert not list(folder.glob("hyco-ray-*"))
     assert run.stderr == ""  # no word of Ray's own
 
 
