@@ -170,7 +170,7 @@ def size_for(coverage: float | None, ranking: Ranking, counts: "TokenCounts") ->
     Raises:
         RecipeError: nothing was held out, or no size of known tokens reaches it.
     """
-    assert coverage is not None  # `core.keepset_choice.check_keepset_choice`: where there is no size
+    assert coverage is not None  # `core.recipe_sections.check_keepset_choice`: where there is no size
     held_out = len(counts.held_out_ids)
     if not counts.held_out.any():
         raise RecipeError(

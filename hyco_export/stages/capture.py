@@ -4,11 +4,11 @@ Greedy answers calibrate and validate; sampled ones (split `sampled`, if the rec
 
 Files:
     answers.jsonl                             one line a prompt: id, split, messages, prompt_ids, answer_ids, text
-    sequences/<split>-<index>.safetensors     `nn.capture.Capture` of prompt + answer, cut at the sequence limit
+    sequences/<split>-<index>.safetensors     `models.capture.Capture` of prompt + answer, cut at the sequence limit
     trees/validation-<index>.json             `core.golden.GoldenTree` of an answer that is long enough
     final_norm.safetensors                    the verifier's final norm, for a head that is handed h from before it
 
-A prompt is a unit of work (`core.partial`): a killed build loses the prompts in flight, and the processes of a launch
+A prompt is a unit of work (`core.artifact`): a killed build loses the prompts in flight, and the processes of a launch
 take every n-th prompt each.
 """
 

@@ -2,8 +2,8 @@
 
 Files:
     head.onnx                  the QDQ graph: integers in, kept rows out
-    head.json                  `core.devicespec.HeadSpec`: sizes, hand-off grids, inputs and outputs
-    head_samples.safetensors   feeds of some validation positions (`core.samples`), for the compiler's parity
+    head.json                  `core.device_spec.HeadSpec`: sizes, hand-off grids, inputs and outputs
+    head_samples.safetensors   feeds of some validation positions (`core.golden`), for the compiler's parity
     encodings.json             every grid of the graph by tensor name
     and those of `stages.head_golden`, by which a running server and device are judged
 

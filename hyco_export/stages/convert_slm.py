@@ -10,7 +10,7 @@ Files:
     slm_bridge.safetensors            the map of both vocabularies, for an SLM with another tokenizer
     slm_samples.safetensors           sample feeds of both graphs
     encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
-    and, where the recipe asks for them, those of `stages.slm_evidence`
+    and, where the recipe asks for them, those of `stages.sensitivity`
 
 Three gates: float parity with transformers' model, weights equal one by one, graphs without lint findings. Activations
 have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales are not used, and switched off in the

@@ -56,7 +56,7 @@ class Stage:
     changes the bytes.
 
     A `resumable` stage may find in `out_dir` what a killed build of the same key left there: it verifies that
-    (`core.partial`) and goes on, to the same bytes. A `shared` stage is built by every process of a launch together
+    (`core.artifact`) and goes on, to the same bytes. A `shared` stage is built by every process of a launch together
     (`models.process_group`), the others by the main one. `check(config, inputs)` gets its sources and raises for
     what only they can tell; it reads a checkpoint once at most, and is asked before any stage of a chain is built. A
     plan asks it too; then conversations that are not written yet are missing from `inputs`.

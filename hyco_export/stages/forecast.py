@@ -2,7 +2,7 @@
 
 Works without checkpoints and data too: what is not on this machine is named as missing, and a checkpoint's shape taken
 from its config on the Hub or from what is known of released models. Knows where shapes come from; the work that the
-data make is `stages.expected_work`, the arithmetic `core.sizes`.
+data make is counted below, the arithmetic is `core.estimates`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

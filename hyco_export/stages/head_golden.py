@@ -2,7 +2,7 @@
 
 Files:
     golden.json                 positions, prompts, drafts of transformers' head, expected acceptance, probabilities
-    golden-<n>.safetensors      `nn.capture.Capture` of one validation text each, as far as it is needed
+    golden-<n>.safetensors      `models.capture.Capture` of one validation text each, as far as it is needed
 """
 
 from collections.abc import Mapping, Sequence

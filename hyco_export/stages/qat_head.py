@@ -1,10 +1,10 @@
 """Stage `qat-head`: the head's linear weights in 4 bits, trained against the original head (Table 4 of the paper).
 
 Files:
-    head.safetensors   integers, scales, norms and shape (`core.network.head_file`)
+    head.safetensors   integers, scales, norms and shape (`core.network.weight_files`)
     agreement.json     top-1 agreement and KL with the original head per depth: rounded, clip-searched, trained, 8-bit
     curve.jsonl        one line a step: step, loss, learning rate, gradient norm
-    and, where the recipe asks for them, those of `stages.head_evidence`
+    and, where the recipe asks for them, those of `stages.sensitivity`
 
 Rounded, clip-searched and 8-bit weights have one scale per output channel whatever the recipe asks for, so that all its
 options are compared with the same; a row of their own shows the options before training.
@@ -13,7 +13,7 @@ A killed build goes on from its last checkpoint (every CHECKPOINT_STEPS steps; t
 so it is no part of the recipe). The processes of a launch train together.
 
 What agreement means: on every response token of the validation sequences both heads read the same hand-off and the same
-tokens, and from depth 2 on each its own projected state (`nn.head.agreement`).
+tokens, and from depth 2 on each its own projected state (`models.head.agreement`).
 """
 
 from collections.abc import Mapping, Sequence

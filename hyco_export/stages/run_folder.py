@@ -74,7 +74,7 @@ class RunFolder:
         return found
 
     def at_hand(self, name: str, source: Reference) -> Iterator[Conversation] | None:
-        """Conversations that can be read without writing or fetching any (`core.data.reading.at_hand`), else None.
+        """Conversations that can be read without writing or fetching any (`core.data.sources.at_hand`), else None.
 
         Raises:
             RecipeError: a local path that does not exist.
@@ -83,7 +83,7 @@ class RunFolder:
             return at_hand(name, source, self.recipe_folder, self.root / DATA_FOLDER)
 
     def digest(self, name: str, source: Source) -> str:
-        """What a source adds to a key (`core.data.reading.source_digest`; for a checkpoint its files).
+        """What a source adds to a key (`core.data.sources.source_digest`; for a checkpoint its files).
 
         Raises:
             CheckpointError, RecipeError: it is missing.

@@ -2,7 +2,7 @@
 
 Files:
     sensitivity.csv, sensitivity.svg   by linear layer: width, bytes, SQNR of the weight, both KL figures
-                                       (`nn.head.sensitivity`), on the first calibration sequences
+                                       (`models.head.sensitivity`), on the first calibration sequences
     suggestion.json                    combinations of the best layers at 8 bits, each measured as a whole on the
                                        validation sequences, and which of them is suggested as `$.qat.overrides`
 """

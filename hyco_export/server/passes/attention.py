@@ -106,7 +106,7 @@ def _attend_many(
 
 
 class PackedAttention:
-    """nn.fused_stack.Attention for packed rows.
+    """models.fused_layers.Attention for packed rows.
 
     Args:
         seen: rows and masks by layer type, one for each session.

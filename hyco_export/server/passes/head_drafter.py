@@ -45,7 +45,7 @@ class ChainDrafter:
         kept_ids: [C] the only ids that it may draft; None for the whole vocabulary.
         window: newest committed positions that it may see; None for all that its layers see.
         suppressed: ids that the verifier never generates.
-        fused: compute the layers with `nn.fused_stack` where the head fits.
+        fused: compute the layers with `models.fused_layers` where the head fits.
         compiled: let torch's compiler make the fused layers.
     """
 

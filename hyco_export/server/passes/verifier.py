@@ -43,7 +43,7 @@ class Verifier:
         restricted_drafter: the same head over the head artifact's keep set and window.
         prefill_rows: rows of a prompt in one pass, at most.
         node_limit: nodes of a tree, at most.
-        fused: compute the layers with `nn.fused_stack` where the model fits.
+        fused: compute the layers with `models.fused_layers` where the model fits.
         compiled: let torch's compiler make the fused layers.
         heads: of a sharded model.
     """
