@@ -36,124 +36,6 @@ class Verdict(msgspec.Struct, frozen=True):
     bonus: int
 
 
-def exact(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> Verdict:
-    """From the root, move to the child that equals the current row's draw, as long as there is one.
-
-    Lossless for any tree without duplicate siblings: every committed token is the verifier's own draw at its true
-    context. tokens [N], parents [N], draws [N + 1].
-    """
-    child = {edge: row for row, edge in enumerate(zip(parents, tokens, strict=True))}
-    path: list[int] = []
-    row = ROOT
-    while (following := child.get((row, draws[row + 1]))) is not None:
-        path.append(following)
-        row = following
-    return Verdict(tuple(path), (True,) * len(path), int(draws[row + 1]))
-
-
-def epsilon(
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    draws: Sequence[int],
-    probs: np.ndarray,
-    threshold: float,
-    draw_only: Collection[int] = (),
-) -> Verdict:
-    """A child is acceptable at every node if it equals the draw there or p~(child | parent) >= threshold.
-
-    tokens [N], parents [N], draws [N + 1], probs [N] float32 = p~(token | parent). A threshold of 1 gives `exact`.
-    Tokens in `draw_only` are acceptable as draws alone.
-    """
-    matches = _matches(tokens, parents, draws)
-    return _commit_best(tokens, parents, draws, matches, _likely(probs, threshold), probs, draw_only)
-
-
-def epsilon_at_rejections(
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    draws: Sequence[int],
-    probs: np.ndarray,
-    threshold: float,
-    draw_only: Collection[int] = (),
-) -> Verdict:
-    """`epsilon`, but only below nodes whose draw no child equals; elsewhere that child alone is acceptable.
-
-    A reading of HyCo, §3.5 ("at every node rather than only at rejections"). Arguments as in `epsilon`.
-    """
-    matches = _matches(tokens, parents, draws)
-    settled = {parent for parent, match in zip(parents, matches, strict=True) if match}
-    likely = [
-        enough and parent not in settled for enough, parent in zip(_likely(probs, threshold), parents, strict=True)
-    ]
-    return _commit_best(tokens, parents, draws, matches, likely, probs, draw_only)
-
-
-def typical(
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    draws: Sequence[int],
-    probs: np.ndarray,
-    raw_probs: np.ndarray,
-    entropies: np.ndarray,
-    cap: float,
-    slope: float,
-    draw_only: Collection[int] = (),
-) -> Verdict:
-    """Medusa's typical acceptance: the draw, or p(child | parent) > min(cap, slope * exp(-H(p))).
-
-    p is the softmax of the logits at the temperature, without top-k and top-p (Cai et al. 2024): raw_probs [N] float64
-    = p(token | parent), entropies [N + 1] float64 = H(p) of every row in nats. The path is chosen by p~, as everywhere;
-    a token that p~ has cut counts as log p~ = -inf there. Other arguments as in `epsilon`.
-    """
-    limits = np.minimum(cap, slope * np.exp(-entropies))  # [N + 1]
-    likely = (raw_probs > limits[np.asarray(parents, np.int64) + 1]).tolist()
-    return _commit_best(tokens, parents, draws, _matches(tokens, parents, draws), likely, probs, draw_only)
-
-
-def _likely(probs: np.ndarray, threshold: float) -> list[bool]:
-    if not 0.0 < threshold <= 1.0:
-        raise ValueError(f"epsilon is {threshold}, it must lie in (0, 1]")
-    return (probs >= np.float32(threshold)).tolist()  # in float32, the precision of p~
-
-
-def _matches(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int]) -> list[bool]:
-    """[N]: whether node i equals the draw at its parent."""
-    return [token == draws[parent + 1] for token, parent in zip(tokens, parents, strict=True)]
-
-
-def _commit_best(
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    draws: Sequence[int],
-    matches: Sequence[bool],
-    likely: Sequence[bool],
-    probs: np.ndarray,
-    draw_only: Collection[int],
-) -> Verdict:
-    """The best node reachable through acceptable edges, and the draw there.
-
-    An edge is acceptable if it equals the draw, or is likely and not in `draw_only`. Best: largest depth, then most
-    edges that equal the draw, then largest sum of log p~, then smallest row.
-    """
-    ranks: dict[int, tuple[int, int, float, int]] = {ROOT: (0, 0, 0.0, -ROOT)}
-    paths: dict[int, tuple[int, ...]] = {ROOT: ()}
-    for row, parent in enumerate(parents):
-        acceptable = matches[row] or (likely[row] and tokens[row] not in draw_only)
-        if acceptable and parent in ranks:
-            depth, drawn, log_prob, _ = ranks[parent]
-            log_p = math.log(probs[row]) if probs[row] > 0 else -math.inf
-            ranks[row] = (depth + 1, drawn + matches[row], log_prob + log_p, -row)
-            paths[row] = (*paths[parent], row)
-    end = max(ranks, key=ranks.__getitem__)
-    # a child that equals the draw is acceptable and deeper: it would have been the end
-    assert not any(matches[row] for row, parent in enumerate(parents) if parent == end)
-    return Verdict(paths[end], tuple(bool(matches[row]) for row in paths[end]), int(draws[end + 1]))
-
-
-PROBS, RAW = "probs", "raw"  # what a rule may read beside tokens and draws
-EVERYTHING = frozenset({PROBS, RAW})
-EPSILON, STOP_NEEDS_DRAW = "epsilon", "stop_needs_draw"  # options, named as the fields of `wire.Acceptance`
-POSTERIOR_THRESHOLD, POSTERIOR_ALPHA = "posterior_threshold", "posterior_alpha"
 NO_VALUES = np.zeros(0)
 
 
@@ -164,9 +46,9 @@ class Judged(msgspec.Struct, frozen=True):
     float64: p(token | parent) and H(p) in nats of p = softmax(logits / T). Arrays that nothing reads are empty.
     """
 
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    draws: tuple[int, ...]
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    draws: Sequence[int]
     probs: np.ndarray = NO_VALUES
     raw_probs: np.ndarray = NO_VALUES
     entropies: np.ndarray = NO_VALUES
@@ -195,6 +77,91 @@ class Judged(msgspec.Struct, frozen=True):
         )
 
 
+def exact(seen: Judged) -> Verdict:
+    """From the root, move to the child that equals the current row's draw, as long as there is one.
+
+    Lossless for any tree without duplicate siblings: every committed token is the verifier's own draw at its true
+    context.
+    """
+    child = {edge: row for row, edge in enumerate(zip(seen.parents, seen.tokens, strict=True))}
+    path: list[int] = []
+    row = ROOT
+    while (following := child.get((row, seen.draws[row + 1]))) is not None:
+        path.append(following)
+        row = following
+    return Verdict(tuple(path), (True,) * len(path), int(seen.draws[row + 1]))
+
+
+def epsilon(seen: Judged, threshold: float, draw_only: Collection[int] = ()) -> Verdict:
+    """A child is acceptable at every node if it equals the draw there or p~(child | parent) >= threshold.
+
+    A threshold of 1 gives `exact`. Tokens in `draw_only` are acceptable as draws alone.
+    """
+    return _commit_best(seen, _matches(seen), _likely(seen.probs, threshold), draw_only)
+
+
+def epsilon_at_rejections(seen: Judged, threshold: float, draw_only: Collection[int] = ()) -> Verdict:
+    """`epsilon`, but only below nodes whose draw no child equals; elsewhere that child alone is acceptable.
+
+    A reading of HyCo, §3.5 ("at every node rather than only at rejections").
+    """
+    matches = _matches(seen)
+    settled = {parent for parent, match in zip(seen.parents, matches, strict=True) if match}
+    enough = _likely(seen.probs, threshold)
+    likely = [reached and parent not in settled for reached, parent in zip(enough, seen.parents, strict=True)]
+    return _commit_best(seen, matches, likely, draw_only)
+
+
+def typical(seen: Judged, cap: float, slope: float, draw_only: Collection[int] = ()) -> Verdict:
+    """Medusa's typical acceptance: the draw, or p(child | parent) > min(cap, slope * exp(-H(p))).
+
+    p is the softmax of the logits at the temperature, without top-k and top-p (Cai et al. 2024). The path is chosen by
+    p~, as everywhere; a token that p~ has cut counts as log p~ = -inf there.
+    """
+    limits = np.minimum(cap, slope * np.exp(-seen.entropies))  # [N + 1]
+    likely: list[bool] = (seen.raw_probs > limits[np.asarray(seen.parents, np.int64) + 1]).tolist()
+    return _commit_best(seen, _matches(seen), likely, draw_only)
+
+
+def _likely(probs: np.ndarray, threshold: float) -> list[bool]:
+    if not 0.0 < threshold <= 1.0:
+        raise ValueError(f"epsilon is {threshold}, it must lie in (0, 1]")
+    likely: list[bool] = (probs >= np.float32(threshold)).tolist()  # in float32, the precision of p~
+    return likely
+
+
+def _matches(seen: Judged) -> list[bool]:
+    """[N]: whether node i equals the draw at its parent."""
+    return [token == seen.draws[parent + 1] for token, parent in zip(seen.tokens, seen.parents, strict=True)]
+
+
+def _commit_best(seen: Judged, matches: Sequence[bool], likely: Sequence[bool], draw_only: Collection[int]) -> Verdict:
+    """The best node reachable through acceptable edges, and the draw there.
+
+    An edge is acceptable if it equals the draw, or is likely and not in `draw_only`. Best: largest depth, then most
+    edges that equal the draw, then largest sum of log p~, then smallest row.
+    """
+    ranks: dict[int, tuple[int, int, float, int]] = {ROOT: (0, 0, 0.0, -ROOT)}
+    paths: dict[int, tuple[int, ...]] = {ROOT: ()}
+    for row, parent in enumerate(seen.parents):
+        acceptable = matches[row] or (likely[row] and seen.tokens[row] not in draw_only)
+        if acceptable and parent in ranks:
+            depth, drawn, log_prob, _ = ranks[parent]
+            log_p = math.log(seen.probs[row]) if seen.probs[row] > 0 else -math.inf
+            ranks[row] = (depth + 1, drawn + matches[row], log_prob + log_p, -row)
+            paths[row] = (*paths[parent], row)
+    end = max(ranks, key=ranks.__getitem__)
+    # a child that equals the draw is acceptable and deeper: it would have been the end
+    assert not any(matches[row] for row, parent in enumerate(seen.parents) if parent == end)
+    return Verdict(paths[end], tuple(bool(matches[row]) for row in paths[end]), int(seen.draws[end + 1]))
+
+
+PROBS, RAW = "probs", "raw"  # what a rule may read beside tokens and draws
+EVERYTHING = frozenset({PROBS, RAW})
+EPSILON, STOP_NEEDS_DRAW = "epsilon", "stop_needs_draw"  # options, named as the fields of `wire.Acceptance`
+POSTERIOR_THRESHOLD, POSTERIOR_ALPHA = "posterior_threshold", "posterior_alpha"
+
+
 class Rule(msgspec.Struct, frozen=True):
     """One acceptance rule.
 
@@ -212,22 +179,18 @@ class Rule(msgspec.Struct, frozen=True):
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        Rule("exact", "a child equals the draw", lambda seen, _, __: exact(seen.tokens, seen.parents, seen.draws)),
+        Rule("exact", "a child equals the draw", lambda seen, _, __: exact(seen)),
         Rule(
             "epsilon",
             "or its probability reaches epsilon",
-            lambda seen, settings, draw_only: epsilon(
-                seen.tokens, seen.parents, seen.draws, seen.probs, settings.epsilon, draw_only
-            ),
+            lambda seen, settings, draw_only: epsilon(seen, settings.epsilon, draw_only),
             frozenset({PROBS}),
             frozenset({EPSILON, STOP_NEEDS_DRAW}),
         ),
         Rule(
             "epsilon-at-rejections",
             "or it reaches epsilon where no child equals the draw",
-            lambda seen, settings, draw_only: epsilon_at_rejections(
-                seen.tokens, seen.parents, seen.draws, seen.probs, settings.epsilon, draw_only
-            ),
+            lambda seen, settings, draw_only: epsilon_at_rejections(seen, settings.epsilon, draw_only),
             frozenset({PROBS}),
             frozenset({EPSILON, STOP_NEEDS_DRAW}),
         ),
@@ -235,15 +198,7 @@ RULES: dict[str, Rule] = {
             "typical",
             "or its probability before the cuts passes Medusa's entropy-dependent threshold",
             lambda seen, settings, draw_only: typical(
-                seen.tokens,
-                seen.parents,
-                seen.draws,
-                seen.probs,
-                seen.raw_probs,
-                seen.entropies,
-                settings.posterior_threshold,
-                settings.posterior_alpha,
-                draw_only,
+                seen, settings.posterior_threshold, settings.posterior_alpha, draw_only
             ),
             frozenset({PROBS, RAW}),
             frozenset({POSTERIOR_THRESHOLD, POSTERIOR_ALPHA, STOP_NEEDS_DRAW}),

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from hyco_export.protocol import acceptance
-from hyco_export.protocol.acceptance import Verdict
+from hyco_export.protocol.acceptance import Judged, Verdict
 from hyco_export.protocol.sampling import Support, invert, sampling_support, uniforms
 from hyco_export.protocol.tree import ROOT, check_tree, depths, path_to
 from hyco_export.protocol.wire import Sampling
@@ -135,7 +135,9 @@ def test_exact_commits_what_plain_sampling_would(name: str) -> None:
     tokens, parents = tree
     check_tree(tokens, parents, VOCAB, 64)
     generator = np.random.default_rng(20261011)
-    committed = judge_all(tree, row_draws(tree, generator), lambda draws: acceptance.exact(tokens, parents, draws))
+    committed = judge_all(
+        tree, row_draws(tree, generator), lambda draws: acceptance.exact(Judged(tokens, parents, draws))
+    )
     p_value, variation = compare(first_tokens(committed, generator))
     assert p_value > ALPHA, f"{name}: p = {p_value:.2e}, total variation {variation:.4f}"
     assert variation < noise(TRIALS)
@@ -161,7 +163,7 @@ def test_exact_with_the_engines_own_draws() -> None:
         for row in range(len(positions))
     ]
     draws = np.stack(columns, axis=1)
-    committed = judge_all(tree, draws, lambda row: acceptance.exact(tokens, parents, row))
+    committed = judge_all(tree, draws, lambda row: acceptance.exact(Judged(tokens, parents, row)))
     p_value, variation = compare(first_tokens(committed, np.random.default_rng(3)))
     assert p_value > ALPHA and variation < noise(trials)
 
@@ -198,7 +200,7 @@ def test_control_duplicate_siblings_fail() -> None:
     generator = np.random.default_rng(2)
     probs = np.full(len(tokens), 0.5, np.float32)
     draws = row_draws(tree, generator)
-    committed = judge_all(tree, draws, lambda row: acceptance.epsilon(tokens, parents, row, probs, 1.0))
+    committed = judge_all(tree, draws, lambda row: acceptance.epsilon(Judged(tokens, parents, row, probs), 1.0))
     assert_detected(committed, generator)
 
 
@@ -214,7 +216,7 @@ def test_control_inverted_top_p_fails() -> None:
     tokens, parents = LIKELY
     generator = np.random.default_rng(4)
     draws = row_draws(LIKELY, generator, inverted)
-    assert_detected(judge_all(LIKELY, draws, lambda row: acceptance.exact(tokens, parents, row)), generator)
+    assert_detected(judge_all(LIKELY, draws, lambda row: acceptance.exact(Judged(tokens, parents, row))), generator)
 
 
 def test_control_epsilon_above_zero_fails() -> None:
@@ -222,5 +224,5 @@ def test_control_epsilon_above_zero_fails() -> None:
     generator = np.random.default_rng(5)
     probs = np.array([p_of(contexts(LIKELY)[p + 1])[t] for t, p in zip(tokens, parents, strict=True)], np.float32)
     draws = row_draws(LIKELY, generator)
-    committed = judge_all(LIKELY, draws, lambda row: acceptance.epsilon(tokens, parents, row, probs, 0.005))
+    committed = judge_all(LIKELY, draws, lambda row: acceptance.epsilon(Judged(tokens, parents, row, probs), 0.005))
     assert_detected(committed, generator)
