@@ -179,8 +179,7 @@ def serve(
     """Serve the verifier over HTTP (hyco_export/protocol/PROTOCOL.md)."""
     from hyco_export.cli.serve import ListenOptions, serve_run
     from hyco_export.core.numerics import BYTES_PER_MB
-    from hyco_export.server.admission import ServeOptions
-    from hyco_export.server.scheduler import Batching
+    from hyco_export.server.admission import Batching, ServeOptions
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
     options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, idle_s, compiled)

@@ -237,7 +237,7 @@ def _follow(
 def _self_test(root: Path, engine: "Engine", info: "ServerInfo") -> None:
     """Say what is wrong with the server's hand-offs and probabilities; it serves all the same."""
     from hyco_export.evaluate.diagnosis.diagnose import diagnose_server
-    from hyco_export.server.access import LocalTransport
+    from hyco_export.server.engine import LocalTransport
 
     try:
         found = diagnose_server(root, LocalTransport(engine, info), info)

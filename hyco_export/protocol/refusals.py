@@ -1,15 +1,10 @@
 """Typed refusals and the HTTP status of each. `STATUS_OF` lists every code; PROTOCOL.md repeats it."""
 
 import math
-from typing import TypeVar
-
-import msgspec
 
 from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.protocol import wire
 
-Sent = TypeVar("Sent", bound=msgspec.Struct)
-Reply = TypeVar("Reply", bound=msgspec.Struct)
 SHOWN_CHARACTERS = 40  # of a caller's word in a message
 
 
@@ -53,7 +48,6 @@ STATUS_OF = {
     "unsupported": 422,
     "sessions_full": 429,
     "cache_full": 429,
-    "rate": 429,
     "cancelled": 499,  # the caller has gone: not sent, only counted
     "model_fault": 500,  # the server's own: this session is lost, the others are not
     "internal": 500,

@@ -80,14 +80,16 @@ def invert(support: Support, numbers: np.ndarray) -> np.ndarray:
     cumulative = np.cumsum(support.probs, axis=1, dtype=np.float64)  # [R, S]
     columns = (cumulative <= (numbers * cumulative[:, -1])[:, None]).sum(axis=1)
     last = support.probs.shape[1] - 1 - np.argmax(support.probs[:, ::-1] > 0, axis=1)  # of the tokens with mass
-    return support.ids[np.arange(len(columns)), np.minimum(columns, last)].astype(np.int64)
+    tokens: np.ndarray = support.ids[np.arange(len(columns)), np.minimum(columns, last)]
+    return tokens.astype(np.int64)
 
 
 def node_probabilities(support: Support, tokens: Sequence[int], parents: Sequence[int]) -> np.ndarray:
     """p~(token | parent) [N] float32 of every node of a tree; row 0 of `support` is the root, row i + 1 node i."""
     rows = np.asarray(parents, np.int64) + 1
     hits = support.ids[rows] == np.asarray(tokens, np.int64)[:, None]  # [N, S]
-    return np.where(hits, support.probs[rows], np.float32(0)).max(axis=1)
+    probs: np.ndarray = np.where(hits, support.probs[rows], np.float32(0)).max(axis=1)
+    return probs
 
 
 def raw_distribution(
@@ -166,4 +168,5 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
     """Probabilities [R, S] float32 of scores [R, S] float32; differences in float32, sums in float64."""
     shifted = scores - scores.max(axis=1, keepdims=True)
     exponentials = np.exp(shifted, dtype=np.float64)
-    return (exponentials / exponentials.sum(axis=1, keepdims=True)).astype(np.float32)
+    probs: np.ndarray = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return probs.astype(np.float32)

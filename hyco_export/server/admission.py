@@ -13,11 +13,13 @@ from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import check_acceptance
 from hyco_export.protocol.refusals import shown
-from hyco_export.server.scheduler import Batching
 
 SEED_LIMIT = 2**64  # half of the generator's key
-ANY_SESSION_S = 5.0  # in which one of several sessions may end, by its own
+LONGEST_ATTEMPT = 64  # characters
+ANY_SESSION_S = 5.0  # in which one of several sessions may end by itself
 SHORTEST_WAIT_S = 1.0  # that a refusal names
+RESTART_S = 1.0  # after which a server that is stopping may be there again
+PRIME_AGAIN = "prime again with the committed ids"
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -36,10 +38,19 @@ class Limits(msgspec.Struct, frozen=True):
     """What a server gives at most."""
 
     sessions: int = 16
+    sessions_per_token: int = 8  # of callers without a token nobody knows who is who: for them the first limit alone
     node_limit: int = NODE_LIMIT
     prompt_limit: int = 32_768
     idle_s: float = 600.0
     cache_bytes: int | None = None  # K/V memory of all sessions together; None: not counted
+
+
+class Batching(msgspec.Struct, frozen=True):
+    """How calls share a pass."""
+
+    sessions: int = 8  # in one pass, at most
+    wait_ms: float = 1.0  # batch window: a pass waits so long for further sessions, while there are any
+    prefill_rows: int = 256  # rows of prompts in one pass, at most
 
 
 class CacheBudget:
@@ -96,8 +107,31 @@ def latest_wait(lead: str, next_expiry_s: float | None) -> str:
     return f"{lead}in {math.ceil(max(SHORTEST_WAIT_S, next_expiry_s))} s the longest idle one expires"
 
 
+def no_such_session() -> ProtocolError:
+    """The one refusal for sessions that expired, ended, never were or are another caller's: nobody can tell which."""
+    return ProtocolError(wire.UNKNOWN_SESSION, "no such session: it expired, ended or never was", PRIME_AGAIN)
+
+
+def shutting_down(reason: str) -> ProtocolError:
+    """The refusal of a server that stops."""
+    return ProtocolError("shutting_down", reason, f"try another server, or {PRIME_AGAIN}", RESTART_S)
+
+
 def _mb(size_bytes: int) -> str:
     return f"{size_bytes / BYTES_PER_MB:.1f} MB"
+
+
+def check_attempt(request: wire.PrimeRequest) -> None:
+    """The fields that are read before a token's share and before `check_prime`.
+
+    Raises:
+        ProtocolError: code value_range.
+    """
+    if request.first_rows < 0:
+        raise ProtocolError("value_range", f"first_rows is {request.first_rows}, it must be 0 (whole window) or more")
+    if len(request.attempt) > LONGEST_ATTEMPT:
+        seen = f"attempt has {len(request.attempt)} characters, at most {LONGEST_ATTEMPT} are taken"
+        raise ProtocolError("value_range", seen)
 
 
 def check_prime(request: wire.PrimeRequest, facts: Facts, limits: Limits) -> None:

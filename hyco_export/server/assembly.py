@@ -27,7 +27,7 @@ from hyco_export.protocol.acceptance import RULES
 from hyco_export.protocol.tree import ROOT
 from hyco_export.server.admission import Facts, Limits, ServeOptions
 from hyco_export.server.engine import Engine
-from hyco_export.server.metrics import Clock, ProcessCpuClock, ThreadCpuClock
+from hyco_export.server.interfaces import Clock, ProcessCpuClock, ThreadCpuClock
 from hyco_export.server.passes.cache import HandoffEncoder
 from hyco_export.server.passes.distributed import Followers, LeadingVerifier
 from hyco_export.server.passes.head_drafter import ChainDrafter

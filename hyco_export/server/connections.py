@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.refusals import body_of, headers_of, status_of
-from hyco_export.server.sessions import shutting_down
+from hyco_export.server.admission import shutting_down
 
 SLOWEST_READER_BYTES_PER_S = 1_000  # a phone at the edge of a cell; below it a reply of 6 MB takes hours
 PROBE_S = 1.0  # between two looks whether a caller that sends no more still listens

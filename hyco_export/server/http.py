@@ -27,21 +27,20 @@ from hyco_export.protocol.refusals import as_refusal, body_of, headers_of, shown
 from hyco_export.protocol.security import ANYBODY, Tokens
 from hyco_export.protocol.wire import HEADER, HEADER_DIGITS, pad
 from hyco_export.server import metrics
-from hyco_export.server.access import RateLimiter, SessionAccess
+from hyco_export.server.admission import shutting_down
 from hyco_export.server.connections import TRUSTED
 from hyco_export.server.engine import Engine
 from hyco_export.server.metrics import place_of
-from hyco_export.server.sessions import shutting_down
 
 ID_BYTES = 5  # of a token id or a row in MessagePack, at most
 ENVELOPE_BYTES = 1024  # of a body beside its ids
 CALLS_PER_SESSION = 2  # waiting at once: a call, and a retry of it
 SWEEP_S = 5.0  # between two looks for idle sessions
 FRESH_S = 5.0  # after a pass, in which the model is not asked whether it makes any
-READY, FAILED = "ready\n", "the model failed when it was asked for a pass\n"
 LINGER_BYTES = 1 << 20  # of a body that is too large: read and dropped, so that its sender hears why
-ROUND = re.compile(r"0|[1-9][0-9]{0,8}")
 MAX_LENGTH_DIGITS = 18
+READY, FAILED = "ready\n", "the model failed when it was asked for a pass\n"
+ROUND = re.compile(r"0|[1-9][0-9]{0,8}")
 CLOSE = {"Connection": "close"}
 
 Answer = TypeVar("Answer")
@@ -50,11 +49,8 @@ _log = logging.getLogger(__name__)
 
 
 class CallLimits(msgspec.Struct, frozen=True):
-    """What a caller may ask for. A caller is a token, or an address where no token is asked for."""
+    """How long a call may keep the server waiting."""
 
-    calls_per_s: float = 500.0  # in the long run; a session of fast rounds makes a hundred
-    burst: int = 1_000  # at once
-    sessions: int = 8  # of one token at once
     body_s: float = 30.0  # to send a body
     model_s: float = 10.0  # until a model that does not answer makes the server not ready
 
@@ -70,9 +66,7 @@ class Service:
         self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits, pad_bytes: int
     ) -> None:
         self._engine = engine
-        self._access = SessionAccess(engine, calls.sessions)
         self._tokens = tokens
-        self._rates = RateLimiter(calls.calls_per_s, calls.burst)
         self._body_s = calls.body_s
         self._model_s = calls.model_s
         self._pad_bytes = pad_bytes
@@ -126,22 +120,14 @@ class Service:
         """The caller.
 
         Raises:
-            ProtocolError: code unauthorized.
-            ProtocolError: code origin.
-            ProtocolError: code rate: of this caller, or of an address that shows no token.
+            ProtocolError: codes malformed, origin, unauthorized.
         """
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
             seen = "the head has a Content-Length and a Transfer-Encoding: proxies read two lengths out of it"
-            raise _UnreadBody("malformed", seen, "send one of them")
+            raise UnreadBodyError("malformed", seen, "send one of them")
         if "origin" in request.headers:  # browsers send it with every POST, also after a DNS name was bound anew
             raise ProtocolError("origin", "this server takes no calls of web pages", "send no Origin header")
-        address = request.client.host if request.client else ""
-        try:
-            owner = self._tokens.owner_of(request.headers.get("authorization"))
-        except ProtocolError:
-            self._rates.take(f"address {address}")
-            raise
-        self._rates.take(f"address {address}" if owner == ANYBODY else owner)
+        owner = self._tokens.owner_of(request.headers.get("authorization"))
         if owner != ANYBODY:
             request.scope[TRUSTED] = True
         return owner
@@ -149,8 +135,8 @@ class Service:
     async def prime(self, request: Request, owner: str) -> Response:
         body = await _read(request, self._prime_bytes, self._body_s)
         message = wire.decode(body, wire.PrimeRequest)
-        async with _watched(request) as gone:
-            reply = await self._work(self._access.prime, owner, message, gone)
+        async with _watched(request) as disconnected:
+            reply = await self._work(self._engine.prime, message, disconnected, owner)
         request.scope[TRUSTED] = True
         self._metrics.primed(reply.server_ms)
         return self._message("prime", len(body), reply)
@@ -161,14 +147,15 @@ class Service:
         message = wire.decode(body, wire.VerifyRequest)
         session = request.path_params["session"]
         self._require_ready()
-        async with _watched(request) as gone:
-            reply = await self._access.verify_on_loop(owner, session, number, message, gone)
+        async with _watched(request) as disconnected:
+            judged = self._engine.start_round(session, number, message, disconnected, owner)
+            reply = await asyncio.shield(asyncio.wrap_future(judged))  # it is made even if nobody waits any more
         request.scope[TRUSTED] = True
         self._metrics.verified(len(reply.tokens), reply.server_ms)
         return self._message("verify", len(body), reply)
 
     async def close(self, request: Request, owner: str) -> Response:
-        await self._work(self._access.close, owner, request.path_params["session"])
+        await self._work(self._engine.close, request.path_params["session"], owner)
         request.scope[TRUSTED] = owner != ANYBODY
         self._metrics.answered("close", 0, 0)
         return Response(status_code=204)
@@ -216,7 +203,7 @@ class Service:
 
     def _refusal(self, refusal: ProtocolError) -> Response:
         self._metrics.refused(refusal.code)
-        headers = headers_of(refusal) | (CLOSE if isinstance(refusal, _UnreadBody) else {})
+        headers = headers_of(refusal) | (CLOSE if isinstance(refusal, UnreadBodyError) else {})
         return Response(
             wire.encode(body_of(refusal)), status_code=status_of(refusal), headers=headers, media_type=wire.MEDIA_TYPE
         )
@@ -283,23 +270,23 @@ def create_app(
     return app
 
 
-class _UnreadBody(ProtocolError):
+class UnreadBodyError(ProtocolError):
     """A refusal whose request has not been read to its end: the connection cannot go on."""
 
 
 @contextlib.asynccontextmanager
 async def _watched(request: Request) -> AsyncIterator[Callable[[], bool]]:
     """Tells whether the caller of a request whose body has been read has gone away meanwhile."""
-    gone = threading.Event()
+    disconnected = threading.Event()
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        gone.set()
+        disconnected.set()
 
     watcher = asyncio.create_task(watch())
     try:
-        yield gone.is_set
+        yield disconnected.is_set
     finally:
         watcher.cancel()
 
@@ -314,7 +301,7 @@ async def _read(request: Request, limit_bytes: int, limit_s: float) -> bytes:
         async with asyncio.timeout(limit_s):
             body = await _read_body(request, limit_bytes)
     except TimeoutError as error:
-        raise _UnreadBody("slow", f"the body took longer than {limit_s:g} s", "send it on a better link") from error
+        raise UnreadBodyError("slow", f"the body took longer than {limit_s:g} s", "send it on a better link") from error
     except ClientDisconnect as error:
         raise ProtocolError("malformed", "the connection ended before the body did") from error
     _check_media_type(request)
@@ -335,7 +322,7 @@ async def _read_body(request: Request, limit_bytes: int) -> bytes:
     message = f"the body is larger than the {limit_bytes} B this call takes"
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and (len(declared) > MAX_LENGTH_DIGITS or int(declared) > limit_bytes + LINGER_BYTES):
-        raise _UnreadBody("body_size", message)
+        raise UnreadBodyError("body_size", message)
     body = bytearray()
     dropped_bytes = 0
     async for chunk in request.stream():
@@ -344,7 +331,7 @@ async def _read_body(request: Request, limit_bytes: int) -> bytes:
             continue
         dropped_bytes += len(chunk)
         if dropped_bytes > LINGER_BYTES:
-            raise _UnreadBody("body_size", message)
+            raise UnreadBodyError("body_size", message)
     if dropped_bytes:
         raise ProtocolError("body_size", message)
     return bytes(body)

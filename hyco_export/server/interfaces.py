@@ -1,28 +1,23 @@
-"""The interfaces inside the server: between engine and models (`passes/` implements them), and between session access
-and engine.
+"""What the engine asks of the models, which `passes/` implements: sessions, parts of a pass, and the clock of a pass.
 
-Legend: R rows of a pass, N nodes, H hidden, V vocabulary, C kept tokens. numpy only.
+`SequentialModels` and the CPU clocks are what an engine uses unless it is given others. numpy only.
+
+Legend: N nodes, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
 from hyco_export.protocol import wire
 
-
-class RowOutputs(msgspec.Struct, frozen=True):
-    """Outputs of a verify forward for the rows root, node 0, node 1, ...: logits [N + 1, V] float32, soft-capped;
-    -inf for ids that the checkpoint's generation config suppresses."""
-
-    logits: np.ndarray
+NS_PER_MS = 1e6
 
 
 class VerifierSession(Protocol):
-    """One session's state on the server: committed ids, their cache, the hand-off sources."""
+    """One session's state in the model: committed ids, their cache, the values that a hand-off sends."""
 
     def reserve(self, positions: int) -> None:
         """Before the first pass: committed positions that the session will have at most."""
@@ -32,8 +27,13 @@ class VerifierSession(Protocol):
         """Append ids [n] of the prompt to the committed ones; logits [V] float32 of the last one."""
         ...
 
-    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
-        """Forward the root (the newest committed, not yet processed token) and the tree; caches nothing for good."""
+    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        """Forward the root (the newest committed, not yet processed token) and the tree; nothing is committed.
+
+        Returns:
+            Logits [N + 1, V] float32 of the rows root, node 0, node 1, ...: soft-capped, -inf for ids that the
+            checkpoint's generation config suppresses.
+        """
         ...
 
     def commit(self, accepted: tuple[int, ...]) -> None:
@@ -78,6 +78,12 @@ class Check(NamedTuple):
         return 1 + len(self.tokens)
 
 
+def row_shares(parts: Sequence[Prefill | Check]) -> list[float]:
+    """Each part's share of the rows of its pass."""
+    rows = [part.rows for part in parts]
+    return [count / sum(rows) for count in rows]
+
+
 class Chain(NamedTuple):
     """What the server's own head is to draft for a session; the fields are those of `VerifierSession.draft`."""
 
@@ -85,6 +91,13 @@ class Chain(NamedTuple):
     root: int
     steps: int
     restricted: bool = False
+
+
+class DraftedChain(NamedTuple):
+    """What the server's own head drafted, and what that cost."""
+
+    tokens: Sequence[int]
+    server_ms: float
 
 
 class VerifierModels(Protocol):
@@ -103,36 +116,66 @@ class VerifierModels(Protocol):
         ...
 
 
-Gone = Callable[[], bool]  # has the caller gone away: asked before each pass that is made for it
+class SequentialModels:
+    """`VerifierModels` for sessions that share nothing: in a pass they compute their parts one after the other.
+
+    Args:
+        position_bytes: memory that a session takes for each of its positions.
+    """
+
+    def __init__(self, position_bytes: int = 0) -> None:
+        self._position_bytes = position_bytes
+
+    def cache_bytes(self, positions: int) -> int:
+        return positions * self._position_bytes
+
+    def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
+        return [chain.session.draft(chain.root, chain.steps, chain.restricted) for chain in chains]
+
+    def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
+        return [
+            part.session.prime(part.ids)
+            if isinstance(part, Prefill)
+            else part.session.verify(part.root, part.tokens, part.parents)
+            for part in parts
+        ]
 
 
-def never_gone() -> bool:
-    """`Gone` of a caller that waits for its reply whatever happens."""
-    return False
+class Clock(Protocol):
+    """A stopwatch for work on the current thread."""
 
+    @property
+    def name(self) -> str: ...
 
-class EnginePort(Protocol):
-    """What `engine.Engine` offers to session access; callable from any thread."""
+    def start(self) -> Any:
+        """A mark to measure from; only this clock reads it."""
+        ...
 
-    def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply: ...
-
-    def start_round(
-        self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
-    ) -> "Future[wire.VerifyReply]": ...
-
-    def close(self, session_id: str) -> None: ...
-
-    def held(self) -> Mapping[str, "Held"]:
-        """The sessions that have not been dropped, by id."""
+    def elapsed_ms(self, mark: Any) -> float:
+        """Milliseconds since `mark`, queued device work included."""
         ...
 
 
-class Held(msgspec.Struct, frozen=True):
-    """A session that an engine holds.
+class ThreadCpuClock:
+    """CPU time of the thread: waits and other sessions do not count. Right where torch uses one thread."""
 
-    expires_s: until it is forgotten if nobody calls it; None while a call of it is in flight. spare: it has finished,
-    and nobody calls it: it only keeps its last reply.
-    """
+    name = "thread-cpu"
 
-    expires_s: float | None
-    spare: bool
+    def start(self) -> int:
+        return time.thread_time_ns()
+
+    def elapsed_ms(self, mark: int) -> float:
+        return (time.thread_time_ns() - mark) / NS_PER_MS
+
+
+class ProcessCpuClock:
+    """CPU time of all threads of the process: right where torch works with several threads, which the thread's own
+    clock does not see. The event loop that reads requests counts too, some tenths of a millisecond at most."""
+
+    name = "process-cpu"
+
+    def start(self) -> int:
+        return time.process_time_ns()
+
+    def elapsed_ms(self, mark: int) -> float:
+        return (time.process_time_ns() - mark) / NS_PER_MS

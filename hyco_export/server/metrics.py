@@ -1,18 +1,15 @@
-"""What a running server measures and logs: Prometheus counters, the clocks of `server_ms`, places of errors.
+"""What a running server counts and logs: Prometheus metrics, places of errors.
 
-None of it holds ids, prompts or session names.
+None of it holds ids, prompts or names of sessions.
 """
 
-import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-NS_PER_MS = 1e6
 MS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 COMMITTED_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33)
 
@@ -62,46 +59,6 @@ class Metrics:
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self.registry)
-
-
-class Clock(Protocol):
-    """A stopwatch for work on the current thread."""
-
-    @property
-    def name(self) -> str: ...
-
-    def start(self) -> Any:
-        """A mark to measure from."""
-        ...
-
-    def elapsed_ms(self, mark: Any) -> float:
-        """Milliseconds since `mark`, queued device work included."""
-        ...
-
-
-class ThreadCpuClock:
-    """CPU time of the thread: waits and other sessions do not count. Right where torch uses one thread."""
-
-    name = "thread-cpu"
-
-    def start(self) -> int:
-        return time.thread_time_ns()
-
-    def elapsed_ms(self, mark: int) -> float:
-        return (time.thread_time_ns() - mark) / NS_PER_MS
-
-
-class ProcessCpuClock:
-    """CPU time of all threads of the process: right where torch works with several threads, which the thread's own
-    clock does not see. The loop that reads requests is in it too, some tenths of a millisecond at most."""
-
-    name = "process-cpu"
-
-    def start(self) -> int:
-        return time.process_time_ns()
-
-    def elapsed_ms(self, mark: int) -> float:
-        return (time.process_time_ns() - mark) / NS_PER_MS
 
 
 def place_of(error: BaseException) -> str:

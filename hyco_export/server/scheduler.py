@@ -5,52 +5,45 @@ prompts no more rows than a pass over prompts has. A prompt that needs further p
 each, so rounds pass between its pieces. The head of the queue is always taken, hence nobody starves: a call waits for
 at most as many passes as there were calls before it.
 
+Which other sessions share a pass changes nothing in a session. A fault of the model drops the sessions whose pass it
+was and no other.
+
 Seen with 8 clients of the embedded family on one core: 100 tokens per second with passes of one session, 310 with
 passes of at most 8, 350 with a batch window of 1 ms.
 """
 
-import contextlib
+import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from typing import Any, Protocol
-
-import msgspec
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from hyco_export.core.numerics import MS_PER_S
-from hyco_export.server.interfaces import Chain, Check, Prefill
+from hyco_export.errors import HycoError, ProtocolError
+from hyco_export.protocol import wire
+from hyco_export.server.admission import PRIME_AGAIN, Batching
+from hyco_export.server.interfaces import Chain, Check, Clock, DraftedChain, Prefill, VerifierModels, row_shares
+from hyco_export.server.metrics import place_of
+from hyco_export.server.session_table import SessionTable
+from hyco_export.server.sessions import PendingRequest, Session
 
 IDLE_S = 5.0  # without a call, then the thread ends; the next call starts another
+Call = PendingRequest[Any]  # a PRIME or a round
+Key = TypeVar("Key", Call, Session)
+_log = logging.getLogger(__name__)
 
 
-class Batching(msgspec.Struct, frozen=True):
-    """How calls share a pass."""
+class Ended(NamedTuple):
+    """A call that needs no further pass: its reply, or why there is none."""
 
-    sessions: int = 8  # in one pass, at most
-    wait_ms: float = 1.0  # batch window: a pass waits so long for further sessions, while there are any
-    prefill_rows: int = 256  # rows of prompts in one pass, at most
-
-
-class Waiting(Protocol):
-    """A call that waits for a pass."""
-
-    @property
-    def session(self) -> object: ...
-
-    @property
-    def prompt_rows(self) -> int:
-        """Rows of a prompt that its next pass needs; 0 for a round."""
-        ...
-
-    @property
-    def future(self) -> "Future[Any]": ...
+    call: Call
+    outcome: wire.PrimeReply | wire.VerifyReply | Exception
 
 
-def choose(waiting: Sequence[Waiting], batching: Batching) -> list[Waiting]:
+def choose(waiting: Sequence[Call], batching: Batching) -> list[Call]:
     """The calls of the next pass, in the order in which they wait."""
-    chosen: list[Waiting] = []
+    chosen: list[Call] = []
     prompt_rows = 0
     for call in waiting:
         if len(chosen) == batching.sessions:
@@ -68,29 +61,39 @@ class Scheduler:
     """The queue and its thread.
 
     Args:
-        lock: guards the queue; `expected` is called with it held.
-        run: makes one pass; returns the calls that need another. Every other call's future is done after it.
+        lock: guards the queue and the table.
+        table: the sessions; of those that are not finished a call can be expected.
+        models: make the passes.
+        clock: measures server_ms: a call's share of the passes it was in (draft, forward), by rows, and its own
+            sampling and hand-off; a chain that was drafted ahead counts in the round that it is for.
         batching: how calls share a pass.
-        expected: sessions that may call at all.
+        now: monotonic seconds.
     """
 
     def __init__(
         self,
         lock: threading.Lock,
-        run: Callable[[Sequence[Any]], Sequence[Any]],
+        table: SessionTable,
+        models: VerifierModels,
+        clock: Clock,
         batching: Batching,
-        expected: Callable[[], int],
+        now: Callable[[], float],
     ) -> None:
+        self.last_pass_s = -math.inf
+        self._lock = lock
         self._changed = threading.Condition(lock)
-        self._run = run
+        self._table = table
+        self._models = models
+        self._clock = clock
         self._batching = batching
-        self._expected = expected
-        self._waiting: list[Any] = []
-        self._running: Sequence[Any] = ()
+        self._now = now
+        self._waiting: list[Call] = []
+        self._running: Sequence[Call] = ()
         self._thread: threading.Thread | None = None
 
-    def submit(self, call: Waiting) -> None:
+    def submit(self, call: Call) -> None:
         """Queue a call; the lock is held."""
+        call.session.calls += 1
         self._waiting.append(call)
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="model", daemon=True)
@@ -98,12 +101,7 @@ class Scheduler:
         else:
             self._changed.notify_all()
 
-    @property
-    def waiting(self) -> bool:
-        """Does a call wait for a pass; the lock is held."""
-        return bool(self._waiting)
-
-    def drain(self, patience_s: float) -> Sequence[Any]:
+    def drain(self, patience_s: float) -> Sequence[Call]:
         """Wait until every call has been answered, at most `patience_s`; the calls that were not, which get no further
         pass. The lock is held, and released while waiting."""
         self._changed.wait_for(lambda: not (self._running or self._waiting), patience_s)
@@ -121,7 +119,9 @@ class Scheduler:
                 batch = choose(self._waiting, self._batching)
                 self._waiting = [call for call in self._waiting if call not in batch]
                 self._running = batch
-            again = self._guarded(batch)
+                for call in batch:
+                    call.session.in_pass = True
+            again = self._run(batch)
             with self._changed:
                 self._waiting += again
                 self._running = ()
@@ -131,43 +131,141 @@ class Scheduler:
         """The batch window: give other sessions a moment to join the pass."""
         deadline_s = time.monotonic() + self._batching.wait_ms / MS_PER_S
         while True:
-            wanted = min(self._batching.sessions, self._expected())
+            wanted = min(self._batching.sessions, self._table.unfinished)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or len(choose(self._waiting, self._batching)) >= wanted:
                 return
             self._changed.wait(left_s)
 
-    def _guarded(self, batch: Sequence[Any]) -> Sequence[Any]:
-        """`run`; whoever calls hears of a fault in it, and the thread goes on."""
+    def _run(self, batch: Sequence[Call]) -> Sequence[Call]:
+        """One pass; the calls that need another. The others are answered when their sessions' pass has ended. Whatever
+        fails, its callers hear of it, and the thread goes on."""
+        ended: list[Ended] = []
+        again: Sequence[Call] = ()
         try:
-            return self._run(batch)
+            again = self._pass([call for call in batch if self._needs_pass(call, ended)], ended)
         except Exception as error:
+            done = {call for call, _ in ended}
+            ended += [Ended(call, error) for call in batch if call not in done]
+        self._answer(batch, ended)
+        self._draft_ahead(ended)
+        return again
+
+    def _needs_pass(self, call: Call, ended: list[Ended]) -> bool:
+        outcome: wire.PrimeReply | wire.VerifyReply | HycoError | None
+        try:
+            outcome = call.begin()
+        except HycoError as refusal:
+            outcome = refusal
+        if outcome is not None:
+            ended.append(Ended(call, outcome))
+        return outcome is None
+
+    def _pass(self, calls: Sequence[Call], ended: list[Ended]) -> list[Call]:
+        """Draft, forward, then judge each call by itself."""
+        if not calls:
+            return []
+        try:
+            parts = self._parts(calls)
+            mark = self._clock.start()
+            outputs = self._models.forward(parts)
+            shared_ms = self._clock.elapsed_ms(mark)
+            shares = row_shares(parts)
+            self.last_pass_s = self._now()
+        except Exception as error:
+            ended += self._faults(calls, error)
+            return []
+        judged: list[Call] = []
+        again: list[Call] = []
+        for call, share, logits in zip(calls, shares, outputs, strict=True):
+            try:
+                mark = self._clock.start()
+                needs_no_more = call.finish(logits)
+                call.server_ms += share * shared_ms + self._clock.elapsed_ms(mark)
+                (judged if needs_no_more else again).append(call)
+            except Exception as error:
+                ended += self._faults([call], error)
+        ended += self._replies(judged)
+        return again
+
+    def _parts(self, calls: Sequence[Call]) -> list[Prefill | Check]:
+        """What the pass computes, drafted by the server where that is its task."""
+        wanted = {call: chain for call in calls if (chain := call.chain()) is not None}
+        drafted = self._draft(wanted) if wanted else {}
+        parts: list[Prefill | Check] = []
+        for call in calls:
+            parts.append(call.part(drafted.get(call)))
+        return parts
+
+    def _draft(self, wanted: Mapping[Key, Chain]) -> dict[Key, DraftedChain]:
+        """Chains of the server's head, drafted together, by whom they are for."""
+        mark = self._clock.start()
+        drafted = self._models.draft(list(wanted.values()))
+        each_ms = self._clock.elapsed_ms(mark) / len(wanted)
+        return {key: DraftedChain(chain, each_ms) for key, chain in zip(wanted, drafted, strict=True)}
+
+    def _replies(self, calls: Sequence[Call]) -> list[Ended]:
+        """Of calls that need no further pass, with what the server's head drafts to go with them."""
+        wanted = {call: chain for call in calls if (chain := call.session.chain("reply")) is not None}
+        ended: list[Ended] = []
+        drafted: Mapping[Call, DraftedChain] = {}
+        try:
+            drafted = self._draft(wanted) if wanted else {}
+        except Exception as error:
+            ended += self._faults(list(wanted), error)
+            calls = [call for call in calls if call not in wanted]
+        for call in calls:
+            ended.append(Ended(call, call.reply(drafted.get(call))))
+        return ended
+
+    def _faults(self, calls: Sequence[Call], error: Exception) -> list[Ended]:
+        """Drop the sessions of a pass, or of one call, that failed."""
+        if not isinstance(error, HycoError):
+            _log.error("the model failed; the %d sessions of this pass are dropped: %s", len(calls), place_of(error))
+        with self._lock:
+            for call in calls:
+                self._table.drop(call.session.id)
+        return [Ended(call, model_fault(error)) for call in calls]
+
+    def _answer(self, batch: Sequence[Call], ended: Sequence[Ended]) -> None:
+        """Tell the callers that need no further pass, after the table knows that this one has ended."""
+        with self._lock:
             for call in batch:
-                with contextlib.suppress(InvalidStateError):  # it was answered before the fault, or given up
-                    call.future.set_exception(error)
-            return ()
+                self._table.end_pass(call.session)
+            for call, _ in ended:
+                call.session.calls -= 1
+        for call, outcome in ended:
+            call.answer(outcome)
+
+    def _draft_ahead(self, ended: Sequence[Ended]) -> None:
+        """While replies travel and nobody waits, draft what these sessions will ask for next; not after a refusal: the
+        prompt of a PRIME that was cancelled has not been processed."""
+        with self._lock:
+            if self._waiting:
+                return
+            wanted: dict[Session, Chain] = {}
+            for call, outcome in ended:
+                free = not call.session.dropped and not isinstance(outcome, Exception)
+                if free and (chain := call.session.chain("server")) is not None:
+                    wanted[call.session] = chain
+                    call.session.in_pass = True
+        if not wanted:
+            return
+        try:
+            for session, drafted in self._draft(wanted).items():
+                session.drafted = drafted
+        except Exception as error:
+            _log.error("drafting ahead failed, the next round tries again: %s", place_of(error))
+        finally:
+            with self._lock:
+                for session in wanted:
+                    self._table.end_pass(session)
 
 
-class SequentialModels:
-    """`VerifierModels` for sessions that share nothing: in a pass they compute their parts one after the other.
-
-    Args:
-        position_bytes: memory that a session takes for each of its positions.
-    """
-
-    def __init__(self, position_bytes: int = 0) -> None:
-        self._position_bytes = position_bytes
-
-    def cache_bytes(self, positions: int) -> int:
-        return positions * self._position_bytes
-
-    def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
-        return [chain.session.draft(chain.root, chain.steps, chain.restricted) for chain in chains]
-
-    def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
-        return [
-            part.session.prime(part.ids)
-            if isinstance(part, Prefill)
-            else part.session.verify(part.root, part.tokens, part.parents).logits
-            for part in parts
-        ]
+def model_fault(error: Exception) -> HycoError:
+    """A fault of the model as what its callers hear."""
+    if isinstance(error, HycoError):
+        return error
+    refusal = ProtocolError("model_fault", f"the model failed: {type(error).__name__}", PRIME_AGAIN)
+    refusal.__cause__ = error
+    return refusal

@@ -1,88 +1,62 @@
-"""Sessions on the server: their state, the table that holds them, the parts of the first hand-off's K/V window.
+"""Sessions and their calls: a session's state, and what each PRIME and VERIFY in flight makes of it, pass by pass.
 
-Nothing here is thread-safe: the engine calls it with its lock held.
+Nothing here is thread-safe. A session's state changes with the engine's lock held, or in a pass that it takes part in.
+
+Legend: N nodes, V vocabulary.
 """
 
+import contextlib
 import secrets
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Generic, TypeVar
 
-import msgspec
+import numpy as np
 
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
-from hyco_export.server.admission import CacheBudget, latest_wait, wait_for_a_place
-from hyco_export.server.interfaces import Held, VerifierSession
+from hyco_export.protocol.acceptance import Outcome, finish_reason, judge, settle
+from hyco_export.protocol.sampling import first_token
+from hyco_export.protocol.tree import ROOT, check_kept, check_tree, joined, joined_path
+from hyco_export.server.admission import PRIME_AGAIN, CacheBudget, Facts, no_such_session
+from hyco_export.server.first_window import OlderRows, split_window
+from hyco_export.server.interfaces import Chain, Check, DraftedChain, Prefill, VerifierSession
 
 ID_BYTES = 16  # 128 random bits: an id cannot be guessed
-PRIME_AGAIN = "prime again with the committed ids"
-RESTART_S = 1.0  # after which a server that is stopping may be there again
-
-
-def no_such_session() -> ProtocolError:
-    """The one refusal for sessions that expired, ended, never were or are another caller's: nobody can tell which."""
-    return ProtocolError(wire.UNKNOWN_SESSION, "no such session: it expired, ended or never was", PRIME_AGAIN)
-
-
-def shutting_down(reason: str) -> ProtocolError:
-    """The refusal of a server that stops."""
-    return ProtocolError("shutting_down", reason, f"try another server, or {PRIME_AGAIN}", RESTART_S)
-
-
-def longest_spare(held: Mapping[str, Held]) -> str | None:
-    """Whose place a new session may take: of those that only keep their last reply, the one unused for the longest."""
-    spare = [(entry.expires_s or 0.0, session_id) for session_id, entry in held.items() if entry.spare]
-    return min(spare)[1] if spare else None
-
-
-def next_expiry_s(held: Mapping[str, Held]) -> float | None:
-    """Seconds until the first of these sessions expires; None when none is idle."""
-    return min((entry.expires_s for entry in held.values() if entry.expires_s is not None), default=None)
-
-
-def sessions_full(message: str, held: Mapping[str, Held]) -> ProtocolError:
-    """The refusal of a PRIME where all of these sessions are in use."""
-    left_s = next_expiry_s(held)
-    hint = f"close a session or try again when one has ended{latest_wait('; ', left_s)}"
-    return ProtocolError("sessions_full", message, hint, wait_for_a_place(left_s))
-
-
-class Answered(NamedTuple):
-    """The last round's request and reply, kept for retries."""
-
-    request: wire.VerifyRequest
-    reply: wire.VerifyReply
-
-
-class Ahead(NamedTuple):
-    """What the server's own head drafted for the next round, and what that cost."""
-
-    chain: Sequence[int]
-    server_ms: float
+Cancelled = Callable[[], bool]  # has the caller gone away: asked before each pass that is made for it
+Reply = TypeVar("Reply", wire.PrimeReply, wire.VerifyReply)
 
 
 class Session:
     """One generation: its settings, its committed ids (prompt and root included), its place in the protocol.
 
-    calls: in flight. busy: in the pass that is being made; then a drop frees the cache after it. dropped: forgotten.
+    verifier: None once finished, when the cache is freed. calls: in flight. opening: its PRIME has not been answered.
+    replaced: that PRIME was sent again. in_pass: then a drop frees the cache after the pass. dropped: forgotten.
+    drafted: by the server for the next round, while the last reply travelled. older: rows of the first window that are
+    still to be sent.
     """
 
-    def __init__(self, request: wire.PrimeRequest, budget: CacheBudget) -> None:
+    def __init__(self, request: wire.PrimeRequest, owner: str, budget: CacheBudget) -> None:
         self.id = secrets.token_urlsafe(ID_BYTES)
         self.settings = request
-        self.verifier: VerifierSession | None = None  # None once finished: the cache is freed
+        self.owner = owner
+        self.verifier: VerifierSession | None = None
         self.calls = 0
-        self.busy = False
+        self.opening = True
+        self.replaced = False
+        self.in_pass = False
         self.dropped = False
-        self._budget = budget
-        self._reserved_bytes = 0
         self.committed = array("i", request.prompt)
         self.room = request.max_new_tokens - request.continue_from  # tokens that may still be committed
         self.next_round = 1
-        self.answered: Answered | None = None
-        self.ahead: Ahead | None = None
+        self.answered: tuple[wire.VerifyRequest, wire.VerifyReply] | None = None  # the last round, kept for retries
+        self.drafted: DraftedChain | None = None
+        self.older: OlderRows | None = None
         self.last_used_s = 0.0
+        self._budget = budget
+        self._reserved_bytes = 0
 
     @property
     def length(self) -> int:
@@ -120,6 +94,15 @@ class Session:
         self._budget.give_back(self._reserved_bytes)
         self._reserved_bytes = 0
 
+    def chain(self, side: wire.DraftSide) -> Chain | None:
+        """What the server's head is to draft behind the root where the session's draft side is this one; None where
+        nothing may follow or a chain is there already."""
+        settings = self.settings
+        if settings.draft_side != side or self.verifier is None or self.drafted is not None:
+            return None
+        steps = min(settings.draft_steps, self.room - 1)  # the bonus takes the last place
+        return Chain(self.verifier, self.root, steps, settings.draft_scope == "artifact") if steps else None
+
     def stored_reply(self, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply | None:
         """The reply of the last round if this is its retry; None if this is the next round.
 
@@ -132,9 +115,10 @@ class Session:
             raise ProtocolError("round_future", f"round {round_number}, but {self.next_round} is next", PRIME_AGAIN)
         if round_number < self.next_round - 1 or self.answered is None:
             raise ProtocolError("round_stale", f"round {round_number}, but {self.next_round} is next", PRIME_AGAIN)
-        if request != self.answered.request:
+        answered, reply = self.answered
+        if request != answered:
             raise ProtocolError("round_differs", f"round {round_number} was answered for another body", PRIME_AGAIN)
-        return self.answered.reply
+        return reply
 
     def check_belief(self, request: wire.VerifyRequest) -> None:
         """The device must believe what is committed here.
@@ -151,153 +135,218 @@ class Session:
             raise ProtocolError("digest_differs", "the device's committed ids are not the server's", PRIME_AGAIN)
 
 
-class SessionTable:
-    """At most `limit` sessions, forgotten after `idle_s` without a call.
+class PendingRequest(ABC, Generic[Reply]):
+    """A call that waits for passes.
 
-    Args:
-        limit: sessions held at once.
-        idle_s: seconds after which an unused session is dropped.
-        now: monotonic seconds.
+    prompt_rows: rows of a prompt that its next pass needs. server_ms: its share of passes and its own work so far.
     """
 
-    def __init__(self, limit: int, idle_s: float, now: Callable[[], float]) -> None:
-        self._limit = limit
-        self._idle_s = idle_s
-        self._now = now
-        self._sessions: dict[str, Session] = {}
+    def __init__(self, session: Session, facts: Facts, cancelled: Cancelled | None) -> None:
+        self.session = session
+        self.future: Future[Reply] = Future()
+        self.prompt_rows = 0
+        self.server_ms = 0.0
+        self._facts = facts
+        self._cancelled = cancelled
 
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def require_room(self) -> None:
-        """Room for one more: where all places are taken, that of the finished session unused for the longest.
-
-        Raises:
-            ProtocolError: code sessions_full.
-        """
-        if len(self._sessions) < self._limit:
-            return
-        held = self.held()
-        spare = longest_spare(held)
-        if spare is None:
-            raise sessions_full(f"all {self._limit} sessions are in use", held)
-        self.drop(spare)
-
-    def add(self, session: Session) -> None:
-        session.last_used_s = self._now()
-        self._sessions[session.id] = session
-
-    def find(self, session_id: str) -> Session:
-        """The session, marked as used.
+    def begin(self) -> Reply | None:
+        """Before a pass: a reply that needs none, or None.
 
         Raises:
-            ProtocolError: code unknown_session.
+            ProtocolError: the call cannot be made.
         """
-        session = self._sessions.get(session_id)
-        if session is None:
+        if self.session.dropped:
             raise no_such_session()
-        session.last_used_s = self._now()
-        return session
+        if self.session.replaced or (self._cancelled is not None and self._cancelled()):
+            raise ProtocolError("cancelled", "the caller went away before its turn")
+        return None
 
-    def drop(self, session_id: str) -> None:
-        """Forget a session and free its cache, now or when it rests; unknown ids are forgotten already."""
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
-            session.dropped = True
-            if not session.busy:
-                session.finish()
+    def chain(self) -> Chain | None:
+        """What the server's own head is to draft before the pass."""
+        return None
 
-    def rest(self, session: Session) -> None:
-        """The pass that a session was in has ended."""
-        session.busy = False
-        session.last_used_s = self._now()
-        if session.dropped:
+    @abstractmethod
+    def part(self, drafted: DraftedChain | None) -> Prefill | Check:
+        """What the pass computes for this call, with what the server has drafted for it."""
+
+    @abstractmethod
+    def finish(self, logits: np.ndarray) -> bool:
+        """Judge and commit; False when another pass is needed."""
+
+    @abstractmethod
+    def reply(self, drafted: DraftedChain | None) -> Reply:
+        """The finished call's reply, with what the server has drafted for the device's next tree."""
+
+    def answer(self, outcome: Reply | Exception) -> None:
+        """Give the caller its reply or the error; nothing where it was given up when the engine stopped."""
+        with contextlib.suppress(InvalidStateError):
+            if isinstance(outcome, Exception):
+                self.future.set_exception(outcome)
+            else:
+                self.future.set_result(outcome)
+
+    @property
+    def _verifier(self) -> VerifierSession:
+        assert self.session.verifier is not None  # a dropped or finished session gets no pass
+        return self.session.verifier
+
+    def _taken(self, drafted: DraftedChain | None) -> list[int]:
+        """A chain's tokens; what it cost is this call's."""
+        if drafted is None:
+            return []
+        self.server_ms += drafted.server_ms
+        return list(drafted.tokens)
+
+    def _handoff(self, new_rows: int) -> wire.Handoff | None:
+        """For sessions whose device runs the head: K/V of the newest processed positions, at most a window."""
+        if not self.session.settings.head_digest:
+            return None
+        return self._verifier.handoff(self.session.root, min(new_rows, self._facts.handoff_window))
+
+
+class PendingPrime(PendingRequest[wire.PrimeReply]):
+    """A prompt, in pieces of at most `prefill_rows`, then the first token."""
+
+    def __init__(self, session: Session, facts: Facts, prefill_rows: int, cancelled: Cancelled | None) -> None:
+        super().__init__(session, facts, cancelled)
+        self._prefill_rows = prefill_rows
+        self._processed = 0  # ids of the prompt
+        self.prompt_rows = min(prefill_rows, len(session.settings.prompt))
+        self._finished = ""
+        self._first_handoff: wire.Handoff | None = None
+
+    def part(self, drafted: DraftedChain | None) -> Prefill:
+        if self._processed == 0:
+            self._verifier.reserve(self.session.positions)
+        piece = self.session.settings.prompt[self._processed : self._processed + self.prompt_rows]
+        return Prefill(self._verifier, np.asarray(piece, np.int64))
+
+    def finish(self, logits: np.ndarray) -> bool:
+        session, settings = self.session, self.session.settings
+        self._processed += self.prompt_rows
+        self.prompt_rows = min(self._prefill_rows, len(settings.prompt) - self._processed)
+        if self.prompt_rows:
+            return False
+        root = first_token(logits, settings.sampling, settings.seed, len(settings.prompt) - 1)
+        self._finished = finish_reason([root], self._facts.stop_ids, session.room)
+        session.extend([root])
+        if self._finished:
             session.finish()
+        else:
+            self._first_handoff = self._handoff(len(settings.prompt))
+        return True
 
-    def expire(self) -> int:
-        """Drop idle sessions; how many."""
-        oldest_s = self._now() - self._idle_s
-        idle = [session.id for session in self._idle() if session.last_used_s < oldest_s]
-        for session_id in idle:
-            self.drop(session_id)
-        return len(idle)
-
-    def next_expiry_s(self) -> float | None:
-        """Seconds until an idle session expires if nobody calls it; None when none is idle."""
-        return next_expiry_s(self.held())
-
-    def held(self) -> dict[str, Held]:
-        """The sessions, by id."""
-        now_s = self._now()
-        return {
-            session.id: Held(
-                expires_s=None if session.calls else max(0.0, session.last_used_s + self._idle_s - now_s),
-                spare=session.verifier is None and not session.calls,
-            )
-            for session in self._sessions.values()
-        }
-
-    @property
-    def unfinished(self) -> int:
-        """Sessions that may still ask for rounds."""
-        return sum(session.verifier is not None for session in self._sessions.values())
-
-    def clear(self) -> None:
-        for session_id in list(self._sessions):
-            self.drop(session_id)
-
-    def _idle(self) -> list[Session]:
-        return [session for session in self._sessions.values() if not session.calls]
-
-
-class OlderRows(msgspec.Struct, frozen=True):
-    """Rows of the first window that come after the first reply, newest first, so that drafting begins before all of it
-    has arrived: `kv` of positions `first` ..., `rows` of them in each part."""
-
-    kv: bytes
-    first: int
-    row_bytes: int
-    rows: int
-
-    @property
-    def parts(self) -> int:
-        """Rounds until all are sent."""
-        return -(-len(self.kv) // (self.rows * self.row_bytes))
-
-    def attach(self, handoff: wire.Handoff, round_number: int) -> wire.Handoff:
-        """The hand-off of a round (1, 2, ...) with that round's part, if there is one."""
-        if round_number > self.parts:
-            return handoff
-        step = self.rows * self.row_bytes
-        end = len(self.kv) - (round_number - 1) * step
-        start = max(0, end - step)
-        return msgspec.structs.replace(
-            handoff, older_kv=self.kv[start:end], older_first=self.first + start // self.row_bytes
+    def reply(self, drafted: DraftedChain | None) -> wire.PrimeReply:
+        session, chain = self.session, self._taken(drafted)
+        reply = wire.PrimeReply(
+            version=wire.PROTOCOL_VERSION,
+            session=session.id,
+            root=session.root,
+            length=session.length,
+            finished=self._finished,
+            handoff=self._first_handoff,
+            server_ms=self.server_ms,
+            chain=chain,
         )
+        reply, session.older = split_window(reply, session.settings.first_rows)
+        return reply
 
 
-def split_window(reply: wire.PrimeReply, first_rows: int) -> tuple[wire.PrimeReply, OlderRows | None]:
-    """A reply with its newest `first_rows` rows, and the others; as it is where 0 or nothing to part."""
-    handoff = reply.handoff
-    if handoff is None or first_rows == 0:
-        return reply, None
-    count = reply.length - 1 - handoff.first_position  # rows end right before the root
-    if count <= first_rows:
-        return reply, None
-    row_bytes = len(handoff.kv) // count
-    cut = (count - first_rows) * row_bytes
-    older = OlderRows(handoff.kv[:cut], handoff.first_position, row_bytes, first_rows)
-    newest = msgspec.structs.replace(
-        handoff, kv=handoff.kv[cut:], first_position=handoff.first_position + count - first_rows
-    )
-    return msgspec.structs.replace(reply, handoff=newest), older
+class PendingRound(PendingRequest[wire.VerifyReply]):
+    """One round of a session: the device's tree or the server's own chain."""
 
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        request: wire.VerifyRequest,
+        facts: Facts,
+        node_limit: int,
+        cancelled: Cancelled | None,
+    ) -> None:
+        super().__init__(session, facts, cancelled)
+        self._number = number
+        self._request = request
+        self._node_limit = node_limit
+        self._on_server = session.settings.draft_side == "server"
+        self._tokens: Sequence[int] = request.tokens  # [N], and parents [N]: the tree that is judged
+        self._parents: Sequence[int] = request.parents
+        self._outcome: Outcome | None = None
+        self._evidence: wire.Evidence | None = None
+        self._next_handoff: wire.Handoff | None = None
 
-def check_first_rows(request: wire.PrimeRequest) -> None:
-    """Refuse a negative number of rows.
+    def begin(self) -> wire.VerifyReply | None:
+        """The stored reply where this round is a repeated one.
 
-    Raises:
-        ProtocolError: code value_range.
-    """
-    if request.first_rows < 0:
-        raise ProtocolError("value_range", f"first_rows is {request.first_rows}, it must be 0 (whole window) or more")
+        Raises:
+            ProtocolError: codes unknown_session, round_*, session_finished, length_differs, digest_differs,
+                unsupported, cancelled, those of `check_tree`.
+        """
+        super().begin()
+        session, kept = self.session, self._request.kept
+        stored = session.stored_reply(self._number, self._request)
+        if stored is not None:
+            return stored
+        session.check_belief(self._request)
+        if self._on_server and (self._tokens or self._parents):
+            raise ProtocolError("unsupported", "the server drafts in this session, the body must hold no tree")
+        vocab_size = self._facts.vocab_size
+        check_tree(self._tokens, self._parents, vocab_size, self._node_limit)
+        if kept:
+            check_kept(kept, session.settings.unverified, self._facts.stop_ids, session.room)
+            check_tree(*joined(kept, self._tokens, self._parents), vocab_size, self._node_limit)
+        return None
+
+    def chain(self) -> Chain | None:
+        return self.session.chain("server")
+
+    def part(self, drafted: DraftedChain | None) -> Check:
+        drafted, self.session.drafted = self.session.drafted or drafted, None
+        if drafted is not None:
+            self._tokens = self._taken(drafted)
+            self._parents = range(ROOT, ROOT + len(self._tokens))
+        tokens, parents = self._tokens, self._parents
+        if self._request.kept:
+            tokens, parents = joined(self._request.kept, tokens, parents)
+        return Check(self._verifier, self.session.root, np.asarray(tokens, np.int64), np.asarray(parents, np.int64))
+
+    def finish(self, logits: np.ndarray) -> bool:
+        session, kept, stop_ids = self.session, self._request.kept, self._facts.stop_ids
+        root_position = session.length - 1 + len(kept)
+        verdict, self._evidence = judge(
+            logits[len(kept) :], self._tokens, self._parents, root_position, session.settings, stop_ids
+        )
+        outcome = settle(verdict, self._tokens, stop_ids, session.room - len(kept))
+        path = joined_path(kept, outcome.accepted)
+        session.extend([*kept, *outcome.tokens])
+        self._outcome = outcome
+        if outcome.finished:
+            session.finish()
+        else:
+            self._verifier.commit(path)
+            self._next_handoff = self._handoff(1 + len(path))
+        return True
+
+    def reply(self, drafted: DraftedChain | None) -> wire.VerifyReply:
+        assert self._outcome is not None
+        session, handoff, chain = self.session, self._next_handoff, self._taken(drafted)
+        if session.older is not None and handoff is not None:
+            handoff = session.older.attach(handoff, self._number)
+            if self._number >= session.older.parts:
+                session.older = None
+        reply = wire.VerifyReply(
+            version=wire.PROTOCOL_VERSION,
+            round=self._number,
+            accepted=list(self._outcome.accepted),
+            drawn=list(self._outcome.drawn),
+            tokens=list(self._outcome.tokens),
+            finished=self._outcome.finished,
+            handoff=handoff,
+            drafted=len(self._tokens) if self._on_server else 0,
+            server_ms=self.server_ms,
+            evidence=self._evidence,
+            chain=chain,
+        )
+        session.answered = self._request, reply
+        session.next_round += 1
+        return reply

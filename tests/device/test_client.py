@@ -22,9 +22,8 @@ from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, ServerError, UnreachableError
 from hyco_export.protocol import wire
 from hyco_export.protocol.server_address import read_url
-from hyco_export.server.access import LocalTransport
 from hyco_export.server.admission import Facts, Limits
-from hyco_export.server.engine import Engine
+from hyco_export.server.engine import Engine, LocalTransport
 from hyco_export.server.http import create_app
 from tests.device.test_systems import SETTINGS
 from tests.support.live_server import running

@@ -22,9 +22,8 @@ from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.tree import Source
-from hyco_export.server.access import LocalTransport
 from hyco_export.server.admission import Facts, Limits
-from hyco_export.server.engine import Engine
+from hyco_export.server.engine import Engine, LocalTransport
 from tests.support.scripted import (
     HANDOFF,
     RESTRICTED_IDS,

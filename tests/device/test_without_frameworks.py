@@ -14,7 +14,7 @@ from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Request
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import Source
-from hyco_export.server.access import LocalTransport
+from hyco_export.server.engine import LocalTransport
 from hyco_export.server.http import create_app
 from hyco_export.stages.plan import STAGES
 from tests.device.generate_without_frameworks import BLOCKED

@@ -16,9 +16,8 @@ from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.link import PRESETS, LinkTransport, SkippingClock, find_link
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import Source, Tree
-from hyco_export.server.access import LocalTransport
 from hyco_export.server.admission import Facts, Limits
-from hyco_export.server.engine import Engine
+from hyco_export.server.engine import Engine, LocalTransport
 from tests.support.scripted import STOP_ID, ScriptedSession, ToyLanguageModel
 
 ROUND_BYTES, ROW_BYTES, WINDOW = 2 * 2_816, 6_144, 1_024

@@ -17,11 +17,9 @@ import psutil
 from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.refusals import STATUS_OF, as_refusal
-from hyco_export.protocol.security import ANYBODY
-from hyco_export.server.access import SessionAccess
 from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.engine import Engine
-from hyco_export.server.http import CallLimits, create_app, round_number
+from hyco_export.server.http import create_app, round_number
 from tests.endurance.mutation import Mutator
 from tests.support.live_server import running
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
@@ -30,7 +28,6 @@ MODEL = ToyLanguageModel(stop_bias=-2.0)
 FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 4096, "head", WINDOW, 4)
 LIMITS = Limits(sessions=8, node_limit=32, prompt_limit=100)
 INFO = wire.ServerInfo(1, "fuzzed", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "k", 32, 100, 4, ["exact"], "thread-cpu")
-UNHURRIED = CallLimits(calls_per_s=1e9, burst=1_000_000_000)
 WARM_UP = 0.2  # share of the bodies after which memory must stay
 MB = 1e6
 OK = 200
@@ -107,32 +104,31 @@ class Caller:
 
 
 def fuzz_calls(bodies: int, seed: int) -> Finding:
-    """Bodies through the decoder into session access and its engine, as the HTTP handlers do it.
+    """Bodies through the decoder into an engine, as the HTTP handlers do it.
 
     Raises:
         AssertionError: a fault of the server's own; it names the body.
     """
     engine = Engine(lambda: ScriptedSession(MODEL), FACTS, LIMITS)
-    access = SessionAccess(engine)
     caller, found, memory = Caller(seed), Finding(), Memory(bodies)
     started = time.perf_counter()
     while found.bodies < bodies:
         memory.watch(found.bodies)
         if caller.over or caller.mutator.dice.random() < 0.02:
-            access.close(ANYBODY, caller.session)
+            engine.close(caller.session)
             right = caller.prime()
-            caller.primed(right.prompt, access.prime(ANYBODY, right))
+            caller.primed(right.prompt, engine.prime(right))
         is_prime = bool(caller.mutator.dice.random() < 0.4)
         on_server = caller.on_server
         body = caller.mutator.body(caller.prime() if is_prime else caller.round())
         caller.on_server = on_server
         try:
             if is_prime:
-                primed = access.prime(ANYBODY, wire.decode(body, wire.PrimeRequest))
-                access.close(ANYBODY, primed.session)
+                primed = engine.prime(wire.decode(body, wire.PrimeRequest))
+                engine.close(primed.session)
             else:
                 number = round_number(caller.mutator.number(caller.next_round))
-                caller.verified(access.verify(ANYBODY, caller.session, number, wire.decode(body, wire.VerifyRequest)))
+                caller.verified(engine.verify(caller.session, number, wire.decode(body, wire.VerifyRequest)))
             found.count(OK, "ok")
         except HycoError as error:
             refusal = as_refusal(error)
@@ -142,7 +138,7 @@ def fuzz_calls(bodies: int, seed: int) -> Finding:
                 caller.over = True
         except Exception as error:
             raise AssertionError(f"body {found.bodies} of seed {seed}: {body.hex()}") from error
-    access.close(ANYBODY, caller.session)
+    engine.close(caller.session)
     assert engine.session_count == 0, f"{engine.session_count} sessions were left behind"
     found.growth_mb, found.seconds = memory.growth_mb(), time.perf_counter() - started
     return found
@@ -153,7 +149,7 @@ def fuzz_http(bodies: int, seed: int) -> Finding:
     engine = Engine(lambda: ScriptedSession(MODEL), FACTS, LIMITS)
     caller, found, memory = Caller(seed), Finding(), Memory(bodies)
     started = time.perf_counter()
-    with running(create_app(engine, INFO, calls=UNHURRIED)) as url:
+    with running(create_app(engine, INFO)) as url:
         parts = urlsplit(url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
         while found.bodies < bodies:

@@ -33,11 +33,9 @@ from hyco_export.device.offload import KeepConfident
 from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
-from hyco_export.server.access import LocalTransport
-from hyco_export.server.admission import Facts, Limits
-from hyco_export.server.engine import Engine
-from hyco_export.server.interfaces import Check, Prefill
-from hyco_export.server.scheduler import Batching, SequentialModels
+from hyco_export.server.admission import Batching, Facts, Limits
+from hyco_export.server.engine import Engine, LocalTransport
+from hyco_export.server.interfaces import Check, Prefill, SequentialModels
 from tests.support.oracle import OracleDrafter
 from tests.support.scripted import (
     HANDOFF,

@@ -7,7 +7,7 @@ from hyco_export.protocol import wire
 from hyco_export.protocol.security import Tokens
 from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.engine import Engine
-from hyco_export.server.http import CallLimits, create_app
+from hyco_export.server.http import create_app
 from tests.endurance.soak import Naps, plain_texts, soak
 from tests.support.live_server import running
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
@@ -20,9 +20,13 @@ PROMPTS = [(5, 9, 2, 7), (3, 3), (8, 2, 9, 9, 4), (6,)]
 
 
 def test_many_clients_on_bad_connections_get_plain_greedy_texts() -> None:
-    engine = Engine(lambda: ScriptedSession(MODEL), FACTS, Limits(sessions=256, prompt_limit=64, idle_s=IDLE_S))
+    engine = Engine(
+        lambda: ScriptedSession(MODEL),
+        FACTS,
+        Limits(sessions=256, sessions_per_token=32, prompt_limit=64, idle_s=IDLE_S),
+    )
     tokens = [f"token-of-client-{number:04}" for number in range(CLIENTS)]
-    app = create_app(engine, INFO, Tokens(tokens), CallLimits(sessions=32))
+    app = create_app(engine, INFO, Tokens(tokens))
     with running(app) as url:
         texts = plain_texts(url, Access(tokens[0]), PROMPTS, CAP)
         assert {prompt: list(text) for prompt, text in texts.items()} == {

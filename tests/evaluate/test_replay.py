@@ -20,9 +20,8 @@ from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import RULES
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.tree import ROOT, Source, Tree
-from hyco_export.server.access import LocalTransport
 from hyco_export.server.admission import Facts
-from hyco_export.server.engine import Engine
+from hyco_export.server.engine import Engine, LocalTransport
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, ScriptedSession, ToyLanguageModel
 
 MODEL = ToyLanguageModel(seed=4, stop_bias=1.0)

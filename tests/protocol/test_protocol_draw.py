@@ -16,9 +16,8 @@ import pytest
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.protocol import wire
 from hyco_export.protocol.sampling import draws, node_probabilities, sampling_support
-from hyco_export.server.access import LocalTransport
 from hyco_export.server.admission import Facts, Limits
-from hyco_export.server.engine import Engine
+from hyco_export.server.engine import Engine, LocalTransport
 from tests.protocol.test_wire import SPEC, TEXT
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
 

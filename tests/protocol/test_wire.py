@@ -155,10 +155,10 @@ def test_the_limits_are_the_servers() -> None:
         f"{limits.prompt_limit:,} ids",
         f"{limits.sessions} sessions",
         f"{limits.idle_s:.0f} s",
-        f"{calls.sessions} of one token",
-        f"{calls.calls_per_s:.0f} calls a second, {calls.burst} at once",
-        f"the head of a request {peers.head_s:.0f} s and {peers.head_bytes} B",
+        f"{limits.sessions_per_token} of one token",
+        f"A body may take {calls.body_s:.0f} s and come in {peers.body_pieces} chunks or packets",
         f"less than {SLOWEST_READER_BYTES_PER_S} B a second over {peers.stall_s:.0f} s",
+        f"the head of a request {peers.head_s:.0f} s and {peers.head_bytes} B",
     ):
         assert phrase in TEXT, phrase
 

@@ -24,11 +24,10 @@ from hyco_export.models.verifier import kv_shapes
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import RULES
 from hyco_export.protocol.tree import ROOT
-from hyco_export.server.admission import ServeOptions
+from hyco_export.server.admission import Batching, ServeOptions
 from hyco_export.server.assembly import clock_for, open_server_engine
 from hyco_export.server.engine import Engine
-from hyco_export.server.metrics import ProcessCpuClock, ThreadCpuClock
-from hyco_export.server.scheduler import Batching
+from hyco_export.server.interfaces import ProcessCpuClock, ThreadCpuClock
 from tests.support import gemma
 
 WINDOW = 16

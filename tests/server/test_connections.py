@@ -21,10 +21,10 @@ from hyco_export.device.client import HttpTransport, Patience
 from hyco_export.protocol import wire
 from hyco_export.protocol.security import Tokens, server_context
 from hyco_export.server import serving
+from hyco_export.server.admission import Batching
 from hyco_export.server.connections import PatientProtocol, PeerLimits
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import CallLimits, create_app
-from hyco_export.server.scheduler import Batching
 from tests.support.live_server import LiveServer, running
 from tests.support.scripted import ScriptedSession
 from tests.support.toy_service import ALICE, FACTS, INFO, LIMITS, MODEL, PRIME, toy_engine
@@ -206,20 +206,6 @@ def test_a_slow_reader_that_reads_gets_everything() -> None:
             got += len(part)
             time.sleep(SHORT_S / 10)
         assert got > size
-
-
-def test_a_caller_over_its_rate_waits_and_goes_on() -> None:
-    service = create_app(toy_engine(), INFO, calls=CallLimits(calls_per_s=50.0, burst=2))
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        time.sleep(0.05)
-
-    with running(service) as url:
-        transport = HttpTransport(url, pause=pause)
-        assert [transport.info() for _ in range(5)] == [INFO] * 5
-    assert pauses and set(pauses) == {1.0}  # Retry-After is in whole seconds
 
 
 CRUMBS = msgspec.structs.replace(PEERS, body_pieces=20, head_s=30.0)

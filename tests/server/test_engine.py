@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -17,11 +16,10 @@ from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import RULES
 from hyco_export.protocol.tree import ROOT
-from hyco_export.server.admission import Facts, Limits
+from hyco_export.server.admission import Batching, Facts, Limits
 from hyco_export.server.engine import Engine
-from hyco_export.server.interfaces import Chain, Check, Prefill, RowOutputs
-from hyco_export.server.metrics import ProcessCpuClock, ThreadCpuClock
-from hyco_export.server.scheduler import Batching, SequentialModels, choose
+from hyco_export.server.interfaces import Chain, Check, Prefill, ProcessCpuClock, SequentialModels, ThreadCpuClock
+from hyco_export.server.scheduler import choose
 from tests.support.scripted import (
     RESTRICTED_IDS,
     STOP_ID,
@@ -396,7 +394,7 @@ class FaultySession(ScriptedSession):
         self._count()
         return super().prime(ids)
 
-    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         self._count()
         return super().verify(root, tokens, parents)
 
@@ -687,16 +685,17 @@ def test_deleting_a_session_frees_it_after_the_pass_it_is_in() -> None:
 
 def test_a_caller_that_goes_away_gets_no_further_pass() -> None:
     crowd = Crowd(1, Batching(prefill_rows=8))
-    gone = threading.Event()
+    disconnected = threading.Event()
     crowd.passes.hold.set()
-    call = crowd.start(crowd.engine.prime, prime_request(prompt=[4] * 36, max_new_tokens=3), gone.is_set)
+    call = crowd.start(crowd.engine.prime, prime_request(prompt=[4] * 36, max_new_tokens=3), disconnected.is_set)
     assert crowd.passes.entered.acquire(timeout=30)
-    gone.set()
+    disconnected.set()
     crowd.go()
     assert call.result().code == "cancelled"
     assert len(crowd.passes.seen) == 1 and crowd.opened[1].closed and crowd.engine.session_count == 1
     # a round that never began has changed nothing: it may be sent again
-    again = crowd.start(crowd.engine.verify, crowd.primed[0].session, 1, round_request(crowd.ids[0]), gone.is_set)
+    request = round_request(crowd.ids[0])
+    again = crowd.start(crowd.engine.verify, crowd.primed[0].session, 1, request, disconnected.is_set)
     assert again.result().code == "cancelled"
     assert crowd.round(0).result().round == 1
 
@@ -717,13 +716,12 @@ def test_waiting_sessions_are_not_idle_and_shutting_down_lets_them_end() -> None
 
 
 class Stub:
-    """batching.Waiting with nothing behind it."""
+    """A waiting call as `choose` sees it."""
 
     def __init__(self, session: int, prompt_rows: int, pieces: int) -> None:
         self.session = session
         self.prompt_rows = prompt_rows
         self.pieces = pieces
-        self.future: Future[None] = Future()
 
 
 @settings(max_examples=200, deadline=None)
@@ -773,7 +771,7 @@ def test_server_time_is_the_calls_share_by_rows() -> None:
 
     crowd = Crowd(2, Batching())
     crowd.passes = Timed()
-    crowd.engine._models, crowd.engine.clock = crowd.passes, clock
+    crowd.engine._scheduler._models, crowd.engine._scheduler._clock = crowd.passes, clock
     on_server = crowd.engine.prime(prime_request(draft_side="server", draft_steps=4))
     crowd.block()
     calls = [
@@ -822,7 +820,7 @@ def test_chains_that_go_along_with_replies_are_drafted_together() -> None:
         crowd.engine.prime(prime_request(draft_side="reply", draft_steps=4, prompt=[5 + place, *PROMPT]))
         for place in range(2)
     ]
-    crowd.passes = crowd.engine._models = Drafting()
+    crowd.passes = crowd.engine._scheduler._models = Drafting()
 
     def rounds(number: int, ids: list[list[int]]) -> list[Any]:
         crowd.block()

@@ -19,14 +19,12 @@ from starlette.testclient import TestClient
 
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
-from hyco_export.protocol.refusals import STATUS_OF, body_of
+from hyco_export.protocol.refusals import STATUS_OF
 from hyco_export.protocol.tree import ROOT
-from hyco_export.server.access import RateLimiter
-from hyco_export.server.admission import Facts, Limits, latest_wait, wait_for_a_place
+from hyco_export.server.admission import Batching, Facts, Limits, latest_wait, wait_for_a_place
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import CallLimits, create_app
-from hyco_export.server.interfaces import RowOutputs
-from hyco_export.server.scheduler import Batching, SequentialModels
+from hyco_export.server.interfaces import SequentialModels
 from hyco_export.server.serving import bind, serve
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
 
@@ -280,11 +278,6 @@ def test_full_caches_say_when_to_try_again_too() -> None:
 
 
 def test_a_wait_is_never_said_to_be_nothing() -> None:
-    limiter = RateLimiter(500.0, 1)
-    limiter.take("a")
-    with pytest.raises(ProtocolError) as refusal:
-        limiter.take("a")
-    assert refusal.value.hint == "send it again in 1 s" and body_of(refusal.value).retry_after_s == 1
     assert wait_for_a_place(0.0) == 1.0 and "in 1 s" in latest_wait("", 0.0)
 
 
@@ -306,6 +299,7 @@ def test_a_server_whose_model_hangs_is_not_ready_and_stops_all_the_same(monkeypa
         release.set()
         assert client.get("/readyz").status_code == 200  # the one probe in flight came back
     release.clear()
+    engine = Engine(lambda: Hanging(ToyLanguageModel(stop_bias=-99.0)), FACTS, LIMITS)  # the first one has stopped
     codes: list[str] = []
 
     def caller() -> None:
@@ -376,7 +370,7 @@ class BlockingSession(ScriptedSession):
     entered = threading.Event()
     release = threading.Event()
 
-    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         self.entered.set()
         assert self.release.wait(timeout=30)
         return super().verify(root, tokens, parents)

@@ -14,7 +14,6 @@ from hyco_export.protocol import wire
 from hyco_export.protocol.security import Tokens
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import Service, create_app
-from hyco_export.server.interfaces import RowOutputs
 from hyco_export.server.metrics import place_of
 from tests.support.scripted import VOCAB_SIZE, ScriptedSession
 from tests.support.toy_service import ALICE, FACTS, INFO, LIMITS, MODEL, PRIME, bearer, first_round
@@ -31,7 +30,7 @@ class Talkative(ScriptedSession):
             raise RuntimeError(f"secret of the model: {list(map(int, ids))} {ids}")
         return super().prime(ids)
 
-    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         try:
             raise KeyError(f"secret of the model: {SECRET}")
         except KeyError as error:

@@ -26,8 +26,8 @@ from hyco_export.errors import CheckpointError
 from hyco_export.models.text.tokenizer import open_tokenizer
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import Source
-from hyco_export.server.access import LocalTransport
 from hyco_export.server.assembly import open_server_engine
+from hyco_export.server.engine import LocalTransport
 from hyco_export.stages.declarations import Silent
 from hyco_export.stages.plan import chain_to, stages_of
 from hyco_export.stages.run_folder import RunFolder, require_family

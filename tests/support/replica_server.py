@@ -21,13 +21,12 @@ def build() -> object:
     from hyco_export.server.admission import Facts, Limits
     from hyco_export.server.engine import Engine
     from hyco_export.server.http import create_app
-    from hyco_export.server.interfaces import RowOutputs
     from tests.support.scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
 
     model = ToyLanguageModel(seed=5, stop_bias=-1e9)
 
     class Slow(ScriptedSession):
-        def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+        def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
             time.sleep(0.03)
             return super().verify(root, tokens, parents)
 

@@ -18,7 +18,6 @@ from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT, check_tree, path_to
 from hyco_export.protocol.wire import Traffic
-from hyco_export.server.interfaces import RowOutputs
 
 STOP_ID = 1
 VOCAB_SIZE = 16
@@ -83,14 +82,14 @@ class ScriptedSession:
         self.ids += [int(token) for token in ids]
         return self._model.logits(self.ids)
 
-    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         tree_tokens, tree_parents = tuple(map(int, tokens)), tuple(map(int, parents))
         self._pending = (int(root), tree_tokens, tree_parents)
         rows = [self._model.logits([*self.ids, int(root)])]
         for row in range(len(tree_tokens)):
             path = [tree_tokens[node] for node in path_to(tree_parents, row)]
             rows.append(self._model.logits([*self.ids, int(root), *path]))
-        return RowOutputs(np.stack(rows))
+        return np.stack(rows)
 
     def commit(self, accepted: tuple[int, ...]) -> None:
         assert self._pending is not None, "commit without verify"
@@ -178,7 +177,7 @@ class ScriptedServer:
         if drafted:
             tokens, parents = list(drafted), list(range(ROOT, len(drafted) - 1))
         outputs = state.verify(ids[-1], np.asarray(tokens), np.asarray(parents))
-        accepted, bonus = greedy_path(outputs.logits, tokens, parents)
+        accepted, bonus = greedy_path(outputs, tokens, parents)
         state.commit(accepted)
         committed = [*(tokens[row] for row in accepted), bonus]
         cap = primed.max_new_tokens - (len(ids) - len(primed.prompt) + primed.continue_from)

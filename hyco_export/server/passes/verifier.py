@@ -24,7 +24,7 @@ from hyco_export.models.generation_rules import suppressed_ids
 from hyco_export.models.process_group import HeadShares
 from hyco_export.models.verifier import ATTENTION_NAMES, handoff_layers
 from hyco_export.protocol import wire
-from hyco_export.server.interfaces import Chain, Check, Prefill, RowOutputs
+from hyco_export.server.interfaces import Chain, Check, Prefill
 from hyco_export.server.passes import attention as slot_attention
 from hyco_export.server.passes.attention import PackedAttention, Seen, attention_mask, prompt_rows, tree_rows
 from hyco_export.server.passes.cache import HandoffEncoder, PackedCache, SlotCache, cache_layout
@@ -258,10 +258,10 @@ class TorchVerifierSession:
             (logits,) = self._verifier.forward([Prefill(self, ids[start : start + rows])])
         return logits
 
-    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> RowOutputs:
+    def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         """Forward the root and the tree's nodes tokens [N], parents [N]."""
         (logits,) = self._verifier.forward([Check(self, root, tokens, parents)])
-        return RowOutputs(logits)
+        return logits
 
     @torch.inference_mode()
     def commit(self, accepted: tuple[int, ...]) -> None:

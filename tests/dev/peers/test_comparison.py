@@ -100,8 +100,8 @@ def test_the_server_says_what_transformers_says_plain_and_assisted() -> None:
     from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
     from hyco_export.dev.peers.comparison import CloudMtp
     from hyco_export.models.checkpoints import checkpoint_folder
-    from hyco_export.server.access import LocalTransport
     from hyco_export.server.assembly import open_server_engine
+    from hyco_export.server.engine import LocalTransport
 
     recipe = load_recipe(embedded_recipe())
     verifier, head = (

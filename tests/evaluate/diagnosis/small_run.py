@@ -24,9 +24,8 @@ from hyco_export.evaluate.diagnosis.diagnose import Checkpoints, diagnose
 from hyco_export.evaluate.diagnosis.finding import Diagnosis
 from hyco_export.models.verifier import load_tokenizer
 from hyco_export.protocol.wire import ServerInfo
-from hyco_export.server.access import LocalTransport
 from hyco_export.server.assembly import open_server_engine
-from hyco_export.server.engine import Engine
+from hyco_export.server.engine import Engine, LocalTransport
 from hyco_export.server.passes.verifier import Verifier
 from hyco_export.stages.declarations import Silent, Stage
 from hyco_export.stages.plan import STAGES

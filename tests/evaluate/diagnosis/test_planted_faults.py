@@ -46,9 +46,8 @@ from hyco_export.models.golden import DEPTH, golden_tree
 from hyco_export.models.verifier import load_verifier
 from hyco_export.protocol import acceptance, sampling
 from hyco_export.protocol.wire import Handoff, ServerInfo
-from hyco_export.server.access import LocalTransport
 from hyco_export.server.assembly import open_server_engine
-from hyco_export.server.engine import Engine
+from hyco_export.server.engine import Engine, LocalTransport
 from hyco_export.server.interfaces import Check, Prefill
 from hyco_export.server.passes.cache import SlotCache
 from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier

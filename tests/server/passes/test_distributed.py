@@ -32,8 +32,8 @@ from hyco_export.models.process_group import ProcessGroup
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.tree import ROOT, Source, Tree
-from hyco_export.server.access import LocalTransport
 from hyco_export.server.assembly import open_server_engine
+from hyco_export.server.engine import LocalTransport
 from hyco_export.server.interfaces import Check, Prefill
 from hyco_export.server.passes.distributed import Followers, LeadingVerifier, follow
 from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier

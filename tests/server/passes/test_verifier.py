@@ -84,7 +84,7 @@ def test_every_row_of_a_tree_equals_a_fresh_forward_of_its_path(structure: str, 
     session = Verifier(model, fused=fused).open()
     np.testing.assert_allclose(session.prime(prompt), fresh(model, prompt.tolist())[0][-1], atol=TOLERANCE)
     root = int(generator.integers(gemma.VOCAB))
-    logits = session.verify(root, tokens, parents).logits
+    logits = session.verify(root, tokens, parents)
     assert logits.shape == (13, gemma.VOCAB) and logits.dtype == np.float32
     for row in range(-1, len(tokens)):
         path = [int(tokens[node]) for node in path_to(parents.tolist(), row)]
@@ -156,8 +156,8 @@ def test_compiled_layers_compute_the_same_and_one_compilation_serves_all_trees(
     graphs = []
     for nodes in (4, 9, 32):
         tokens, parents = random_tree(generator, nodes)
-        logits = session.verify(5, tokens, parents).logits
-        np.testing.assert_allclose(logits, eager.verify(5, tokens, parents).logits, atol=TOLERANCE)
+        logits = session.verify(5, tokens, parents)
+        np.testing.assert_allclose(logits, eager.verify(5, tokens, parents), atol=TOLERANCE)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert graphs[0] > 0 and graphs[0] == graphs[2]
 
@@ -167,7 +167,7 @@ def test_a_verify_that_is_not_committed_leaves_no_trace() -> None:
     session = Verifier(model).open()
     session.prime(np.arange(9))
     session.verify(4, np.array([5, 6]), np.array([ROOT, 0]))
-    again = session.verify(4, np.array([7]), np.array([ROOT])).logits
+    again = session.verify(4, np.array([7]), np.array([ROOT]))
     np.testing.assert_allclose(again[1], fresh(model, [*range(9), 4, 7])[0][-1], atol=TOLERANCE)
     session.commit((0,))
     assert_equals_fresh_prefill(session, model, [*range(9), 4, 7])
@@ -331,13 +331,13 @@ def test_sessions_do_not_see_each_other() -> None:
     for prompt in prompts:
         session = shared.open()
         session.prime(prompt)
-        alone.append(session.verify(3, np.array([4]), np.array([ROOT])).logits)
+        alone.append(session.verify(3, np.array([4]), np.array([ROOT])))
         session.close()
     together = [shared.open() for _ in prompts]
     for session, prompt in zip(together, prompts, strict=True):
         session.prime(prompt)
     for session, expected in zip(together, alone, strict=True):
-        assert np.array_equal(session.verify(3, np.array([4]), np.array([ROOT])).logits, expected)
+        assert np.array_equal(session.verify(3, np.array([4]), np.array([ROOT])), expected)
 
 
 def test_closing_frees_the_cache() -> None:
@@ -544,7 +544,7 @@ def test_bfloat16_models_are_served_in_their_own_precision() -> None:
     session.prime(prompt)
     assert session.cache.committed(0)[0].dtype == torch.bfloat16
     chain = session.draft(5, 3)
-    logits = session.verify(5, np.array(chain), np.arange(ROOT, 2)).logits
+    logits = session.verify(5, np.array(chain), np.arange(ROOT, 2))
     expected = fresh(model, [*prompt.tolist(), 5, *chain])[0][-4:].float().numpy()
     assert logits.dtype == np.float32
     assert np.abs(logits - expected).max() < 0.25 * expected.std()  # 8 bits of mantissa through six layers
@@ -566,7 +566,7 @@ def test_a_cuda_session_gives_what_a_cpu_session_gives(compiled: bool) -> None:
         mark = clock.start()
         session.prime(np.arange(20) % gemma.VOCAB)
         tokens, parents = random_tree(np.random.default_rng(2), 12)
-        logits = session.verify(5, tokens, parents).logits
+        logits = session.verify(5, tokens, parents)
         session.commit(path_to(parents.tolist(), 11))
         results.append((logits, session.draft(6, 4), session.handoff(6, 4)))
         assert clock.elapsed_ms(mark) > 0

@@ -18,10 +18,9 @@ from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.security import ANYBODY
-from hyco_export.server.access import LocalTransport, SessionAccess
 from hyco_export.server.admission import Facts, Limits
-from hyco_export.server.engine import Engine
-from hyco_export.server.sessions import split_window
+from hyco_export.server.engine import Engine, LocalTransport
+from hyco_export.server.first_window import split_window
 from tests.support.scripted import (
     HANDOFF,
     STOP_ID,
@@ -105,25 +104,25 @@ def test_text_and_the_ring_in_the_end_are_those_of_the_whole_window(
 
 
 def test_a_repeated_round_carries_the_same_part_and_the_window_is_freed_after_the_last() -> None:
-    access = SessionAccess(toy_engine())
+    engine = toy_engine()
     prompt = list(range(2, 2 + WINDOW))
-    reply = access.prime(ANYBODY, prime_request(prompt, 3))
+    reply = engine.prime(prime_request(prompt, 3))
     ids = [*prompt, reply.root]
     sizes = []
     for number in range(1, 6):
         message = wire.VerifyRequest(1, len(ids), wire.committed_digest(ids), [], [])
-        first = access.verify(ANYBODY, reply.session, number, message)
-        assert access.verify(ANYBODY, reply.session, number, message) == first
+        first = engine.verify(reply.session, number, message)
+        assert engine.verify(reply.session, number, message) == first
         assert first.handoff is not None
         sizes.append(len(first.handoff.older_kv) // ROW_BYTES)
         ids += first.tokens
     assert sizes == [3, 2, 0, 0, 0]  # 3 of 8 came with the first reply
-    assert access._entries[reply.session].older is None
+    assert engine._table.find(reply.session, ANYBODY).older is None
 
 
-def test_a_part_of_less_than_nothing_is_refused() -> None:
+def test_a_negative_number_of_rows_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"first_rows is -1, it must be 0 \(whole window\) or more") as refusal:
-        SessionAccess(toy_engine()).prime(ANYBODY, prime_request([5, 6], -1))
+        toy_engine().prime(prime_request([5, 6], -1))
     assert refusal.value.code == "value_range"
 
 

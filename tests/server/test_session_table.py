@@ -1,7 +1,8 @@
 """Sessions belong to who opened them: another caller cannot use, end, count or even see them."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -12,11 +13,10 @@ from starlette.testclient import TestClient
 
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
-from hyco_export.protocol.security import ANYBODY, Tokens
-from hyco_export.server.access import SessionAccess
+from hyco_export.protocol.security import Tokens
+from hyco_export.server.admission import Limits
 from hyco_export.server.engine import Engine
-from hyco_export.server.http import CallLimits, create_app
-from hyco_export.server.interfaces import Gone, Held, never_gone
+from hyco_export.server.http import create_app
 from tests.support.scripted import ScriptedSession
 from tests.support.toy_service import (
     ALICE,
@@ -29,21 +29,27 @@ from tests.support.toy_service import (
     PROMPT,
     bearer,
     first_round,
-    toy_engine,
 )
 
-CALLS = CallLimits(sessions=2)
+
+def share(sessions: int) -> Limits:
+    return msgspec.structs.replace(LIMITS, sessions_per_token=sessions)
+
+
+def engine_for(sessions: int, open_session: Callable[[], ScriptedSession] = lambda: ScriptedSession(MODEL)) -> Engine:
+    """An engine that gives so many sessions to one owner."""
+    return Engine(open_session, FACTS, share(sessions))
 
 
 @pytest.fixture
 def engine() -> Engine:
-    return toy_engine()
+    return engine_for(2)
 
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[TestClient]:
     with TestClient(
-        create_app(engine, INFO, Tokens([ALICE, BOB]), CALLS), headers={"Content-Type": wire.MEDIA_TYPE}
+        create_app(engine, INFO, Tokens([ALICE, BOB])), headers={"Content-Type": wire.MEDIA_TYPE}
     ) as client:
         yield client
 
@@ -99,43 +105,41 @@ def test_a_token_gets_its_sessions_and_no_more(client: TestClient) -> None:
     opened(client, ALICE)
 
 
+class Slow(ScriptedSession):
+    """Waits in its prefill until the test lets it go."""
+
+    def __init__(self, entered: threading.Event, release: threading.Event) -> None:
+        super().__init__(MODEL)
+        self._entered, self._release = entered, release
+
+    def prime(self, ids: np.ndarray) -> np.ndarray:
+        self._entered.set()
+        assert self._release.wait(timeout=30)
+        return super().prime(ids)
+
+
+def wait_for_sessions(engine: Engine, count: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while engine.session_count < count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
 def test_primes_in_flight_are_counted() -> None:
-    entered, release = threading.Barrier(3), threading.Event()
-
-    class Slow(ScriptedSession):
-        def prime(self, ids: np.ndarray) -> np.ndarray:
-            entered.wait(timeout=30)
-            assert release.wait(timeout=30)
-            return super().prime(ids)
-
-    class Unlocked:  # an engine that takes calls side by side
-        def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply:
-            Slow(MODEL).prime(np.asarray(request.prompt))
-            return wire.PrimeReply(1, threading.current_thread().name, 3, 5, "", None, 1.0)
-
-        def verify(
-            self, session_id: str, round_number: int, request: wire.VerifyRequest, gone: Gone = never_gone
-        ) -> wire.VerifyReply:
-            raise AssertionError
-
-        def close(self, session_id: str) -> None:
-            raise AssertionError
-
-        def held(self) -> dict[str, Held]:
-            return {thread.name: Held(None, spare=False) for thread in threads}
-
-    access = SessionAccess(Unlocked(), 2)
-    threads = [threading.Thread(target=access.prime, args=("alice", PRIME)) for _ in range(2)]
+    entered, release = threading.Event(), threading.Event()
+    engine = engine_for(2, lambda: Slow(entered, release))
+    threads = [threading.Thread(target=engine.prime, args=(PRIME, None, "alice")) for _ in range(2)]
     for thread in threads:
         thread.start()
-    entered.wait(timeout=30)
+    assert entered.wait(timeout=30)
+    wait_for_sessions(engine, 2)  # one in its pass, one in the queue
     with pytest.raises(ProtocolError, match="holds 2 sessions"):
-        access.prime("alice", PRIME)
+        engine.prime(PRIME, owner="alice")
     release.set()
     for thread in threads:
         thread.join(timeout=30)
     with pytest.raises(ProtocolError, match="holds 2 sessions"):
-        access.prime("alice", PRIME)
+        engine.prime(PRIME, owner="alice")
 
 
 def test_sessions_that_the_engine_lost_are_not_held_against_their_owner() -> None:
@@ -145,110 +149,110 @@ def test_sessions_that_the_engine_lost_are_not_held_against_their_owner() -> Non
         def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> None:  # type: ignore[override]
             raise RuntimeError("broken")
 
-    engine = Engine(lambda: Faulty(MODEL), FACTS, LIMITS, now=lambda: now_s[0])
-    access = SessionAccess(engine, 1)
-    reply = access.prime("alice", PRIME)
+    engine = Engine(lambda: Faulty(MODEL), FACTS, share(1), now=lambda: now_s[0])
+    reply = engine.prime(PRIME, owner="alice")
     message = wire.decode(first_round(reply), wire.VerifyRequest)
     with pytest.raises(ProtocolError, match="the model failed"):
-        access.verify("alice", reply.session, 1, message)
-    access.prime("alice", PRIME)
+        engine.verify(reply.session, 1, message, owner="alice")
+    engine.prime(PRIME, owner="alice")
     now_s[0] += LIMITS.idle_s + 1.0
-    lost = access.prime("alice", PRIME)
-    engine.close(lost.session)
+    lost = engine.prime(PRIME, owner="alice")
+    engine.close(lost.session, "alice")
     with pytest.raises(ProtocolError) as refusal:
-        access.verify("alice", lost.session, 1, message)
+        engine.verify(lost.session, 1, message, owner="alice")
     assert refusal.value.code == wire.UNKNOWN_SESSION
-    access.prime("alice", PRIME)
+    engine.prime(PRIME, owner="alice")
 
 
-def test_a_prime_sent_again_replaces_its_first_try_and_no_other_session(engine: Engine) -> None:
-    access = SessionAccess(engine, 8)
+def test_a_prime_sent_again_replaces_its_first_try_and_no_other_session() -> None:
+    engine = engine_for(8)
     tried = msgspec.structs.replace(PRIME, attempt="a")
-    first = access.prime("alice", tried)
-    others = [access.prime("bob", tried), access.prime("alice", msgspec.structs.replace(PRIME, attempt="b"))]
-    others += [access.prime("alice", PRIME), access.prime("alice", PRIME)]  # without a name they are calls of their own
-    again = access.prime("alice", tried)
+    first = engine.prime(tried, owner="alice")
+    others = [engine.prime(tried, owner="bob")]
+    others += [engine.prime(msgspec.structs.replace(PRIME, attempt="b"), owner="alice")]
+    others += [engine.prime(PRIME, owner="alice") for _ in range(2)]  # without a name they are calls of their own
+    again = engine.prime(tried, owner="alice")
     assert again.root == first.root and again.session != first.session
     assert engine.session_count == len(others) + 1
     message = wire.decode(first_round(first), wire.VerifyRequest)
     with pytest.raises(ProtocolError) as refusal:
-        access.verify("alice", first.session, 1, message)
+        engine.verify(first.session, 1, message, owner="alice")
     assert refusal.value.code == wire.UNKNOWN_SESSION
-    assert access.verify("alice", again.session, 1, message).round == 1
-    anybody = [access.prime("", tried) for _ in range(2)]  # without tokens: equal attempts of two clients are one
+    assert engine.verify(again.session, 1, message, owner="alice").round == 1
+    anybody = [engine.prime(tried) for _ in range(2)]  # without tokens: equal attempts of two clients are one
     with pytest.raises(ProtocolError):
-        access.verify("", anybody[0].session, 1, message)
+        engine.verify(anybody[0].session, 1, message)
     with pytest.raises(ProtocolError, match="attempt has 65 characters, at most 64"):
-        access.prime("alice", msgspec.structs.replace(PRIME, attempt="x" * 65))
+        engine.prime(msgspec.structs.replace(PRIME, attempt="x" * 65), owner="alice")
 
 
-def test_a_try_that_is_overtaken_by_the_next_one_leaves_no_session(engine: Engine) -> None:
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_try_that_is_overtaken_by_the_next_one_leaves_no_session(queued: bool) -> None:
     entered, release = threading.Event(), threading.Event()
+    opened: list[ScriptedSession] = []
 
-    class Overtaken:
-        """The engine, whose first PRIME is held up after it was answered: its reply is lost on the way."""
+    def open_session() -> ScriptedSession:
+        held_up = not opened  # the first one's pass
+        opened.append(Slow(entered, release) if held_up else ScriptedSession(MODEL))
+        return opened[-1]
 
-        verify, close, held = engine.verify, engine.close, engine.held
-
-        def prime(self, request: wire.PrimeRequest, gone: Gone = never_gone) -> wire.PrimeReply:
-            reply = engine.prime(request)
-            if not entered.is_set():
-                entered.set()
-                assert release.wait(timeout=30)
-                assert gone()
-            return reply
-
-    access, tried = SessionAccess(Overtaken(), 8), msgspec.structs.replace(PRIME, attempt="a")
+    engine, tried = engine_for(8, open_session), msgspec.structs.replace(PRIME, attempt="a")
     refusals: list[ProtocolError] = []
+    replies: list[wire.PrimeReply] = []
 
-    def first_try() -> None:
-        with pytest.raises(ProtocolError) as refusal:
-            access.prime("alice", tried)
-        refusals.append(refusal.value)
+    def call(request: wire.PrimeRequest, owner: str) -> None:
+        try:
+            replies.append(engine.prime(request, owner=owner))
+        except ProtocolError as refusal:
+            refusals.append(refusal)
 
-    first = threading.Thread(target=first_try)
-    first.start()
-    assert entered.wait(timeout=30)
-    again = access.prime("alice", tried)
+    calls = [("bob", PRIME), ("alice", tried), ("alice", tried)][not queued :]
+    threads = [threading.Thread(target=call, args=(request, owner)) for owner, request in calls]
+    for count, thread in enumerate(threads, 1):
+        thread.start()
+        assert entered.wait(timeout=30)  # the first one is in its pass
+        wait_for_sessions(engine, count)
     release.set()
-    first.join(timeout=30)
-    assert [refusal.code for refusal in refusals] == ["cancelled"]
-    assert set(engine.held()) == {again.session}
+    for thread in threads:
+        thread.join(timeout=30)
+    message = "went away before its turn" if queued else "the same attempt was sent again meanwhile"
+    assert [refusal.code for refusal in refusals] == ["cancelled"] and message in refusals[0].message
+    assert engine.held() == {reply.session for reply in replies} and len(replies) == len(calls) - 1
 
 
-def test_finished_sessions_make_room_and_running_ones_do_not(engine: Engine) -> None:
-    access = SessionAccess(engine, 2)
+def test_finished_sessions_make_room_and_running_ones_do_not() -> None:
+    engine = engine_for(2)
     short = msgspec.structs.replace(PRIME, max_new_tokens=1)
-    running, ended = access.prime("alice", PRIME), [access.prime("alice", short)]
+    running, ended = engine.prime(PRIME, owner="alice"), [engine.prime(short, owner="alice")]
     for _ in range(3 * LIMITS.sessions):  # each takes the place of the one before
-        ended.append(access.prime("alice", short))
+        ended.append(engine.prime(short, owner="alice"))
         assert set(engine.held()) == {running.session, ended[-1].session}
     message = wire.decode(first_round(running), wire.VerifyRequest)
     with pytest.raises(ProtocolError) as refusal:
-        access.verify("alice", ended[0].session, 1, message)
+        engine.verify(ended[0].session, 1, message, owner="alice")
     assert refusal.value.code == wire.UNKNOWN_SESSION
-    access.prime("alice", PRIME)
+    engine.prime(PRIME, owner="alice")
     with pytest.raises(ProtocolError, match="holds 2 sessions") as refusal:
-        access.prime("alice", short)
+        engine.prime(short, owner="alice")
     assert refusal.value.hint.endswith(f"in {LIMITS.idle_s:.0f} s the longest idle one expires")
-    assert access.verify("alice", running.session, 1, message).round == 1
+    assert engine.verify(running.session, 1, message, owner="alice").round == 1
 
 
-def test_what_the_engine_evicts_is_not_held_against_its_owner(engine: Engine) -> None:
-    access, short = SessionAccess(engine, 1), msgspec.structs.replace(PRIME, max_new_tokens=1)
-    first = access.prime("alice", short)
-    others = [access.prime(ANYBODY, short) for _ in range(LIMITS.sessions)]
+def test_what_the_engine_evicts_is_not_held_against_its_owner() -> None:
+    engine, short = engine_for(1), msgspec.structs.replace(PRIME, max_new_tokens=1)
+    first = engine.prime(short, owner="alice")
+    others = [engine.prime(short) for _ in range(LIMITS.sessions)]
     assert set(engine.held()) == {reply.session for reply in others}  # alice's was the oldest
-    again = access.prime("alice", PRIME)
+    again = engine.prime(PRIME, owner="alice")
     assert again.session != first.session and others[0].session not in engine.held()
 
 
 def test_callers_whom_nobody_tells_apart_have_the_engines_limit_only() -> None:
-    access = SessionAccess(toy_engine(), 1)
+    engine = engine_for(1)
     for _ in range(LIMITS.sessions):
-        access.prime(ANYBODY, PRIME)
+        engine.prime(PRIME)
     with pytest.raises(ProtocolError, match=f"all {LIMITS.sessions} sessions are in use") as refusal:
-        access.prime(ANYBODY, PRIME)
+        engine.prime(PRIME)
     assert refusal.value.hint == (
         f"close a session or try again when one has ended; in {LIMITS.idle_s:.0f} s the longest idle one expires"
     )
@@ -258,8 +262,10 @@ def test_callers_whom_nobody_tells_apart_have_the_engines_limit_only() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["a", "b"])), max_size=20))
 def test_random_histories_of_two_owners_never_mix(steps: list[tuple[str, str]]) -> None:
     """(who calls, whose session): a round is answered exactly when the two are one, and goes on where it was."""
-    access = SessionAccess(toy_engine(), 1)
-    replies = {owner: access.prime(owner, msgspec.structs.replace(PRIME, prompt=[*PROMPT, 2])) for owner in ("a", "b")}
+    engine = engine_for(1)
+    replies = {
+        owner: engine.prime(msgspec.structs.replace(PRIME, prompt=[*PROMPT, 2]), owner=owner) for owner in ("a", "b")
+    }
     ids = {owner: [*PROMPT, 2, reply.root] for owner, reply in replies.items()}
     rounds = dict.fromkeys(replies, 0)
     for caller, owner in steps:
@@ -267,9 +273,9 @@ def test_random_histories_of_two_owners_never_mix(steps: list[tuple[str, str]]) 
         message = wire.VerifyRequest(wire.PROTOCOL_VERSION, len(known), wire.committed_digest(known), [], [])
         if caller != owner:
             with pytest.raises(ProtocolError) as refusal:
-                access.verify(caller, replies[owner].session, rounds[owner] + 1, message)
+                engine.verify(replies[owner].session, rounds[owner] + 1, message, owner=caller)
             assert refusal.value.code == wire.UNKNOWN_SESSION
             continue
         rounds[owner] += 1
-        ids[owner] += access.verify(owner, replies[owner].session, rounds[owner], message).tokens
+        ids[owner] += engine.verify(replies[owner].session, rounds[owner], message, owner=owner).tokens
         assert ids[owner][len(PROMPT) + 1 :] == MODEL.greedy([*PROMPT, 2], rounds[owner] + 1)
