@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+import torch
 
 from hyco_export.errors import ProcessGroupError
 from hyco_export.models.process_group import Line, ProcessGroup
@@ -110,7 +111,7 @@ class LeadingVerifier(Verifier):
     def open(self) -> "LedSession":
         return LedSession(self, next(self._numbers))
 
-    def advance(self, parts: Sequence[Prefill | Check]) -> list[Any]:
+    def advance(self, parts: Sequence[Prefill | Check]) -> list[torch.Tensor]:
         """As the base class's, in all processes.
 
         Raises:

@@ -64,8 +64,8 @@ class ChainDrafter:
         self._kept_ids = kept_ids
         self._suppressed = list(suppressed)
         self._stack = FusedStack(head.model, compiled) if fused and fits(head.model) else None
-        sliding = head.config.get_text_config().sliding_window + INCLUSIVE_END
-        self._spans = {"full": window, "sliding": sliding if window is None else min(sliding, window)}
+        sliding: int = head.config.get_text_config().sliding_window + INCLUSIVE_END
+        self._spans: dict[str, int | None] = {"full": window, "sliding": sliding if window is None else min(sliding, window)}
         # see Verifier: the head's layers all reuse K/V
         self._all_rows = torch.tensor(0)
 
@@ -114,7 +114,7 @@ class ChainDrafter:
         """transformers' own forward, for heads that cannot be fused."""
 
         def layers(hidden: torch.Tensor) -> torch.Tensor:
-            return self._head.model(
+            last: torch.Tensor = self._head.model(
                 inputs_embeds=hidden[None],
                 attention_mask=dict(seen),
                 position_ids=positions[None],
@@ -122,6 +122,7 @@ class ChainDrafter:
                 use_cache=False,
                 logits_to_keep=self._all_rows,
             ).last_hidden_state[0]
+            return last
 
         return layers
 

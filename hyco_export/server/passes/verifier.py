@@ -19,10 +19,11 @@ from transformers import PreTrainedModel
 from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.core.numerics import NODE_LIMIT
 from hyco_export.models.families.gemma4 import ScaledEmbedding
+from hyco_export.models.families.slm_family import ATTENTION_NAMES
 from hyco_export.models.fused_layers import FusedStack, fits
 from hyco_export.models.generation_rules import suppressed_ids
 from hyco_export.models.process_group import HeadShares
-from hyco_export.models.verifier import ATTENTION_NAMES, handoff_layers
+from hyco_export.models.verifier import handoff_layers
 from hyco_export.protocol import wire
 from hyco_export.server.interfaces import Chain, Check, Prefill
 from hyco_export.server.passes import attention as slot_attention
@@ -98,7 +99,8 @@ class Verifier:
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [...] -> input embeddings [..., H] with their factor."""
         if self._table is None:
-            return self._model.get_input_embeddings()(ids)
+            embedded: torch.Tensor = self._model.get_input_embeddings()(ids)
+            return embedded
         weight, factor = self._table
         return functional.embedding(ids, weight) * factor
 
@@ -218,7 +220,8 @@ class Verifier:
         if self._soft_cap is not None:
             logits = logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
         logits[:, self._suppressed] = -torch.inf
-        return logits.float().cpu().numpy()
+        found: np.ndarray = logits.float().cpu().numpy()
+        return found
 
     def _there(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
