@@ -173,7 +173,7 @@ def named_host(host: str, names: Sequence[str]) -> str:
 
 def validate_line(run: RunFolder, listen: ListenOptions, url: str, tokens: int) -> str:
     """The command that validates what is built for one target; "" where none is, or where several others are."""
-    from hyco_export.protocol.security import VARIABLE, signed_itself
+    from hyco_export.protocol.security import VARIABLE, is_self_signed
 
     wanted = run.recipe.target
     built = [
@@ -184,7 +184,7 @@ def validate_line(run: RunFolder, listen: ListenOptions, url: str, tokens: int) 
     places = {
         "server": url,
         "target": None if wanted in built else built[0],
-        "ca": listen.certificate if listen.certificate and signed_itself(listen.certificate) else None,
+        "ca": listen.certificate if listen.certificate and is_self_signed(listen.certificate) else None,
         "token_file": listen.token_file if tokens == 1 else None,
     }
     token = f" (with one of the tokens in {VARIABLE})" if tokens > 1 else ""

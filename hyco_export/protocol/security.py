@@ -16,16 +16,16 @@ from pathlib import Path
 
 from hyco_export.errors import ProtocolError, ServerError
 
-OLDEST = ssl.TLSVersion.TLSv1_2
+OLDEST_TLS = ssl.TLSVersion.TLSv1_2
 VARIABLE = "HYCO_TOKEN"
 SHORTEST = 16  # characters: 96 bits in base64, out of reach of guessing over a network
 ANYBODY = ""  # the owner where no token is asked for
-OWNER_CHARACTERS = 16  # of the digest: tells tokens apart, does not help to find one
+OWNER_CHARACTERS = 16  # of the digest: enough to tell tokens apart, too few to find one
 SHAPE = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # RFC 6750, b64token
 GENERATE = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
 MAKE_VARIABLE = f'make one with: export {VARIABLE}="$({GENERATE})"'
 HANDSHAKE_TURNS = 3  # of each end: hello, certificates, finished
-NUMBERS = re.compile(r"[\d.]+|.*:.*")  # what no host name looks like
+NUMBERS = re.compile(r"[\d.]+|.*:.*")  # IP addresses, well-formed or not; never a host name
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -35,7 +35,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         ServerError: a file is missing, unreadable, or the two do not belong together.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = OLDEST
+    context.minimum_version = OLDEST_TLS
     try:
         context.load_cert_chain(certificate, key, password="")  # an encrypted key is an error, not a prompt
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -59,11 +59,11 @@ def client_context(authority: Path | None = None) -> ssl.SSLContext:
             f"certificate authority {authority} cannot be used: {_reason(error)}",
             "give the PEM file of the authority that signed the server's certificate",
         ) from error
-    context.minimum_version = OLDEST
+    context.minimum_version = OLDEST_TLS
     return context
 
 
-def signed_itself(certificate: Path) -> bool:
+def is_self_signed(certificate: Path) -> bool:
     """Whether a certificate (PEM) is its own authority, so that clients can be given the same file."""
     known = client_context(certificate).get_ca_certs()
     return any(one["issuer"] == one["subject"] for one in known)
@@ -81,8 +81,9 @@ def certificate_names(server: ssl.SSLContext, certificate: Path) -> tuple[str, .
     trusting.check_hostname = False
     trusting.load_verify_locations(certificate)
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client, peer = trusting.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server)
+    peer = server.wrap_bio(to_server, to_client, server_side=True)
     for end in (client, peer) * HANDSHAKE_TURNS:
         try:
             end.do_handshake()
@@ -96,10 +97,10 @@ def certificate_names(server: ssl.SSLContext, certificate: Path) -> tuple[str, .
 
 def is_named(host: str, names: Sequence[str]) -> bool:
     """Is a host name or address among those of a certificate, however an address is written."""
-    return _spelt(host) in {_spelt(name) for name in names}
+    return _normalised(host) in {_normalised(name) for name in names}
 
 
-def _spelt(host: str) -> str:
+def _normalised(host: str) -> str:
     try:
         return str(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
@@ -152,7 +153,7 @@ class Tokens:
     """
 
     def __init__(self, tokens: Sequence[str] = ()) -> None:
-        self._digests = [_digest(token) for token in tokens]  # of equal length: comparing tells no length
+        self._digests = [_digest(token) for token in tokens]  # of equal length: comparing them shows no token's
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -161,13 +162,13 @@ class Tokens:
         """The owner behind an Authorization header.
 
         Raises:
-            ProtocolError: code unauthorized, without the reason: it would help to guess.
+            ProtocolError: code unauthorized; it gives no reason, which would help in guessing.
         """
         if not self._digests:
             return ANYBODY
         scheme, _, token = (authorization or "").partition(" ")
         seen = _digest(token.strip() if scheme.lower() == "bearer" else "")
-        matches = [hmac.compare_digest(seen, known) for known in self._digests]  # all of them: time tells nothing
+        matches = [hmac.compare_digest(seen, known) for known in self._digests]  # always all of them, in constant time
         if not any(matches):
             raise ProtocolError(
                 "unauthorized",

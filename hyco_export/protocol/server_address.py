@@ -1,7 +1,8 @@
-"""The address of a server: its URL written and read, and the error and next step for a call that failed there.
+"""The address of a server: writes and reads its URL, and turns the failure of a call there into an error with a next
+step.
 
-Errors of TLS, resolver and HTTP are told apart by their types; one TLS handshake without data tells a TLS server from a
-plain one.
+Errors of TLS, resolver and HTTP are told apart by their types; a TLS handshake without data shows whether a server
+speaks TLS.
 """
 
 import http.client
@@ -17,9 +18,13 @@ from hyco_export.errors import ServerError, UnreachableError
 from hyco_export.protocol.security import is_loopback
 
 LOOPBACK = "127.0.0.1"
-WILDCARDS = {"": LOOPBACK, "0.0.0.0": LOOPBACK, "::": "::1"}  # all addresses: this machine's own is among them
+WILDCARDS = {
+    "": LOOPBACK,
+    "0.0.0.0": LOOPBACK,
+    "::": "::1",
+}  # all addresses; one of this machine
 USUAL_PORT = 8411
-LIKE = f"write it like http://{LOOPBACK}:{USUAL_PORT}"
+EXAMPLE = f"write it like http://{LOOPBACK}:{USUAL_PORT}"
 UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f]")
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")  # of OpenSSL
 WRONG_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
@@ -52,7 +57,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
         """The URL without a path."""
         return self.url.removesuffix("/").removesuffix(self.prefix)
 
-    def over(self, scheme: str) -> str:
+    def with_scheme(self, scheme: str) -> str:
         """The URL with another scheme."""
         return f"{scheme}://{self.url.partition('://')[2]}"
 
@@ -66,10 +71,10 @@ def read_url(url: str, authority: Path | None = None) -> ServerAddress:
     """
     url = url.strip()
     if "@" in url:
-        raise ServerError("the server URL holds a user name or password, which nothing here sends", LIKE)
+        raise ServerError("the server URL holds a user name or password, which nothing here sends", EXAMPLE)
     if UNPRINTABLE.search(url):
-        raise ServerError(f"server URL {url!r} holds blanks or control characters", LIKE)
-    hint = LIKE + (" (IPv6 addresses in brackets: http://[::1]:8411)" if url.count(":") > 2 else "")
+        raise ServerError(f"server URL {url!r} holds blanks or control characters", EXAMPLE)
+    hint = EXAMPLE + (" (IPv6 addresses in brackets: http://[::1]:8411)" if url.count(":") > 2 else "")
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -79,7 +84,7 @@ def read_url(url: str, authority: Path | None = None) -> ServerAddress:
     if not usable:
         raise ServerError(f"server URL {url!r} is not http://HOST:PORT or https://HOST:PORT", hint)
     if parts.query or parts.fragment:
-        raise ServerError(f"server URL {url!r} has a query or fragment, calls add their own paths to it", LIKE)
+        raise ServerError(f"server URL {url!r} has a query or fragment, calls add their own paths to it", EXAMPLE)
     if authority is not None and parts.scheme == "http":
         raise ServerError(f"--ca {authority}: {url} is reached without TLS", "give the https URL, or leave --ca out")
     return ServerAddress(
@@ -104,7 +109,7 @@ def failed_call(address: ServerAddress, error: Exception) -> ServerError:
     if _has_reason(error, NOT_TLS):
         return ServerError(
             f"what listens at {address.url} answers without TLS",
-            f"give the URL with http: {address.over('http')}",
+            f"give the URL with http: {address.with_scheme('http')}",
         )
     garbled = isinstance(error, http.client.BadStatusLine | ConnectionResetError)  # RemoteDisconnected is both
     if garbled and not address.tls and _speaks_tls(address):
@@ -129,7 +134,7 @@ def foreign_answer(address: ServerAddress, response: http.client.HTTPResponse) -
 
 
 def _wants_tls(address: ServerAddress) -> ServerError:
-    hint = f"give the URL with https: {address.over('https')}"
+    hint = f"give the URL with https: {address.with_scheme('https')}"
     return ServerError(f"what listens at {address.url} speaks TLS", hint)
 
 

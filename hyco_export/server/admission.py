@@ -16,8 +16,8 @@ from hyco_export.protocol.refusals import shown
 
 SEED_LIMIT = 2**64  # half of the generator's key
 LONGEST_ATTEMPT = 64  # characters
-ANY_SESSION_S = 5.0  # in which one of several sessions may end by itself
-SHORTEST_WAIT_S = 1.0  # that a refusal names
+ANY_SESSION_S = 5.0  # in which one of several sessions may well end
+SHORTEST_WAIT_S = 1.0
 RESTART_S = 1.0  # after which a server that is stopping may be there again
 PRIME_AGAIN = "prime again with the committed ids"
 
@@ -81,12 +81,12 @@ class CacheBudget:
             )
         if limit is not None and self.used_bytes + size_bytes > limit:
             free = _mb(limit - self.used_bytes)
-            latest = latest_wait(", ", next_expiry_s)
+            latest = expiry_hint(", ", next_expiry_s)
             raise ProtocolError(
                 "cache_full",
                 f"prompt and max_new_tokens need {_mb(size_bytes)} of cache, {free} of {_mb(limit)} are free",
                 f"try again when another session has ended{latest}; or ask for fewer tokens",
-                wait_for_a_place(next_expiry_s),
+                retry_wait_s(next_expiry_s),
             )
         self.used_bytes += size_bytes
 
@@ -95,13 +95,13 @@ class CacheBudget:
         self.used_bytes -= size_bytes
 
 
-def wait_for_a_place(next_expiry_s: float | None) -> float:
-    """Seconds until a caller who found no place may find one: any session may end before, an idle one expires then."""
+def retry_wait_s(next_expiry_s: float | None) -> float:
+    """When a refused caller should try again: an idle session expires then, and any other may have ended before."""
     return ANY_SESSION_S if next_expiry_s is None else min(ANY_SESSION_S, max(SHORTEST_WAIT_S, next_expiry_s))
 
 
-def latest_wait(lead: str, next_expiry_s: float | None) -> str:
-    """The end of a hint: when there is a place at the latest."""
+def expiry_hint(lead: str, next_expiry_s: float | None) -> str:
+    """The end of a hint: when there is a place at the latest, unless somebody uses the idle session again."""
     if next_expiry_s is None:
         return ""
     return f"{lead}in {math.ceil(max(SHORTEST_WAIT_S, next_expiry_s))} s the longest idle one expires"
@@ -236,9 +236,9 @@ class ServeOptions(msgspec.Struct, frozen=True):
 
     sessions: held at once; None for the usual number.
     cache_bytes: K/V memory of all sessions together; None: half of what is free once the models are loaded.
-    context_limit: positions of a session; None: what the verifier was made for. Beyond that its rotary embedding goes
-        on, what it makes of such positions is nobody's promise.
-    idle_s: after so many seconds a session that nobody calls is forgotten; None: the usual time.
+    context_limit: positions of a session; None: what the verifier was made for. Its rotary embedding goes on beyond
+        that, to positions that it was not trained on.
+    idle_s: seconds after which a session that nobody calls is forgotten; None: the usual time.
     compiled: let torch's compiler make the layers, at the first passes: for GPUs.
     servers: replicas that share the machine's memory.
     """

@@ -1,5 +1,5 @@
-"""Builds a verifier engine from a recipe's checkpoints and a run folder's artifacts, after checking that they belong
-together. The checks come before any model is loaded."""
+"""Builds a verifier engine from a recipe's checkpoints and a run folder's artifacts, after checks that they belong
+together, which come before any model is loaded."""
 
 from collections.abc import Callable
 from functools import partial
@@ -34,7 +34,7 @@ from hyco_export.server.passes.head_drafter import ChainDrafter
 from hyco_export.server.passes.verifier import Verifier
 
 WARM_UP_ROWS, WARM_UP_NODES = 40, 32  # of a prompt, and of the paper's tree
-CACHE_SHARE = 0.5  # of the free memory, for K/V; the rest is for passes and other programs
+CACHE_SHARE = 0.5  # of the free memory, for K/V; the rest is for activations and other programs
 
 
 class CudaClock:
@@ -60,7 +60,7 @@ class CudaClock:
 
 
 def clock_for(device: torch.device, threads: int) -> Clock:
-    """The clock that sees all the work of a model on this device, where torch computes with this many CPU threads."""
+    """The clock that counts all work of a model on this device, where torch computes with this many CPU threads."""
     if device.type == "cuda":
         return CudaClock(device)
     return ThreadCpuClock() if threads == 1 else ProcessCpuClock()

@@ -1,6 +1,6 @@
-"""The engine over HTTP: routes, limits before allocation, typed refusals, callers that disconnect.
+"""The engine over HTTP: routes, limits on bodies, typed refusals, callers that disconnect.
 
-protocol/PROTOCOL.md tells what travels; `serving` runs the application as a process.
+protocol/PROTOCOL.md says what travels; `serving` runs the application as a process.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from hyco_export.server.metrics import place_of
 ID_BYTES = 5  # of a token id or a row in MessagePack, at most
 ENVELOPE_BYTES = 1024  # of a body beside its ids
 CALLS_PER_SESSION = 2  # waiting at once: a call, and a retry of it
-SWEEP_S = 5.0  # between two looks for idle sessions
-FRESH_S = 5.0  # after a pass, in which the model is not asked whether it makes any
-LINGER_BYTES = 1 << 20  # of a body that is too large: read and dropped, so that its sender hears why
+SWEEP_S = 5.0  # between two searches for idle sessions
+FRESH_S = 5.0  # for which the last pass, or the last failed probe, says enough of the model
+LINGER_BYTES = 1 << 20  # of a body that is too large: read and dropped, so that its sender gets the refusal
 MAX_LENGTH_DIGITS = 18
 READY, FAILED = "ready\n", "the model failed when it was asked for a pass\n"
 ROUND = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -58,8 +58,8 @@ class CallLimits(msgspec.Struct, frozen=True):
 class Service:
     """The handlers of one engine.
 
-    Calls that may take memory wait for the engine on threads of their own, so that the loop stays free for health
-    checks, metrics and refusals; rounds wait on the loop itself.
+    A PRIME waits for the engine on a thread of its own, so that the event loop stays free for health checks, metrics
+    and refusals. A round waits on the loop itself: a thread would be woken twice a round.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Service:
         return await asyncio.shield(self._stopped)
 
     def guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """A handler that is called for admitted callers only, and whose errors travel as refusals."""
+        """An endpoint: a handler that is called for admitted callers only, and whose errors become refusals."""
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -125,7 +125,7 @@ class Service:
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
             seen = "the head has a Content-Length and a Transfer-Encoding: proxies read two lengths out of it"
             raise UnreadBodyError("malformed", seen, "send one of them")
-        if "origin" in request.headers:  # browsers send it with every POST, also after a DNS name was bound anew
+        if "origin" in request.headers:  # browsers send it with every POST, whatever address the page's name now has
             raise ProtocolError("origin", "this server takes no calls of web pages", "send no Origin header")
         owner = self._tokens.owner_of(request.headers.get("authorization"))
         if owner != ANYBODY:
@@ -170,8 +170,8 @@ class Service:
         return Response("alive\n", media_type="text/plain")
 
     async def ready(self, _: Request) -> Response:
-        """The model is asked, at most once at a time and not while it answers others; one that failed is not asked
-        again for a while, so that nobody can fill the log with its faults."""
+        """Readiness asks the model for a pass: one probe at a time, none while it answers other calls, and none for a
+        while after a failed one, so that nobody can fill the log with its faults."""
         text = await self._model_state() if self._ready else "not ready\n"
         return Response(text, status_code=200 if text == READY else 503, media_type="text/plain")
 
@@ -209,7 +209,7 @@ class Service:
         )
 
     def _message(self, call: str, bytes_up: int, reply: msgspec.Struct) -> Response:
-        """A reply whose size would tell how much was committed: padded where the server was told so."""
+        """A reply whose size would tell how much was committed: padded, where the server pads."""
         body = wire.encode(reply)
         if not self._pad_bytes:
             return self._reply(call, bytes_up, body)
@@ -224,7 +224,7 @@ class Service:
         return Response(body, media_type=wire.MEDIA_TYPE)
 
     async def _work(self, task: Callable[..., Answer], *arguments: object) -> Answer:
-        """Wait on a thread of its own until the engine has answered."""
+        """Run a blocking call of the engine on a thread of its own."""
         self._require_ready()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._waiters, task, *arguments)
@@ -271,12 +271,12 @@ def create_app(
 
 
 class UnreadBodyError(ProtocolError):
-    """A refusal whose request has not been read to its end: the connection cannot go on."""
+    """A refusal of a request that has not been read to its end: the connection is closed after it."""
 
 
 @contextlib.asynccontextmanager
 async def _watched(request: Request) -> AsyncIterator[Callable[[], bool]]:
-    """Tells whether the caller of a request whose body has been read has gone away meanwhile."""
+    """Tells whether the caller of a request, whose body has been read, has disconnected since."""
     disconnected = threading.Event()
 
     async def watch() -> None:
@@ -309,7 +309,7 @@ async def _read(request: Request, limit_bytes: int, limit_s: float) -> bytes:
 
 
 def _check_media_type(request: Request) -> None:
-    """A page of another site can send plain text here without asking first, but not this type."""
+    """A web page can make a browser send plain text to any server, but not this type."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     hint = f"send Content-Type: {wire.MEDIA_TYPE} and no Content-Encoding"
     if media_type != wire.MEDIA_TYPE:

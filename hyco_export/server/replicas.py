@@ -1,9 +1,9 @@
 """Several verifiers behind one address, as a Ray Serve deployment: each replica is a whole server with own sessions.
 
-A session lives in one replica. Calls find it by a hash of their X-Session-Id header, which every client sends; when a
-replica dies, its clients' calls go to others, which do not know their sessions, and the driver primes them again. Ray's
-own processes exchange pickles on ports of their own, which are kept on the loopback address. What a replica prints
-while it starts, and why it does not start, reaches this process through files: Ray keeps it in a log of the replica's.
+A session lives in one replica. Calls are routed by a hash of their X-Session-Id header, which every client sends; when
+a replica dies, its clients' calls go to others, which do not know their sessions, and the driver primes again. Ray's
+own processes exchange pickles on ports of their own, which are bound to the loopback address. What a replica prints
+while it starts, and why it does not start, reaches this process through files: Ray writes it to the replica's log only.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from hyco_export.errors import HycoError, ServerError
 from hyco_export.server.metrics import place_of
 from hyco_export.server.serving import KEEP_ALIVE_S, LOOPBACK, STOP_SIGNALS
 
-ENDING_S = 3.0  # that Ray's processes get to end by themselves
+ENDING_S = 3.0  # for Ray's processes to end by themselves
 NAME = "hyco-export"
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 IN_FLIGHT = 64  # calls that a replica takes at once: waiting for the model costs nothing
 HEALTH_CHECK_S = 1.0  # a replica that hangs is found out; one that died is noticed at once
-DRAIN_S = 3.0  # for calls in flight when the server is told to stop; the next ones go nowhere
+DRAIN_S = 3.0  # for calls in flight when the server is told to stop; later ones get no answer
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0": Ray binds its ports to the loopback address, on Linux too
 QUIET = {"enable_access_log": False, "log_level": "ERROR"}  # of a replica's log
-SILENT = {"enable_access_log": False, "log_level": "CRITICAL"}  # of the other processes': why none starts is told here
-POLL_S = 0.1  # between two looks at the replicas' state
+SILENT = {"enable_access_log": False, "log_level": "CRITICAL"}  # of the other processes: start errors are told here
+POLL_S = 0.1  # between two checks of the replicas' state
 OPENS_PORT = "add_port_to_grpc_server"  # function of a private module of Ray's
 STREAMS = ("stdout", "stderr")
 FAILURE = "failure"  # file with the message and the hint of the first replica that did not start
@@ -84,8 +84,8 @@ def _stop_on_signals(stopped: threading.Event) -> None:
 
 @contextlib.contextmanager
 def _ray(replicas: int, stopped: threading.Event) -> Iterator[Path]:
-    """Ray's processes, and the folder of their logs; it is kept only where an error ends them whose reason the replicas
-    did not tell. A signal to stop sets the event, also while they start.
+    """Ray's processes, and the folder of their logs, which is kept only after an error that no replica has reported. A
+    signal to stop sets the event, also while they start.
 
     Raises:
         ServerError: Ray is not installed.
@@ -108,7 +108,7 @@ def _ray(replicas: int, stopped: threading.Event) -> Iterator[Path]:
             include_dashboard=False,
             _node_ip_address=LOOPBACK,
             _temp_dir=str(folder),
-            log_to_driver=True,  # what replicas say of faults while they serve
+            log_to_driver=True,  # what replicas log of faults while they serve
             configure_logging=False,
         )
         _stop_on_signals(stopped)  # Ray has set a handler of its own
@@ -118,13 +118,16 @@ def _ray(replicas: int, stopped: threading.Event) -> Iterator[Path]:
         raise
     finally:
         members = psutil.Process().children(recursive=True)
-        with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as silenced:  # Ray's words on ending replicas
+        with (
+            open(os.devnull, "w") as nowhere,
+            contextlib.ExitStack() as silenced,
+        ):  # Ray's messages about them
             silenced.enter_context(contextlib.redirect_stdout(nowhere))
             silenced.enter_context(contextlib.redirect_stderr(nowhere))
             if ray.is_initialized():
                 serve.shutdown()
             ray.shutdown()
-        for left in psutil.wait_procs(members, timeout=ENDING_S)[1]:  # agents that look for their parent now and then
+        for left in psutil.wait_procs(members, timeout=ENDING_S)[1]:  # agents that check for their parent now and then
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
         if not keep:
@@ -173,7 +176,7 @@ def _until_running(folder: Path, stopped: threading.Event) -> bool:
     again and again; here the first failure is the end.
 
     Raises:
-        ServerError: the first replica's own words where it had any.
+        ServerError: a replica did not start; as it reported itself, where it could.
     """
     from ray import serve
 

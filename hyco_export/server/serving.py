@@ -19,17 +19,17 @@ import uvicorn
 from starlette.applications import Starlette
 
 from hyco_export.errors import ServerError
-from hyco_export.server.connections import PatientProtocol, PeerLimits, protocol_with
+from hyco_export.server.connections import LimitedProtocol, PeerLimits, protocol_with
 from hyco_export.server.engine import SETTLE_S
 
 LOOPBACK = "127.0.0.1"
-DRAIN_S = SETTLE_S + 3.0  # after the signal to stop all connections are aborted: what is left are slow readers
-KEEP_ALIVE_S = 75  # a device may draft for a while between two rounds; an emulated one for seconds
+DRAIN_S = SETTLE_S + 3.0  # after the signal to stop; then connections are aborted: only slow readers are left
+KEEP_ALIVE_S = 75  # a device drafts between two rounds, an emulated one for seconds
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-ACCEPT_TURNS = 3  # turns of the event loop whose accepted connections are open beside the counted ones
-FEWEST_WAITING = 8  # connections that wait to be accepted where descriptors are few
+ACCEPT_TURNS = 3  # turns of the event loop in which connections beyond the limit are open before they are closed
+SMALLEST_BACKLOG = 8  # where there are few descriptors
 SPARE_DESCRIPTORS = 64  # files that a running server may open beside its connections
-QUIET_S = 60.0  # between two lines of the log that say the same
+QUIET_S = 60.0  # between two log lines about the same error
 _log = logging.getLogger(__name__)
 
 
@@ -73,6 +73,7 @@ def configure(app: Starlette, tls: ssl.SSLContext | None = None, peers: PeerLimi
         log_level="error",  # a warning for each bad request would let anybody fill the log
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks for the address of a caller
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(DRAIN_S) + 1,  # never reached: connections are aborted before
         lifespan="on",
@@ -82,9 +83,9 @@ def configure(app: Starlette, tls: ssl.SSLContext | None = None, peers: PeerLimi
 
 
 def within_descriptors(peers: PeerLimits) -> PeerLimits:
-    """The limits with as many connections as the process may have descriptors for; its soft limit is raised to what
-    they need, but not above the hard one. Where that is too few, half of them are for connections that are being
-    accepted or refused."""
+    """The limits, with fewer connections where the process may not open that many files. Its soft limit is raised as
+    far as needed and allowed; where that is not enough, up to half of the descriptors are for connections that are
+    being accepted or refused."""
     beside = psutil.Process().num_fds() + SPARE_DESCRIPTORS
     most = beside + ACCEPT_TURNS * peers.backlog + peers.connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -93,15 +94,15 @@ def within_descriptors(peers: PeerLimits) -> PeerLimits:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= most:
         return peers
-    backlog = min(peers.backlog, max(FEWEST_WAITING, (soft - beside) // (2 * ACCEPT_TURNS)))
+    backlog = min(peers.backlog, max(SMALLEST_BACKLOG, (soft - beside) // (2 * ACCEPT_TURNS)))
     fewer = min(peers.connections, max(1, soft - beside - ACCEPT_TURNS * backlog))
     _log.warning("%d connections at most, for this process may open %d files: raise ulimit -n", fewer, soft)
     return msgspec.structs.replace(peers, connections=fewer, backlog=backlog)
 
 
 class AnnouncingServer(uvicorn.Server):
-    """uvicorn's server that says when it accepts connections, in one line why it cannot, and stops the application
-    (`app.state.stop`, where it has one) before it waits for connections.
+    """uvicorn's server that reports when it accepts connections, logs in one line why it cannot, and stops the
+    application (`app.state.stop`, where it has one) before it waits for its connections to close.
 
     unfinished: calls in flight that were not finished when it stopped.
     """
@@ -113,7 +114,7 @@ class AnnouncingServer(uvicorn.Server):
         self._quiet_until_s = 0.0
 
     def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio says every refused accept, thousands a second, each with its traceback."""
+        """asyncio would log every refused accept, thousands a second, each with its traceback."""
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
@@ -137,7 +138,7 @@ class AnnouncingServer(uvicorn.Server):
             self.unfinished += await stopping
 
     def _abort_connections(self) -> None:
-        for connection in list(cast("set[PatientProtocol]", self.server_state.connections)):
+        for connection in list(cast("set[LimitedProtocol]", self.server_state.connections)):
             self.unfinished += connection.is_answering
             connection.transport.abort()
 
@@ -151,7 +152,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         found = socket.getaddrinfo(host or None, 0, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4]
-        # the resolver knows the zone of a link's address, and takes any number for a port
+        # the resolver understands the zone of a link-local address, but also takes numbers that are no port
         listener = socket.create_server((found[0], port, *found[2:]), family=family, backlog=PeerLimits().backlog)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -163,7 +164,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _stopping_is_normal() -> Iterator[None]:
-    """uvicorn raises the signal that stopped it once more when it is done; here a stop is how `serve` ends."""
+    """uvicorn raises the signal that stopped it again when it is done; `serve` ends by it without an error."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol.security import ANYBODY
-from hyco_export.server.admission import Limits, latest_wait, no_such_session, wait_for_a_place
+from hyco_export.server.admission import Limits, expiry_hint, no_such_session, retry_wait_s
 from hyco_export.server.sessions import Session
 
 
@@ -76,8 +76,8 @@ class SessionTable:
         finished = [session for session in sessions if session.verifier is None and not session.calls]
         if not finished:
             left_s = self._next_expiry_s(sessions)
-            hint = f"close a session or try again when one has ended{latest_wait('; ', left_s)}"
-            raise ProtocolError("sessions_full", message, hint, wait_for_a_place(left_s))
+            hint = f"close a session or try again when one has ended{expiry_hint('; ', left_s)}"
+            raise ProtocolError("sessions_full", message, hint, retry_wait_s(left_s))
         self.drop(min(finished, key=lambda session: session.last_used_s).id)
 
     def add(self, session: Session) -> None:

@@ -120,8 +120,8 @@ class Session:
             raise ProtocolError("round_differs", f"round {round_number} was answered for another body", PRIME_AGAIN)
         return reply
 
-    def check_belief(self, request: wire.VerifyRequest) -> None:
-        """The device must believe what is committed here.
+    def check_committed(self, request: wire.VerifyRequest) -> None:
+        """Device and server must count and hold the same committed ids.
 
         Raises:
             ProtocolError: codes session_finished, length_differs, digest_differs.
@@ -287,7 +287,7 @@ class PendingRound(PendingRequest[wire.VerifyReply]):
         stored = session.stored_reply(self._number, self._request)
         if stored is not None:
             return stored
-        session.check_belief(self._request)
+        session.check_committed(self._request)
         if self._on_server and (self._tokens or self._parents):
             raise ProtocolError("unsupported", "the server drafts in this session, the body must hold no tree")
         vocab_size = self._facts.vocab_size

@@ -23,8 +23,8 @@ from hyco_export.protocol.security import (
     client_context,
     is_loopback,
     is_named,
+    is_self_signed,
     server_context,
-    signed_itself,
 )
 from hyco_export.server.connections import PeerLimits
 from hyco_export.server.http import create_app
@@ -195,4 +195,4 @@ def test_a_refused_token_names_where_tokens_come_from(url: str, files: Files) ->
 
 
 def test_only_a_certificate_that_signed_itself_is_its_own_authority(files: Files) -> None:
-    assert signed_itself(files.authority) and not signed_itself(files.certificate)
+    assert is_self_signed(files.authority) and not is_self_signed(files.certificate)

@@ -22,7 +22,7 @@ from hyco_export.protocol import wire
 from hyco_export.protocol.security import Tokens, server_context
 from hyco_export.server import serving
 from hyco_export.server.admission import Batching
-from hyco_export.server.connections import PatientProtocol, PeerLimits
+from hyco_export.server.connections import LimitedProtocol, PeerLimits
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import CallLimits, create_app
 from tests.support.live_server import LiveServer, running
@@ -391,7 +391,7 @@ def test_a_failed_handshake_leaves_nothing_behind(tmp_path: Path) -> None:
     tls = server_context(tmp_path / "both.pem", tmp_path / "both.pem")
 
     def held() -> int:
-        return sum(isinstance(found, PatientProtocol) for found in gc.get_objects())
+        return sum(isinstance(found, LimitedProtocol) for found in gc.get_objects())
 
     with running(app(), tls=tls, peers=PEERS) as url:
         gc.collect()

@@ -21,7 +21,7 @@ from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.refusals import STATUS_OF
 from hyco_export.protocol.tree import ROOT
-from hyco_export.server.admission import Batching, Facts, Limits, latest_wait, wait_for_a_place
+from hyco_export.server.admission import Batching, Facts, Limits, expiry_hint, retry_wait_s
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import CallLimits, create_app
 from hyco_export.server.interfaces import SequentialModels
@@ -278,7 +278,7 @@ def test_full_caches_say_when_to_try_again_too() -> None:
 
 
 def test_a_wait_is_never_said_to_be_nothing() -> None:
-    assert wait_for_a_place(0.0) == 1.0 and "in 1 s" in latest_wait("", 0.0)
+    assert retry_wait_s(0.0) == 1.0 and "in 1 s" in expiry_hint("", 0.0)
 
 
 def test_a_server_whose_model_hangs_is_not_ready_and_stops_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 """The verifier's K/V of one session, in slots of its own. A round moves a few rows, never the context.
 
 A full-attention layer has a slot for every position that the session may reach. A sliding layer keeps the newest
-positions that somebody can still see, and behind them has room for one pass: when that is used up, the kept ones move
-to the front, once in many rounds. All of it is taken at once, so a session costs what `CacheLayout.size_bytes` says
-from its first pass to its last. `HandoffEncoder` makes the 8-bit K/V of hand-offs on the device where the cache lies.
+positions that a later row or the head can see, with room for one pass behind them: when that is used up, the kept ones
+move to the front, once in many rounds. All of it is allocated at once, so a session costs what `CacheLayout.size_bytes`
+says from its first pass to its last. `HandoffEncoder` makes the 8-bit K/V of hand-offs on the device where the cache
+lies.
 
 Legend: L committed positions, R rows of a pass, N K/V heads, d head dimension, C slots.
 """

@@ -1,8 +1,8 @@
 """One verifier in several processes: the leader serves and judges, the followers run its passes with their shards.
 
 Each pass is broadcast once, before it is made, with what has happened to its sessions since the last one: which ended,
-what was reserved, which rows were committed. Nothing else needs the followers, so there is nothing else to keep in
-step, and calls of other threads never wait for them. `models.process_group` divides the weights.
+what was reserved, which rows were committed. Nothing else needs the followers, so calls of other threads never wait for
+them. `models.process_group` divides the weights.
 """
 
 import logging
@@ -50,18 +50,18 @@ class PassMessage(msgspec.Struct, array_like=True):
 
 
 class Followers:
-    """The other processes as the leader sees them: a context in which they follow, and at whose end they are told so.
-    Where it ends by an error they find the leader gone.
+    """The other processes as the leader sees them: a context in which they follow, and whose end is broadcast to them.
+    If it ends by an error, they notice that the leader is gone.
 
     Raises:
-        ProcessGroupError: leaving the context after a pass that failed, for the shards are out of step, or in the
-            middle of one that hangs: the followers hang in it, too, and would not read of the end.
+        ProcessGroupError: at the end of the context, after a pass that failed, since the shards may differ now, or in
+            the middle of one that hangs: the followers hang in it too, and would not read the message.
     """
 
     def __init__(self, group: ProcessGroup, line: Line) -> None:
         self.group = group
         self._line = line
-        self._lost: BaseException | None = None
+        self._failed: BaseException | None = None
         self.in_pass = False
 
     def __enter__(self) -> "Followers":
@@ -71,31 +71,31 @@ class Followers:
         if exc[1] is not None:
             return
         if self.in_pass:
-            self._lost = self._lost or TimeoutError("a pass did not end")
-        if self._lost is not None:
+            self._failed = self._failed or TimeoutError("a pass did not end")
+        if self._failed is not None:
             raise self._failure()
         self._line.send(END)
 
-    def broadcast(self, told: PassMessage) -> None:
+    def broadcast(self, message: PassMessage) -> None:
         """Have the followers make a pass.
 
         Raises:
             ProcessGroupError: one is gone, or an earlier pass failed.
         """
-        if self._lost is not None:
+        if self._failed is not None:
             raise self._failure()
-        self._line.send(msgspec.msgpack.encode(told))
+        self._line.send(msgspec.msgpack.encode(message))
 
-    def lose(self, error: BaseException) -> None:
-        """A pass failed here and perhaps not elsewhere: no further one can be right, the server is to stop."""
-        if self._lost is None:
-            self._lost = error
+    def fail(self, error: BaseException) -> None:
+        """A pass failed here and perhaps not in the other processes: the shards may differ now, so the server stops."""
+        if self._failed is None:
+            self._failed = error
             _log.error("a pass of the sharded verifier failed, the server stops: %s", place_of(error))
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _failure(self) -> ProcessGroupError:
-        error = ProcessGroupError(f"a pass of the sharded verifier failed: {type(self._lost).__name__}", START_AGAIN)
-        error.__cause__ = self._lost
+        error = ProcessGroupError(f"a pass of the sharded verifier failed: {type(self._failed).__name__}", START_AGAIN)
+        error.__cause__ = self._failed
         return error
 
 
@@ -108,8 +108,8 @@ class LeadingVerifier(Verifier):
         self._numbers = count()
         self.ended: deque[int] = deque()  # appended to by any thread
 
-    def open(self) -> "LedSession":
-        return LedSession(self, next(self._numbers))
+    def open(self) -> "LeadingSession":
+        return LeadingSession(self, next(self._numbers))
 
     def advance(self, parts: Sequence[Prefill | Check]) -> list[torch.Tensor]:
         """As the base class's, in all processes.
@@ -118,20 +118,20 @@ class LeadingVerifier(Verifier):
             ProcessGroupError: a process is gone, or an earlier pass failed.
         """
         ended = [self.ended.popleft() for _ in range(len(self.ended))]
-        told = PassMessage(ended, [cast(LedSession, part.session).message(part) for part in parts])
+        message = PassMessage(ended, [cast(LeadingSession, part.session).message(part) for part in parts])
         self._followers.in_pass = True
         try:
-            self._followers.broadcast(told)
+            self._followers.broadcast(message)
             return super().advance(parts)
         except Exception as error:
-            self._followers.lose(error)
+            self._followers.fail(error)
             raise
         finally:
             self._followers.in_pass = False
 
 
-class LedSession(TorchVerifierSession):
-    """A session that remembers what followers have not been told."""
+class LeadingSession(TorchVerifierSession):
+    """A session that remembers what the followers do not know yet."""
 
     def __init__(self, verifier: LeadingVerifier, number: int) -> None:
         super().__init__(verifier)
@@ -153,14 +153,14 @@ class LedSession(TorchVerifierSession):
         self._leader.ended.append(self._number)
 
     def message(self, part: Prefill | Check) -> PartMessage:
-        """This session's part of the next pass, for the followers."""
+        """This session's part of the next pass, as the followers need it."""
         if isinstance(part, Prefill):
-            told = PartMessage(self._number, self._reserved, self._accepted, part.ids.tolist(), None)
+            message = PartMessage(self._number, self._reserved, self._accepted, part.ids.tolist(), None)
         else:
             ids = [int(part.root), *part.tokens.tolist()]
-            told = PartMessage(self._number, self._reserved, self._accepted, ids, part.parents.tolist())
+            message = PartMessage(self._number, self._reserved, self._accepted, ids, part.parents.tolist())
         self._reserved, self._accepted = 0, None
-        return told
+        return message
 
 
 def follow(verifier: Verifier, line: Line) -> None:
@@ -170,21 +170,21 @@ def follow(verifier: Verifier, line: Line) -> None:
         ProcessGroupError: the leader is gone.
     """
     sessions: dict[int, TorchVerifierSession] = {}
-    while (message := line.receive()) != END:
-        told = msgspec.msgpack.decode(message, type=PassMessage)
-        for number in told.ended:
+    while (received := line.receive()) != END:
+        message = msgspec.msgpack.decode(received, type=PassMessage)
+        for number in message.ended:
             sessions.pop(number, None)
-        verifier.advance([_part(sessions, verifier, part) for part in told.parts])
+        verifier.advance([_part(sessions, verifier, part) for part in message.parts])
 
 
-def _part(sessions: dict[int, TorchVerifierSession], verifier: Verifier, told: PartMessage) -> Prefill | Check:
+def _part(sessions: dict[int, TorchVerifierSession], verifier: Verifier, message: PartMessage) -> Prefill | Check:
     """The follower's own part of a pass, with its session brought to where the leader's was."""
-    session = sessions.setdefault(told.session, verifier.open())
-    if told.reserved:
-        session.reserve(told.reserved)
-    if told.accepted is not None:
-        session.commit(told.accepted)
-    ids = np.asarray(told.ids, np.int64)
-    if told.parents is None:
+    session = sessions.setdefault(message.session, verifier.open())
+    if message.reserved:
+        session.reserve(message.reserved)
+    if message.accepted is not None:
+        session.commit(message.accepted)
+    ids = np.asarray(message.ids, np.int64)
+    if message.parents is None:
         return Prefill(session, ids)
-    return Check(session, told.ids[0], ids[1:], np.asarray(told.parents, np.int64))
+    return Check(session, message.ids[0], ids[1:], np.asarray(message.parents, np.int64))

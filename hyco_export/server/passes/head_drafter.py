@@ -1,10 +1,11 @@
-"""The verifier's own head on the server: a chain of top-1 tokens, over everything or an artifact's share.
+"""The verifier's own head on the server: a chain of top-1 tokens, over the whole vocabulary and prefix or over a head
+artifact's keep set and window.
 
 Step by step what transformers' SinglePositionMultiTokenCandidateGenerator computes for K/V of exactly the committed
 positions (transformers itself leaves rows of rejected drafts in what the head reads). All steps use the root's
-position; a step's input is [embedding, state], first [e(root), h], then the head's own token and projected state. A
-row sees all the keys of its session that it is given, so the masks are the slices and nothing is built per step; the
-rows of several sessions go through a step together and part in the attention.
+position; a step's input is [embedding, state], first [e(root), h], then the head's own token and projected state. A row
+sees all keys of its session that it is given, so no masks are needed: the slices do their work. The rows of several
+sessions go through a step together, except in the attention.
 
 Legend: S sessions, L committed positions before a root, N K/V heads, d head dimension, H the verifier's hidden size.
 """
@@ -65,9 +66,8 @@ class ChainDrafter:
         self._suppressed = list(suppressed)
         self._stack = FusedStack(head.model, compiled) if fused and fits(head.model) else None
         sliding: int = head.config.get_text_config().sliding_window + INCLUSIVE_END
-        self._spans: dict[str, int | None] = {"full": window, "sliding": sliding if window is None else min(sliding, window)}
-        # see Verifier: the head's layers all reuse K/V
-        self._all_rows = torch.tensor(0)
+        self._spans = {"full": window, "sliding": sliding if window is None else min(sliding, window)}
+        self._all_rows = torch.tensor(0)  # as in Verifier: the head's layers all reuse K/V
 
     def span(self, layer_type: str) -> int | None:
         """Newest committed positions that the head sees in layers of this type; None = all."""

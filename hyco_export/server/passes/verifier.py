@@ -140,8 +140,8 @@ class Verifier:
         for part, cache in zip(parts, caches, strict=True):
             cache.make_room(part.rows)
         after, handed = self._pass(
-            self._there(np.concatenate([_ids(part) for part in parts])),
-            self._there(
+            self._to_device(np.concatenate([_ids(part) for part in parts])),
+            self._to_device(
                 np.concatenate(
                     [cache.length + row_depths for cache, (row_depths, _) in zip(caches, blocks, strict=True)]
                 )
@@ -223,7 +223,7 @@ class Verifier:
         found: np.ndarray = logits.float().cpu().numpy()
         return found
 
-    def _there(self, array: np.ndarray) -> torch.Tensor:
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
 
