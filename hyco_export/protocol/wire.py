@@ -87,7 +87,7 @@ class PrimeRequest(msgspec.Struct, frozen=True, array_like=True):
     draft_scope: str = "full"  # one of DRAFT_SCOPES
     unverified: bool = False
     first_rows: int = 0  # newest K/V rows of the first reply, as many older ones a round after it; 0: the whole window
-    attempt: str = ""  # random; the same again replaces the session that an earlier try opened and nobody knows
+    attempt: str = ""  # random; the same again replaces the session that an earlier try opened
 
 
 class Handoff(msgspec.Struct, frozen=True, array_like=True):
@@ -248,7 +248,7 @@ def committed_digest(ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=8).digest()
 
 
-# ---- padding: whoever watches a TLS link sees sizes, and sizes tell how many drafts were accepted
+# ---- padding: an observer of a TLS link sees sizes, which tell how many drafts were accepted
 
 FIXARRAY = 0x90  # MessagePack: an array of n < 16 elements begins with 0x90 + n
 FIXARRAY_MOST = 15

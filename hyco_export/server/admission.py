@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True):
     """What a server gives at most."""
 
     sessions: int = 16
-    sessions_per_token: int = 8  # of callers without a token nobody knows who is who: for them the first limit alone
+    sessions_per_token: int = 8  # on a server without tokens callers cannot be told apart: the first limit alone
     node_limit: int = NODE_LIMIT
     prompt_limit: int = 32_768
     idle_s: float = 600.0

@@ -114,8 +114,8 @@ def open_server_engine(
     )
     head = load_head(head_folder, precision, str(place))
     facts = _facts(model, artifact, recipe.head.steps, options.context_limit, bool(artifact and keepset))
-    sharers = options.servers * (followers.group.size if followers and place.type == "cpu" else 1)
-    limits = _limits(options, facts, free_bytes(place) // sharers)
+    processes = options.servers * (followers.group.size if followers and place.type == "cpu" else 1)
+    limits = _limits(options, facts, free_bytes(place) // processes)
     drafter = partial(ChainDrafter, head, compiled=options.compiled, suppressed=suppressed_ids(model))
     verifier = (partial(LeadingVerifier, followers) if followers else Verifier)(
         model,

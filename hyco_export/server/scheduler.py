@@ -138,8 +138,8 @@ class Scheduler:
             self._changed.wait(left_s)
 
     def _run(self, batch: Sequence[Call]) -> Sequence[Call]:
-        """One pass; the calls that need another. The others are answered when their sessions' pass has ended. Whatever
-        fails, its callers hear of it, and the thread goes on."""
+        """One pass; the calls that need another. The others are answered when their sessions' pass has ended. An error
+        goes to the callers of the pass, and the thread goes on."""
         ended: list[Ended] = []
         again: Sequence[Call] = ()
         try:
@@ -238,7 +238,7 @@ class Scheduler:
             call.answer(outcome)
 
     def _draft_ahead(self, ended: Sequence[Ended]) -> None:
-        """While replies travel and nobody waits, draft what these sessions will ask for next; not after a refusal: the
+        """While replies travel and no call waits, draft what these sessions will ask for next; not after a refusal: the
         prompt of a PRIME that was cancelled has not been processed."""
         with self._lock:
             if self._waiting:
@@ -263,7 +263,7 @@ class Scheduler:
 
 
 def model_fault(error: Exception) -> HycoError:
-    """A fault of the model as what its callers hear."""
+    """A fault of the model as the refusal that its callers get."""
     if isinstance(error, HycoError):
         return error
     refusal = ProtocolError("model_fault", f"the model failed: {type(error).__name__}", PRIME_AGAIN)
