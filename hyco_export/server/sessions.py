@@ -73,11 +73,7 @@ class Session:
         return self.length + self.room
 
     def reserve(self, size_bytes: int, next_expiry_s: float | None) -> None:
-        """Take the cache's memory out of the budget.
-
-        Raises:
-            ProtocolError: as `CacheBudget.take`.
-        """
+        """Take the cache's memory out of the budget; refused as `CacheBudget.take` says."""
         self._budget.take(size_bytes, next_expiry_s)
         self._reserved_bytes = size_bytes
 

@@ -66,7 +66,7 @@ class ToyLanguageModel:
 
 
 class ScriptedSession:
-    """ports.VerifierSession over the toy model."""
+    """interfaces.VerifierSession over the toy model."""
 
     def __init__(self, model: ToyLanguageModel) -> None:
         self._model = model
@@ -130,7 +130,7 @@ def toy_rows(tokens: Sequence[int], first_position: int) -> KvRows:
 
 
 class ScriptedServer:
-    """ports.Transport with a greedy exact server behind it, in one class; the engine's tests use the real one.
+    """interfaces.Transport with a greedy exact server behind it, in one class; the engine's tests use the real one.
 
     Args:
         model: who answers.
@@ -219,7 +219,7 @@ def greedy_path(logits: np.ndarray, tokens: Sequence[int], parents: Sequence[int
 
 
 class ScriptedHead:
-    """ports.HeadDevice that checks every row it is given and drafts what the toy model would say, sometimes wrongly.
+    """interfaces.HeadDevice that checks every row it is given and drafts what the toy model would say, sometimes wrongly.
 
     Args:
         model: the language model.
@@ -268,7 +268,7 @@ class ScriptedHead:
 
 
 class ScriptedSlm:
-    """ports.SlmDevice whose rings hold the tokens themselves; its distribution is the toy model's, seen through them.
+    """interfaces.SlmDevice whose rings hold the tokens themselves; its distribution is the toy model's, seen through them.
 
     Every pass is answered from the ring's content and the ancestors in the pass alone, so a wrong commit or a wrong
     parent shows in the log-probabilities. A row may be committed only where its whole context is what the ring holds.
