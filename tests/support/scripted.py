@@ -219,7 +219,7 @@ def greedy_path(logits: np.ndarray, tokens: Sequence[int], parents: Sequence[int
 
 
 class ScriptedHead:
-    """interfaces.HeadDevice that checks every row it is given and drafts what the toy model would say, sometimes wrongly.
+    """A HeadDevice that checks every row it is given and drafts what the toy model would say, sometimes wrongly.
 
     Args:
         model: the language model.
@@ -268,7 +268,7 @@ class ScriptedHead:
 
 
 class ScriptedSlm:
-    """interfaces.SlmDevice whose rings hold the tokens themselves; its distribution is the toy model's, seen through them.
+    """An SlmDevice whose rings hold the tokens themselves; its distribution is the toy model's, seen through them.
 
     Every pass is answered from the ring's content and the ancestors in the pass alone, so a wrong commit or a wrong
     parent shows in the log-probabilities. A row may be committed only where its whole context is what the ring holds.
