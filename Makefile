@@ -27,7 +27,7 @@ test: $(STAMP)
 
 # random histories of clients and one engine, in the thousands
 histories: $(STAMP)
-	HYCO_HISTORIES=10000 $(VENV)/bin/python -m pytest tests/endurance/test_histories.py
+	HYCO_HISTORIES=10000 $(VENV)/bin/python -m pytest --timeout 0 tests/endurance/test_histories.py
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -70,7 +70,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         """Treat a scalar with an explicit tag (`!!str 0200`) as quoted: it has one reading."""
-        tag = self.peek_event().tag
+        tag = self.peek_event().tag  # type: ignore[no-untyped-call]  # absent from its stub
         node = super().compose_scalar_node(anchor)
         if tag is not None:
             node.style = node.style or "'"
