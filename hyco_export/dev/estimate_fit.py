@@ -33,7 +33,7 @@ from hyco_export.stages.run_folder import RunFolder
 
 STEPS = 4  # of the solver; terms that swap places in a maximum settle in two
 RELATIVE_STEP = 1e-2  # of a coefficient, to see how an estimate moves: large against rounding to whole bytes
-PULL = 1e-2  # weight of staying: a coefficient that moves by itself counts a hundredth of an error of equal size
+PULL = 3e-2  # weight of staying: a coefficient that doubles counts as much as an estimate that is off by 3 %
 SMALLEST, LARGEST = 0.1, 10.0  # times its value, what one fit may make of a coefficient
 ERROR_LINES = 5  # of a failed stage's output
 
