@@ -72,7 +72,7 @@ class Work(msgspec.Struct, frozen=True):
     calibration: Split
     sampled: Split
     validation: Split
-    conversations: int  # those of the keep set, counted or not
+    conversations: int  # read for the keep set, whether counted or held out
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -91,7 +91,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 def capture_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED) -> Estimate:
-    """The verifier in its precision; e, h, K and V of every token."""
+    """Memory: the verifier in its precision. Disk: e, h, K and V of every token."""
     width = DTYPE_BYTES[recipe.models.verifier.dtype]
     verifier = family.verifier
     token = (verifier.round_values + verifier.row_values) * width + ID_BYTES + measured.answer_token
@@ -115,7 +115,7 @@ def capture_text_estimate(
 
 
 def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED) -> Estimate:
-    """Teacher, student with an output layer of its own, AdamW's moments, and the variants that are compared."""
+    """Memory: teacher, student with its own output layer, AdamW's moments, and the variants that are compared."""
     head, qat = family.require_head(), recipe.qat
     trained = head.body_values + head.output_values
     teacher = DTYPE_BYTES[recipe.models.require_head().dtype]
@@ -135,7 +135,7 @@ def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: Coef
 
 
 def keepset_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED) -> Estimate:
-    """The table in 8 bits, written as a stream; in memory the vocabulary."""
+    """Disk: the table in 8 bits, written as a stream. Memory: the vocabulary."""
     table = kept_tokens(recipe, family) * family.verifier.hidden
     ids_and_scales = 2 * FLOAT_BYTES * kept_tokens(recipe, family)
     reports = measured.coverage_curve + measured.conversation * work.conversations
@@ -148,10 +148,10 @@ def keepset_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: 
 def convert_head_estimate(
     recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED
 ) -> Estimate:
-    """The graph with kept rows, table and samples.
+    """Disk: the graph with kept rows, the table and samples.
 
-    In memory first the kept weights in integers and floats while the graph is made of them, then transformers' head in
-    floats while it takes the stored integers, its output layer last.
+    Memory: the larger of two moments. While the graph is made, the kept weights as integers and as floats; while it is
+    judged, transformers' head in floats beside the stored integers that it takes, its output layer last.
     """
     graph = head_graph_bytes(recipe, family, measured)
     kept = kept_tokens(recipe, family)
@@ -210,7 +210,7 @@ def _layer_steps(recipe: Recipe, head: HeadShape) -> int:
 def convert_slm_estimate(
     recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED
 ) -> Estimate:
-    """Weights packed as in the checkpoint for the host, and in carriers for the graphs, which share them."""
+    """Disk: weights packed as in the checkpoint for the host, and in carriers for both graphs, which share them."""
     slm, kept = family.slm, kept_tokens(recipe, family)
     tables = sum(table.packed_bytes for table in slm.tables) + FLOAT_BYTES * slm.table_scales
     output = kept * slm.hidden
