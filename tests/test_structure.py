@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,20 +72,22 @@ def test_a_new_record_keeps_what_the_run_did_not_touch() -> None:
     }
 
 
-def test_what_workers_share_is_built_once(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_workers_share_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     built: list[Path] = []
 
     def build(folder: Path) -> None:
         built.append(folder)
         (folder / "part").write_text("whole")
 
+    def worker(number: int) -> Path:
+        folder = tmp_path / f"popen-gw{number}"
+        folder.mkdir()
+        return built_once(SimpleNamespace(getbasetemp=lambda: folder), "once", build)
+
     with ThreadPoolExecutor(4) as workers:
-        asked = [workers.submit(built_once, tmp_path_factory, "once", build) for _ in range(4)]
-    assert [one.result() for one in asked] == built * 4 and len(built) == 1
-    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
-    assert built_once(tmp_path_factory, "beside-workers", build).parent.parent == tmp_path_factory.getbasetemp().parent
+        assert list(workers.map(worker, range(4))) == [tmp_path / "shared" / "once"] * 4
+    assert built == [tmp_path / "shared" / "once"]
 
 
 def test_a_build_that_failed_is_made_anew(tmp_path_factory: pytest.TempPathFactory) -> None:
