@@ -91,10 +91,11 @@ def measure_counting(
 
 def refit_estimates(scale_names: Sequence[str]) -> None:
     """Print the fitted coefficients, and how far the estimates are off without and with them."""
-    from hyco_export.dev.estimate_fit import fit_estimates
     from hyco_export.models.families.released_configs import find_scale
 
     scales = [find_scale(name) for name in scale_names]
+    from hyco_export.dev.estimate_fit import fit_estimates
+
     with ConsoleProgress() as progress:
         fit = fit_estimates(scales, progress.step)
     show_rows("estimates beside what the stages took", fit.errors)
