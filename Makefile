@@ -1,14 +1,16 @@
-# setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters, docs writes
-# the recipe reference;
+# setup installs, demo runs the whole chain on the embedded family, test runs the tests, test-quick those that take a few
+# seconds, durations records which are slow, lint the linters, docs writes the recipe reference;
 # first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs;
 # attack measures what a neighbour of hostile callers feels.
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
+# two processes, a file's tests in one of them: what the file's tests share is built once
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 ENDURANCE := $(VENV)/bin/python
 
-.PHONY: setup demo test lint docs histories first-reply fuzz soak attack clean
+.PHONY: setup demo test test-quick durations lint docs histories first-reply fuzz soak attack clean
 
 setup: $(STAMP)
 
@@ -23,11 +25,18 @@ demo: $(STAMP)
 	$(VENV)/bin/hyco-export run
 
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest -n 2
+	$(PYTEST)
+
+test-quick: $(STAMP)
+	$(PYTEST) -m "not slow"
+
+# after tests were added, or became slower or faster: all of them, and a new tests/slow_tests.json
+durations: $(STAMP)
+	$(PYTEST) --record-durations
 
 # random histories of clients and one engine, in the thousands
 histories: $(STAMP)
-	HYCO_HISTORIES=10000 $(VENV)/bin/python -m pytest tests/endurance/test_histories.py
+	HYCO_HISTORIES=10000 $(VENV)/bin/python -m pytest --timeout 0 tests/endurance/test_histories.py
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -344,6 +344,18 @@ def create_checkpoints(
     create_checkpoint_family(out, scale, tokenizer)
 
 
+@dev.command("fit-estimates")
+def fit_estimates(
+    scales: Annotated[
+        list[str] | None, typer.Option("--scale", help="full, middle, small; several are better.")
+    ] = None,
+) -> None:
+    """Measure the stages on created checkpoints; print the coefficients of --dry-run's estimates that fit."""
+    from hyco_export.cli.dev import refit_estimates
+
+    refit_estimates(scales or ["small", "middle"])
+
+
 def _only(path: Path | None, option: Path | None) -> Path | None:
     """The recipe, whichever way it was given.
 

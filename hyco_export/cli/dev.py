@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -86,6 +87,19 @@ def measure_counting(
             write_created(path, backend, created, progress.step)
         result = bench_counting(path, backend, progress.step)
     show_metrics("\ncounting against the tokenizer's own encode_batch", result.summary)
+
+
+def refit_estimates(scale_names: Sequence[str]) -> None:
+    """Print the fitted coefficients, and how far the estimates are off without and with them."""
+    from hyco_export.models.families.released_configs import find_scale
+
+    scales = [find_scale(name) for name in scale_names]
+    from hyco_export.dev.estimate_fit import fit_estimates
+
+    with ConsoleProgress() as progress:
+        fit = fit_estimates(scales, progress.step)
+    show_rows("estimates beside what the stages took", fit.errors)
+    show_rows("coefficients: write those that differ into core/estimates/coefficients.py", fit.table)
 
 
 def bench_peers(

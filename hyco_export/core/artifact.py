@@ -197,7 +197,7 @@ def _is_debris(name: str) -> bool:
 
 
 def _build_hint(folder: Path) -> str:
-    """Of an artifact that is not there; names the targets that the same stage was built for, if any."""
+    """The next step where an artifact is missing; names the targets that the same stage was built for, if any."""
     stage, _, target = folder.name.partition("@")
     built = sorted(path.parent.name.partition("@")[2] for path in folder.parent.glob(f"{stage}@*/{MANIFEST_NAME}"))
     others = f"; or give --target: {', '.join(built)} is built" if target and built else ""

@@ -26,7 +26,8 @@ class Encoding(msgspec.Struct, frozen=True):
         """real [...] float -> integers [...] of `dtype`, rounded half to even and clipped to the range of `dtype`."""
         info = np.iinfo(self.dtype)
         levels = np.rint(np.asarray(real, dtype=np.float64) / self.scale) + self.zero_point
-        return np.clip(levels, info.min, info.max).astype(self.dtype)
+        clipped: np.ndarray = np.clip(levels, info.min, info.max)
+        return clipped.astype(self.dtype)
 
     def dequantize(self, integers: np.ndarray) -> np.ndarray:
         """integers [...] -> real [...] float32."""

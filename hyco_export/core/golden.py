@@ -48,7 +48,7 @@ class GoldenRoot(msgspec.Struct, frozen=True):
 
 
 class GoldenDraw(msgspec.Struct, frozen=True):
-    """What a right verifier draws with one seed that draws the tree's root.
+    """What a correct verifier draws with one seed that draws the tree's root.
 
     tokens [R]: at `GoldenTree.rows`. margins [R]: how far the draw's number u is from where another token begins, in
     probability; root_margin: the same of PRIME's draw, which is the root.
@@ -107,7 +107,7 @@ class GoldenTree(msgspec.Struct, frozen=True):
 
 
 class GoldenSession(msgspec.Struct, frozen=True):
-    """One session over the text of number `text`."""
+    """One session over text number `text`."""
 
     text: int
     roots: tuple[GoldenRoot, ...]

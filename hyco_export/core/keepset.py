@@ -51,7 +51,8 @@ class KeepSet:
 
     def rows(self, token_ids: np.ndarray) -> np.ndarray:
         """Rows [...] of token_ids [...]; MISSING where a token is not kept."""
-        return self._rows[token_ids]
+        found: np.ndarray = self._rows[token_ids]
+        return found
 
     @property
     def digest(self) -> str:

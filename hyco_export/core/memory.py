@@ -87,7 +87,7 @@ def own_peak_bytes() -> int:
 
 
 def _age_s(process: psutil.Process) -> float:
-    return time.time() - process.create_time()
+    return time.time() - float(process.create_time())
 
 
 def _resident_bytes(process: psutil.Process) -> int:

@@ -17,7 +17,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     """float64 [..., V] of logits [..., V] over the last axis: device and proofs add up many of such values."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
 
 
 def sqnr_db(reference: np.ndarray, candidate: np.ndarray) -> float:

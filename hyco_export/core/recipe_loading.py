@@ -70,7 +70,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         """Treat a scalar with an explicit tag (`!!str 0200`) as quoted: it has one reading."""
-        tag = self.peek_event().tag
+        tag = self.peek_event().tag  # type: ignore[no-untyped-call]  # absent from its stub
         node = super().compose_scalar_node(anchor)
         if tag is not None:
             node.style = node.style or "'"
@@ -103,7 +103,7 @@ class _Loader(yaml.SafeLoader):
         else:  # a merge key
             return super().construct_object(node, deep)
         place = f"line {node.start_mark.line + 1}: `{node.value}`"
-        if repr(new) != repr(old):  # not ==: 1 is no True, and NaN is NaN
+        if repr(new) != repr(old):  # repr, because 1 == True and NaN != NaN
             message = f"{place} is {_words(old)} in YAML 1.1 and {_words(new)} in YAML 1.2"
             raise _MistakeError(message, "write the value that is meant, or quote a text")
         return new
@@ -156,7 +156,7 @@ def _require_finite(value: Any, field: str) -> None:
         inside = ((f"{field}.{name}", part) for name, part in value.items())
     elif isinstance(value, list | tuple):
         inside = ((f"{field}[{index}]", part) for index, part in enumerate(value))
-    elif isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:  # NaN is not either
+    elif isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:  # also true for NaN
         raise RecipeError(f"{field} is {value}, it must be finite in float32", "change the field")
     for name, part in inside:
         _require_finite(part, name)

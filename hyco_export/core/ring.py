@@ -32,7 +32,7 @@ def visible(query_positions: np.ndarray, key_positions: np.ndarray, span: int | 
     assistant sees the newest window + 1 keys before the root: with the root as the query, span = window + 2.
     """
     distance = query_positions[:, None] - key_positions[None, :]
-    seen = (key_positions[None, :] != EMPTY) & (distance >= 0)
+    seen: np.ndarray = (key_positions[None, :] != EMPTY) & (distance >= 0)
     return seen if span is None else seen & (distance < span)
 
 

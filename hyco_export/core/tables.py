@@ -45,7 +45,8 @@ def real_rows(packed: np.ndarray, scales: np.ndarray, layout: TableLayout) -> np
     """float32 [n, D] of packed [n, B] and scales [n, S]; each scale covers D / S values in a row."""
     integers = unpack_rows(packed, layout.bits, layout.width).astype(np.float32)
     spread = np.repeat(scales, layout.width // scales.shape[1], axis=1)
-    return integers * spread * np.float32(layout.factor)
+    rows: np.ndarray = integers * spread * np.float32(layout.factor)
+    return rows
 
 
 def save_tables(path: Path, tables: dict[str, PackedRows]) -> None:
@@ -96,7 +97,7 @@ class HostTables:
             raise ArtifactError(f"embedding tables {path} say nothing of their layout", hint)
         self.layouts = msgspec.json.decode(raw, type=dict[str, TableLayout])
         self._rows = {name: self._file.get_slice(name) for name in self.layouts}
-        self._scales = {name: self._file.get_tensor(name + SCALE) for name in self.layouts}
+        self._scales: dict[str, np.ndarray] = {name: self._file.get_tensor(name + SCALE) for name in self.layouts}
 
     def tokens(self, ids: np.ndarray) -> np.ndarray:
         """Token embeddings float32 [n, H] of ids [n]."""

@@ -14,8 +14,7 @@ from hyco_export.core.data.prompts import require_counted, require_prompts
 from hyco_export.core.data.readers import list_files, read_conversations
 from hyco_export.core.data.sources import OnCount, local_folders
 from hyco_export.core.estimates import stages as estimates
-from hyco_export.core.estimates.shapes import FamilyShape
-from hyco_export.core.estimates.stages import Estimate, Work
+from hyco_export.core.estimates.stages import Estimator
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.recipe_sections import as_source
 from hyco_export.errors import ArtifactError, RecipeError, StrayFileError
@@ -210,7 +209,6 @@ def _note_family(run: RunFolder, note: Callable[[str], None]) -> None:
 STAGES = (CAPTURE, QAT_HEAD, BUILD_KEEPSET, CONVERT_HEAD, CONVERT_SLM, COMPILE)
 SLM_STAGES = (CAPTURE_TEXT, BUILD_KEEPSET, CONVERT_SLM, replace(COMPILE, needs=(SLM,)))
 
-Estimator = Callable[[Recipe, FamilyShape, Work], Estimate]
 ESTIMATORS: Mapping[str, Estimator] = {
     CAPTURE.name: estimates.capture_estimate,
     QAT_HEAD.name: estimates.qat_estimate,

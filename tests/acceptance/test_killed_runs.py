@@ -24,7 +24,7 @@ ARTIFACTS = 6
 PROMPTS = 12  # of 60: enough for every stage's samples
 RUN_TIMEOUT_S = 1800  # a hang would last for ever
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout((1 + 2 * KILLS) * RUN_TIMEOUT_S)]
 
 
 def few_prompts(name: str, folder: Path) -> str:

@@ -221,6 +221,10 @@ def test_developers_commands_stand_in_a_group_of_their_own() -> None:
         assert name in group and name not in listed
         assert run(name, "--help").returncode == 0  # the name it had before
     assert "--install-completion" in listed
+    assert "fit-estimates" in group and "fit-estimates" not in listed
+    unknown = run("dev", "fit-estimates", "--scale", "huge")
+    assert unknown.returncode == 2
+    assert "--scale is 'huge'" in unknown.stderr and "next: give one of: full, middle, small" in unknown.stderr
 
 
 def test_padding_to_more_than_any_client_takes_is_refused() -> None:

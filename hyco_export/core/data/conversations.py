@@ -115,4 +115,4 @@ class Identities:
 def identities(conversations: Iterable[Conversation]) -> Identities:
     """Identities of these conversations."""
     pairs = [(conversation.id, first_message_digest(conversation)) for conversation in conversations]
-    return Identities(frozenset(name for name, _ in pairs), frozenset(opening for _, opening in pairs))
+    return Identities(frozenset(name for name, _ in pairs), frozenset(first_message for _, first_message in pairs))

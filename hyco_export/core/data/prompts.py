@@ -75,7 +75,7 @@ def require_counted(found: Iterable[Conversation], field: str, asked: Identities
     Raises:
         RecipeError: not readable, none, or no assistant's text outside the `asked`; names field and roles.
     """
-    total = spoken = excluded = strange = 0
+    total = answered = excluded = odd_roles = 0
     roles: Counter[str] = Counter()
     texts: set[str] = set()
     try:
@@ -86,26 +86,26 @@ def require_counted(found: Iterable[Conversation], field: str, asked: Identities
             if conversation in asked:
                 excluded += 1
             elif any(conversation.assistant_texts):
-                spoken += 1
+                answered += 1
             else:
-                strange += any(message.role not in ROLES for message in conversation.messages)
+                odd_roles += any(message.role not in ROLES for message in conversation.messages)
     except RecipeError as error:
         raise RecipeError(f"{field}: {error.message}", error.hint) from error
     if not total:
         raise RecipeError(f"{field} holds no conversation", "give at least one")
     turns = ", ".join(f"{count} of {role!r}" for role, count in roles.most_common()) or "none"
-    if not spoken:
+    if not answered:
         used = f"; {excluded} calibrate or validate and are not counted" if excluded else ""
         raise RecipeError(
             f"{field}: none of {total} conversations has an assistant's text to count (turns: {turns}{used})",
             ROLE_HINT if roles.keys() - set(ROLES) else "give conversations with the assistant's answers in them",
         )
-    silent, remarks = total - excluded - spoken, []
-    if silent:
-        unknown = ", ".join(repr(role) for role in sorted(roles.keys() - set(ROLES)))
-        why = f"; {strange} of them have turns of unknown roles: {unknown}; {ROLE_HINT}" if strange else ""
+    unanswered, remarks = total - excluded - answered, []
+    if unanswered:
+        roles_shown = ", ".join(repr(role) for role in sorted(roles.keys() - set(ROLES)))
+        why = f"; {odd_roles} of them have turns of unknown roles: {roles_shown}; {ROLE_HINT}" if odd_roles else ""
         remarks.append(
-            f"{silent} of {total} conversations hold no assistant's text (turns: {turns}), "
+            f"{unanswered} of {total} conversations hold no assistant's text (turns: {turns}), "
             f"only the others are counted{why}"
         )
     if repeated := total - len(texts):

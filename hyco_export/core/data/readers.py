@@ -1,7 +1,9 @@
 """Conversations in local files: JSONL (also gzipped) or Parquet, one file or a folder of them, read as a stream.
 
 A JSONL line is `{"messages": [{"role", "content"}, ...]}` with an optional `id`; a Parquet file has the same columns
-(the layout of UltraChat 200k). Errors name the line or row that breaks the form.
+(the layout of UltraChat 200k). Errors name the file's line or row that breaks the form. The JSON reader of
+`datasets` is not used: it accepts an array in place of lines, NaN and any form of content, and counts the row that it
+cannot parse within a block of the file, if at all.
 """
 
 import codecs

@@ -3,6 +3,12 @@
 A source that is only a local path is read where it lies. Everything else (a Hub set, a mix, a selection) is written
 once as JSONL with ids (`prepared`), so that every stage reads the same conversations and a second read needs no
 network. Hub sets are streamed by `datasets` at a pinned commit; mixing and shuffling follow a seed.
+
+Two draws are not left to `datasets`, because prompts are chosen by them and artifacts are made of the prompts:
+`interleaved` gives the order of its `interleave_datasets` (`all_exhausted_without_replacement`) for two parts and, with
+more, until the first part ends; from there it draws anew among the rest, where the library draws an ended part and
+passes over it. `shuffled` draws one item at a time; the library draws a thousand places ahead and shuffles the order of
+a set's files besides.
 """
 
 import os

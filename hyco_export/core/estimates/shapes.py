@@ -7,12 +7,12 @@ import msgspec
 
 BITS_PER_BYTE = 8
 
-# rows and samples that the stages keep to and their estimates count with
-PACKED_ROWS = 512  # short sequences share a pass (2.4 times as fast at 55 rows each); a long one has it alone
-ROOTS_PER_SEQUENCE = 8  # of the head compared in each validation sequence: with 60 of them and 4 steps 1,920 ids
-GOLDEN_TREES = 3  # of about 60 nodes, each under every sampling: thousands of probabilities
-SAVED_EVERY = 10  # of the compared positions, for the emulator, where a draft takes half a second
-SAMPLES_PER_GRAPH = 4  # of the SLM's; the emulator takes seconds to minutes for one
+# constants of the stages that their estimates need too
+PACKED_ROWS = 512  # rows of a pass that short sequences share (2.4 times as fast at 55 each); a longer one runs alone
+ROOTS_PER_SEQUENCE = 8  # drafts compared in each validation sequence: 60 sequences and 4 steps give 1,920 ids
+GOLDEN_TREES = 3  # trees of about 60 nodes, each under every sampling, hold thousands of probabilities
+SAVED_EVERY = 10  # compared draft is stored for the emulator, which takes half a second for one
+SAMPLES_PER_GRAPH = 4  # stored inputs of each SLM graph; the emulator takes seconds to minutes for one
 
 
 class Matrix(msgspec.Struct, frozen=True):
@@ -91,13 +91,13 @@ class SlmShape(msgspec.Struct, frozen=True):
     """The SLM's sizes. The output layer is not among the matrices."""
 
     hidden: int
-    per_layer_width: int  # of all layers together, 0 without per-layer embeddings
+    per_layer_width: int  # all layers together; 0 without per-layer embeddings
     vocab_size: int
     output_bits: int
     layers: int
     matrices: tuple[Matrix, ...]
     tables: tuple[Matrix, ...]
-    table_scales: int  # of both tables
+    table_scales: int  # both tables together
     norm_values: int
     storing: tuple[KvLayer, ...]
 

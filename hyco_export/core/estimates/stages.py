@@ -1,12 +1,15 @@
 """Estimates for `--dry-run`: disk and memory of every stage from the recipe, the models' sizes and the data.
 
-Coefficients were measured; stages on the head's side come first, then the SLM's. Memory is resident memory as the
-kernel counts it (mapped files that were read included), of the stage's process and its children at one moment;
-manifests record the peak of each.
+Measured coefficients stand in `coefficients.py`; every function takes another set of them where one is tried. Stages on
+the head's side come first, then the SLM's. Memory is resident memory as the kernel counts it (mapped files that were
+read included), of the stage's process and its children at one moment; manifests record the peak of each.
 """
+
+from typing import Protocol
 
 import msgspec
 
+from hyco_export.core.estimates.coefficients import MEASURED, Coefficients
 from hyco_export.core.estimates.shapes import (
     BITS_PER_BYTE,
     GOLDEN_TREES,
@@ -21,11 +24,12 @@ from hyco_export.core.estimates.shapes import (
 )
 from hyco_export.core.recipe import Recipe
 
-BASE_BYTES = 920_000_000  # of a process with torch and transformers, before it holds a model
-TRAINING_BASE_BYTES = 1_000_000_000  # with aimet-torch and onnx besides
 FLOAT_BYTES = 4
-HEADER_BYTES = 700  # of a safetensors file with a handful of tensors
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+ID_BYTES = 8  # a token id in a capture
+INT4_CHANNEL_BYTES = 4.5  # of an output channel in a graph: a float32 scale and a 4-bit zero point
+CARRIER_BITS = 4  # 2-bit integers travel in 4 bits
+INTEGER16_BYTES = 2
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -35,6 +39,19 @@ class Estimate(msgspec.Struct, frozen=True):
     ram_bytes: int
     tokens: int = 0
     binary_bytes: int = 0
+
+
+def _rounded(disk_bytes: float, ram_bytes: float, tokens: int = 0, binary_bytes: float = 0) -> Estimate:
+    """An estimate in whole bytes: coefficients are real numbers."""
+    return Estimate(round(disk_bytes), round(ram_bytes), tokens, round(binary_bytes))
+
+
+class Estimator(Protocol):
+    """What estimates one stage."""
+
+    def __call__(
+        self, recipe: Recipe, family: "FamilyShape", work: "Work", measured: Coefficients = MEASURED
+    ) -> Estimate: ...
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -55,7 +72,7 @@ class Work(msgspec.Struct, frozen=True):
     calibration: Split
     sampled: Split
     validation: Split
-    conversations: int  # those of the keep set, counted or not
+    conversations: int  # read for the keep set, whether counted or held out
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -72,74 +89,71 @@ class Work(msgspec.Struct, frozen=True):
 
 # ---- the head's side
 
-ID_BYTES = 8  # a token id in a capture
-ANSWER_BYTES = 8  # of a token in answers.jsonl: its id and its text
-GOLDEN_TREE_BYTES = 70_000  # of a golden tree as JSON: 50 nodes and 24 draws under five samplings
-CURVE_LINE_BYTES = 115  # one training step
-REPORT_BYTES = 12_000  # JSON files beside the tensors
-CURVE_BYTES, CONVERSATION_BYTES = 23_000, 40  # coverage curve with its picture; a line with a conversation's id
-INT4_CHANNEL_BYTES = 4.5  # of an output channel in a graph: a float32 scale and a 4-bit zero point
-LAYER_STEP_BYTES = 38_000  # nodes, names and encodings of one layer in one step of the head's graph
-LOGIT_BYTES = 32  # of one logit in a training pass: teacher's, student's, both log-softmaxes, gradients
-TRAINED_BYTES = 23  # of a trained weight: master, gradient, 2 moments, fake-quantised copy (4 each), 3 int8 variants
-ENTRY_BYTES = 530  # of a vocabulary's entry: the tokenizer, and what is counted and ranked
-GRAPH_COPIES = 5  # of the graph while it is made: initializers, serialised, linted
-HEAD_BINARY_FACTOR, BINARY_STEP_BYTES = 1.04, 56_000  # context binary: of its weights; of one layer in one step
 
-
-def capture_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """The verifier in its precision; e, h, K and V of every token."""
+def capture_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED) -> Estimate:
+    """Memory: the verifier in its precision. Disk: e, h, K and V of every token."""
     width = DTYPE_BYTES[recipe.models.verifier.dtype]
     verifier = family.verifier
-    token = (verifier.round_values + verifier.row_values) * width + ID_BYTES + ANSWER_BYTES
-    return Estimate(
+    token = (verifier.round_values + verifier.row_values) * width + ID_BYTES + measured.answer_token
+    return _rounded(
         tokens=work.tokens,
-        disk_bytes=work.tokens * token + work.sequences * HEADER_BYTES + work.validation.sequences * GOLDEN_TREE_BYTES,
-        ram_bytes=BASE_BYTES + verifier.parameters * width,
+        disk_bytes=work.tokens * token
+        + work.sequences * measured.file_header
+        + work.validation.sequences * measured.golden_tree,
+        ram_bytes=measured.base + verifier.parameters * width,
     )
 
 
-def capture_text_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
+def capture_text_estimate(
+    recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED
+) -> Estimate:
     """Capture of a recipe without a head, which stores text alone."""
     weights = family.verifier.parameters * DTYPE_BYTES[recipe.models.verifier.dtype]
-    return Estimate(tokens=work.tokens, disk_bytes=work.tokens * ANSWER_BYTES, ram_bytes=BASE_BYTES + weights)
+    return _rounded(
+        tokens=work.tokens, disk_bytes=work.tokens * measured.answer_token, ram_bytes=measured.base + weights
+    )
 
 
-def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """Teacher, student with an output layer of its own, AdamW's moments, and the variants that are compared."""
+def qat_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED) -> Estimate:
+    """Memory: teacher, student with its own output layer, AdamW's moments, and the variants that are compared."""
     head, qat = family.require_head(), recipe.qat
     trained = head.body_values + head.output_values
     teacher = DTYPE_BYTES[recipe.models.require_head().dtype]
     cast = 0 if qat.autocast == "float32" else DTYPE_BYTES[qat.autocast]  # autocast keeps cast weights of a pass
     rows = max(work.calibration.answer_tokens, min(PACKED_ROWS, qat.accumulation * work.calibration.answer_tokens))
-    logits = rows * head.vocab_size * LOGIT_BYTES * qat.unrolled_steps
-    return Estimate(
-        disk_bytes=trained + FLOAT_BYTES * (head.channels + head.norm_values) + _report_bytes(qat.steps),
-        ram_bytes=TRAINING_BASE_BYTES
-        + trained * (teacher + TRAINED_BYTES + cast)
+    logits = rows * head.vocab_size * measured.training_logit * qat.unrolled_steps
+    return _rounded(
+        disk_bytes=trained
+        + FLOAT_BYTES * (head.channels + head.norm_values)
+        + measured.curve_line * qat.steps
+        + measured.reports,
+        ram_bytes=measured.training_base
+        + trained * (teacher + measured.trained_weight + cast)
         + head.output_values * FLOAT_BYTES  # the tied table stays beside the untied output layer
         + logits,
     )
 
 
-def keepset_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """The table in 8 bits, written as a stream; in memory the vocabulary."""
+def keepset_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED) -> Estimate:
+    """Disk: the table in 8 bits, written as a stream. Memory: the vocabulary."""
     table = kept_tokens(recipe, family) * family.verifier.hidden
     ids_and_scales = 2 * FLOAT_BYTES * kept_tokens(recipe, family)
-    reports = CURVE_BYTES + CONVERSATION_BYTES * work.conversations
-    return Estimate(
-        disk_bytes=table + ids_and_scales + HEADER_BYTES + reports,
-        ram_bytes=BASE_BYTES + ENTRY_BYTES * family.verifier.vocab_size,
+    reports = measured.coverage_curve + measured.conversation * work.conversations
+    return _rounded(
+        disk_bytes=table + ids_and_scales + measured.file_header + reports,
+        ram_bytes=measured.base + measured.vocabulary_entry * family.verifier.vocab_size,
     )
 
 
-def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """The graph with kept rows, table and samples.
+def convert_head_estimate(
+    recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED
+) -> Estimate:
+    """Disk: the graph with kept rows, the table and samples.
 
-    In memory first the kept weights in integers and floats while the graph is made of them, then transformers' head in
-    floats while it takes the stored integers, its output layer last.
+    Memory: the larger of two moments. While the graph is made, the kept weights as integers and as floats; while it is
+    judged, transformers' head in floats beside the stored integers that it takes, its output layer last.
     """
-    graph = head_graph_bytes(recipe, family)
+    graph = head_graph_bytes(recipe, family, measured)
     kept = kept_tokens(recipe, family)
     head = family.require_head()
     stored = head.body_values + head.output_values
@@ -147,29 +161,30 @@ def convert_head_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Es
     compared = work.validation.sequences * min(ROOTS_PER_SEQUENCE, work.validation.answer_tokens)
     sample = family.verifier.round_values + recipe.head.window * family.verifier.row_values
     captured = work.validation.tokens * (family.verifier.round_values + family.verifier.row_values)
-    made = weights * (1 + FLOAT_BYTES) + kept * family.verifier.hidden + graph * GRAPH_COPIES
+    made = weights * (1 + FLOAT_BYTES) + kept * family.verifier.hidden + graph * measured.graph_copies
     judged = (
         stored * (1 + FLOAT_BYTES)
         + head.output_values * FLOAT_BYTES
         + captured * DTYPE_BYTES[recipe.models.verifier.dtype]
     )
-    return Estimate(
+    return _rounded(
         disk_bytes=graph
         + -(-compared // SAVED_EVERY) * sample
-        + min(GOLDEN_TREES, work.validation.sequences) * GOLDEN_TREE_BYTES,
-        ram_bytes=TRAINING_BASE_BYTES + max(made, judged),
+        + min(GOLDEN_TREES, work.validation.sequences) * measured.golden_tree,
+        ram_bytes=measured.training_base + max(made, judged),
     )
 
 
-def head_graph_bytes(recipe: Recipe, family: FamilyShape) -> int:
+def head_graph_bytes(recipe: Recipe, family: FamilyShape, measured: Coefficients = MEASURED) -> int:
     """Bytes of head.onnx."""
-    return head_weight_bytes(recipe, family) + LAYER_STEP_BYTES * _layer_steps(recipe, family.require_head())
+    steps = _layer_steps(recipe, family.require_head())
+    return head_weight_bytes(recipe, family) + int(measured.head_layer_step * steps)
 
 
-def head_binary_bytes(recipe: Recipe, family: FamilyShape) -> int:
+def head_binary_bytes(recipe: Recipe, family: FamilyShape, measured: Coefficients = MEASURED) -> int:
     """Bytes of the head's context binary."""
-    steps = BINARY_STEP_BYTES * _layer_steps(recipe, family.require_head())
-    return int(HEAD_BINARY_FACTOR * head_weight_bytes(recipe, family)) + steps
+    steps = _layer_steps(recipe, family.require_head())
+    return int(measured.head_binary * head_weight_bytes(recipe, family) + measured.head_binary_step * steps)
 
 
 def head_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:
@@ -189,67 +204,54 @@ def _layer_steps(recipe: Recipe, head: HeadShape) -> int:
     return recipe.head.steps * head.layers
 
 
-def _report_bytes(steps: int) -> int:
-    return CURVE_LINE_BYTES * steps + REPORT_BYTES
-
-
 # ---- the SLM's side, and compile
 
-CARRIER_BITS = 4  # 2-bit integers travel in 4 bits
-LAYER_BYTES = 53_000  # nodes, names and encodings of one layer in a graph
-SLM_BINARY_FACTOR, BINARY_LAYER_BYTES = 1.018, 58_000  # of a context binary: of its weights, and of one layer
-ENCODINGS_BYTES = 7_500  # of a layer in the JSON files
-INTEGER16_BYTES = 2
-FILE_FACTOR = 1.2  # memory for every byte of weights, tables and graphs: mapped, and partly copied
-OUTPUT_BYTES = 10  # memory for every weight of the output layer: floats of the pass, their copies
-COMPILER_BASE_BYTES = 170_000_000  # of the compiling process
-COMPILER_FACTOR = 5.8  # its memory for every byte of the binary
-SMALL_ANSWER_BYTES = 60_000  # contexts.json, parity.json, EPContext models
 
-
-def convert_slm_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
-    """Weights packed as in the checkpoint for the host, and in carriers for the graphs, which share them."""
+def convert_slm_estimate(
+    recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED
+) -> Estimate:
+    """Disk: weights packed as in the checkpoint for the host, and in carriers for both graphs, which share them."""
     slm, kept = family.slm, kept_tokens(recipe, family)
     tables = sum(table.packed_bytes for table in slm.tables) + FLOAT_BYTES * slm.table_scales
     output = kept * slm.hidden
     rows = kept + sum(matrix.rows for matrix in slm.matrices)
     packed = sum(matrix.packed_bytes for matrix in slm.matrices) + output * slm.output_bits // BITS_PER_BYTE
     weights = packed + FLOAT_BYTES * (rows + slm.norm_values)
-    graphs = tree_weight_bytes(recipe, family) + LAYER_BYTES * (slm.layers + len(slm.storing))
+    graphs = tree_weight_bytes(recipe, family) + measured.slm_layer * (slm.layers + len(slm.storing))
     samples = SAMPLES_PER_GRAPH * (
         feed_bytes(recipe, slm, recipe.slm.rows) + feed_bytes(recipe, slm, recipe.slm.prefill_rows)
     )
     files = tables + weights + graphs
-    return Estimate(
-        disk_bytes=files + samples + ENCODINGS_BYTES * slm.layers,
-        ram_bytes=TRAINING_BASE_BYTES + int(FILE_FACTOR * files) + OUTPUT_BYTES * output,
+    return _rounded(
+        disk_bytes=files + samples + measured.slm_encodings * slm.layers,
+        ram_bytes=measured.training_base + measured.mapped_file * files + measured.output_weight * output,
     )
 
 
-def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimate:
+def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED) -> Estimate:
     """One binary a graph, compiled one after the other: the largest decides the compiler's memory.
 
     The graph on the CPU, which each binary is compared with, is opened only when the compiler has ended.
     """
     slm = family.slm
-    head = head_binary_bytes(recipe, family) if family.head else 0
-    tree = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers)
-    prefill = slm_binary_bytes(prefill_weight_bytes(slm), len(slm.storing))
+    head = head_binary_bytes(recipe, family, measured) if family.head else 0
+    tree = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers, measured)
+    prefill = slm_binary_bytes(prefill_weight_bytes(slm), len(slm.storing), measured)
     packed = sum(matrix.packed_bytes for matrix in slm.matrices)
-    return Estimate(
-        disk_bytes=head + tree + prefill + SMALL_ANSWER_BYTES,
-        ram_bytes=BASE_BYTES
+    return _rounded(
+        disk_bytes=head + tree + prefill + measured.compile_reports,
+        ram_bytes=measured.base
         + max(
-            COMPILER_BASE_BYTES + int(COMPILER_FACTOR * max(head, tree, prefill)),
-            int(FILE_FACTOR * (packed + tree)),
+            measured.compiler_base + measured.compiler * max(head, tree, prefill),
+            measured.mapped_file * (packed + tree),
         ),
         binary_bytes=head + tree + prefill,
     )
 
 
-def slm_binary_bytes(weight_bytes: int, layers: int) -> int:
+def slm_binary_bytes(weight_bytes: int, layers: int, measured: Coefficients = MEASURED) -> int:
     """Bytes of a context binary of the SLM."""
-    return int(SLM_BINARY_FACTOR * weight_bytes) + BINARY_LAYER_BYTES * layers
+    return int(measured.slm_binary * weight_bytes + measured.slm_binary_layer * layers)
 
 
 def tree_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:

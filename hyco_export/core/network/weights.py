@@ -46,7 +46,8 @@ class IntegerMatrix:
     @property
     def block(self) -> int:
         """Inputs that share a scale."""
-        return self.integers.shape[1] // (1 if self.multipliers is None else self.multipliers.shape[1])
+        blocks = 1 if self.multipliers is None else self.multipliers.shape[1]
+        return int(self.integers.shape[1] // blocks)
 
     @property
     def stored_bytes(self) -> int:
@@ -175,7 +176,8 @@ class IntegerTable:
 
     def real(self, rows: np.ndarray) -> np.ndarray:
         """float32 [..., H] for rows [...]."""
-        return (self.integers[rows].astype(np.float32) - self.zero_point) * self.scales[rows][..., None]
+        real: np.ndarray = (self.integers[rows].astype(np.float32) - self.zero_point) * self.scales[rows][..., None]
+        return real
 
 
 @dataclass(frozen=True)

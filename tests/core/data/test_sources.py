@@ -122,6 +122,27 @@ def test_a_source_that_ends_leaves_its_share_to_the_others():
     assert list(interleaved([], [], 0)) == []
 
 
+@pytest.mark.parametrize("sizes", [{"a": 40, "b": 200}, {"a": 200, "b": 40}, {"a": 60, "b": 200, "c": 200}])
+@pytest.mark.parametrize("seed", [1, 2, 20261011])
+def test_the_order_of_a_mix_is_the_librarys_until_a_third_part_must_share(sizes, seed):
+    import datasets
+
+    weights = [2.0, 1.0, 1.0][: len(sizes)]
+    parts = {name: [f"{name}{i}" for i in range(size)] for name, size in sizes.items()}
+    theirs = datasets.interleave_datasets(
+        [datasets.Dataset.from_dict({"name": items}).to_iterable_dataset() for items in parts.values()],
+        probabilities=[weight / sum(weights) for weight in weights],
+        seed=seed,
+        stopping_strategy="all_exhausted_without_replacement",
+    )
+    wanted = [row["name"] for row in theirs]
+    mixed = list(interleaved([iter(items) for items in parts.values()], weights, seed))
+    assert sorted(mixed) == sorted(wanted)
+    first_end = min(mixed.index(items[-1]) for items in parts.values())
+    same = len(mixed) if len(sizes) == 2 else first_end + 1
+    assert mixed[:same] == wanted[:same]
+
+
 def test_a_shuffle_keeps_every_item_and_draws_from_beyond_the_first():
     items = list(range(1000))
     for window in (1, 7, 100, 5000):

@@ -7,13 +7,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hyco_export.core.files import CHECKPOINTS
 from hyco_export.dev.tiny.family import DEFAULT_SEED, train_family
+from tests.support.shared import built_once
 
 
 @pytest.fixture(scope="session")
 def quick_family(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("family") / "first"
-    train_family(folder, seed=DEFAULT_SEED, quick=True, on_progress=lambda _part, _share: None)
-    return folder
+    def train(folder: Path) -> None:
+        train_family(folder / "first", seed=DEFAULT_SEED, quick=True, on_progress=lambda _part, _share: None)
+
+    return built_once(tmp_path_factory, "quick-family", train) / "first"
 
 
 @pytest.fixture(scope="session")

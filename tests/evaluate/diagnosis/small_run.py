@@ -63,7 +63,7 @@ class SmallRun:
 
 
 def build_small_run(folder: Path, stages: Sequence[Stage] = STAGES) -> SmallRun:
-    """All stages, the compiler included, or those given."""
+    """All stages, the compiler included, or those given, in a new folder."""
     builders.save_family(folder)
     tokenizer = load_tokenizer(folder / "verifier")
     config = slm_config()
@@ -71,10 +71,14 @@ def build_small_run(folder: Path, stages: Sequence[Stage] = STAGES) -> SmallRun:
     save_packed_slm(folder / "slm", config)
     tokenizer.save_pretrained(folder / "slm")
     _write_conversations(folder)
-    recipe = _recipe(folder)
-    root = folder / "run"
-    build_all(RunFolder(root, recipe, folder), stages, Silent())
-    return SmallRun(root, recipe, Checkpoints(*(folder / name for name in ("verifier", "head", "slm"))), tokenizer)
+    build_all(RunFolder(folder / "run", _recipe(folder), folder), stages, Silent())
+    return open_small_run(folder)
+
+
+def open_small_run(folder: Path) -> SmallRun:
+    """What `build_small_run` left in a folder."""
+    checkpoints = Checkpoints(*(folder / name for name in ("verifier", "head", "slm")))
+    return SmallRun(folder / "run", _recipe(folder), checkpoints, load_tokenizer(folder / "verifier"))
 
 
 def _write_conversations(folder: Path) -> None:
