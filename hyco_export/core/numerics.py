@@ -10,14 +10,31 @@ BITS_PER_MBIT = 1e6
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures other than 0; outside, float32 scores overflow or lose all differences
 NODE_LIMIT = 64  # nodes of a draft tree, the root not counted: twice the paper's budget of 32
 
+LOG_SOFTMAX_BOUND = 2.0**-20  # of `log_softmax_rows`; float32 rounds to 2**-24
 EXACT_DB = 200.0  # reported for equal arrays instead of infinity, which JSON cannot hold; float32 ends near 150 dB
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """float64 [..., V] of logits [..., V] over the last axis: device and proofs add up many of such values."""
+    """float64 [..., V] of logits [..., V] over the last axis, for proofs; the device takes `log_softmax_rows`."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def log_softmax_rows(levels: np.ndarray, scale: float) -> np.ndarray:
+    """`log_softmax` of levels * scale for the device's rounds: float32 [n, C], written over float32 levels [n, C].
+
+    Exponentials are float32 and their sum float64, a row at a time: a row of 86,089 stays in the processor's cache.
+    Differs from `log_softmax` by at most LOG_SOFTMAX_BOUND * (1 + span), the span from a row's smallest to its largest
+    product.
+    """
+    shares = np.empty(levels.shape[-1], np.float32)
+    for row in levels:
+        row -= row.max()  # first: exact where the levels are integers
+        row *= np.float32(scale)
+        np.exp(row, out=shares)
+        row -= np.float32(np.log(shares.sum(dtype=np.float64)))
+    return levels
 
 
 def sqnr_db(reference: np.ndarray, candidate: np.ndarray) -> float:
