@@ -1,4 +1,4 @@
-"""Units, limits and measures that several rooms share: log-softmax and signal-to-quantisation-noise ratio (SQNR)."""
+"""Units, limits and measures that several rooms share, such as log-softmax and SQNR (signal to quantisation noise)."""
 
 import numpy as np
 
@@ -51,3 +51,25 @@ def decibels(signal_power: float, noise_power: float) -> float:
     if signal_power == 0.0:
         return -EXACT_DB
     return min(EXACT_DB, 10.0 * float(np.log10(signal_power / noise_power)))
+
+
+def max_abs(reference: np.ndarray, candidate: np.ndarray) -> float:
+    """Largest absolute difference."""
+    return float(np.max(np.abs(np.asarray(reference, np.float64) - np.asarray(candidate, np.float64)), initial=0.0))
+
+
+def top1_agreement(reference: np.ndarray, candidate: np.ndarray) -> float:
+    """Share of rows [..., V] whose largest element is at the same place."""
+    return float(np.mean(np.argmax(reference, axis=-1) == np.argmax(candidate, axis=-1)))
+
+
+def logit_kl(reference: np.ndarray, candidate: np.ndarray) -> float:
+    """Mean KL divergence in nats, KL(softmax(reference) || softmax(candidate)), over rows [..., V] of logits."""
+    log_p, log_q = log_softmax(reference), log_softmax(candidate)
+    return float(np.mean(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)))
+
+
+def output_range(reference: np.ndarray) -> float:
+    """Largest minus smallest element; 0.0 for an empty or constant array."""
+    values = np.asarray(reference, np.float64)
+    return float(values.max() - values.min()) if values.size else 0.0

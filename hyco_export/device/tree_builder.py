@@ -113,9 +113,9 @@ def best_columns(values: np.ndarray, count: int) -> np.ndarray:
     return columns[np.argsort(-found, kind="stable")][:count]
 
 
-def _nth_largest(values: np.ndarray, count: int) -> np.generic:
+def _nth_largest(values: np.ndarray, count: int) -> float:
     """The `count`-th largest of values [n], 1 <= count <= n."""
-    return np.partition(values, len(values) - count)[len(values) - count]
+    return float(np.partition(values, len(values) - count)[len(values) - count])
 
 
 def trim(tree: Tree, budget: int) -> tuple[Tree, tuple[int, ...]]:

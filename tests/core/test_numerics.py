@@ -9,7 +9,10 @@ from hyco_export.core.numerics import (
     decibels,
     log_softmax,
     log_softmax_rows,
+    logit_kl,
+    max_abs,
     sqnr_db,
+    top1_agreement,
 )
 
 
@@ -47,3 +50,20 @@ def test_decibels_end_at_the_limit() -> None:
     assert decibels(100.0, 1.0) == pytest.approx(20.0)
     assert decibels(1.0, 1e-30) == EXACT_DB
     assert decibels(0.0, 0.0) == EXACT_DB and decibels(0.0, 1.0) == -EXACT_DB
+
+
+def test_max_abs_does_not_wrap_in_unsigned_integers() -> None:
+    assert max_abs(np.array([0], np.uint16), np.array([65535], np.uint16)) == 65535.0
+
+
+def test_top1_agreement_counts_rows() -> None:
+    reference = np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0], [9.0, 1.0]])
+    candidate = np.array([[1.0, 2.0], [1.0, 3.0], [0.0, 5.0], [9.0, 1.0]])
+    assert top1_agreement(reference, candidate) == 0.75
+
+
+def test_kl_against_the_closed_form_and_shift_invariance() -> None:
+    p, q = np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.5, 0.25])
+    wanted = float(np.sum(p * np.log(p / q)))
+    assert logit_kl(np.log(p)[None], np.log(q)[None] + 100.0) == pytest.approx(wanted)
+    assert logit_kl(np.log(p)[None], np.log(p)[None]) == pytest.approx(0.0, abs=1e-12)

@@ -48,7 +48,8 @@ class Answered:
     @property
     def errors(self) -> np.ndarray:
         """[N]: of log p."""
-        return self.log_probs - np.array(self.golden.log_probs)
+        wanted: np.ndarray = np.array(self.golden.log_probs)
+        return np.subtract(self.log_probs, wanted)
 
     def left_by(self, logits: np.ndarray) -> np.ndarray:
         """[N]: what these logits [N] do not explain of log p, up to a constant of each row."""
