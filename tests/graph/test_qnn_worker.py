@@ -23,4 +23,4 @@ def test_faults_are_answered_and_a_closed_input_ends_it(tmp_path: Path) -> None:
         worker.stdin.close()
         assert worker.wait(WAIT_S) == 0
     assert replies[0] == Failed("no graph is open", "")
-    assert replies[1] is not None and "gone.bin" in replies[1].message
+    assert replies[1] is not None and "gone.bin" in replies[1].error
