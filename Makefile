@@ -1,6 +1,7 @@
 # setup installs, demo runs the whole chain on the embedded family, test runs the tests, test-quick those that take a few
 # seconds, durations records which are slow, lint the linters, docs writes the recipe reference;
 # first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs;
+# host-bench times the device's work on the logits of a full pass beside a plain float64 reading;
 # attack measures what a neighbour of hostile callers feels.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 ENDURANCE := $(VENV)/bin/python
 
-.PHONY: setup demo test test-quick durations lint docs histories first-reply fuzz soak attack clean
+.PHONY: setup demo test test-quick durations lint docs histories first-reply fuzz soak host-bench attack clean
 
 setup: $(STAMP)
 
@@ -56,6 +57,9 @@ fuzz: $(STAMP)
 
 soak: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.soak
+
+host-bench: $(STAMP)
+	$(ENDURANCE) -m tests.endurance.host_bench
 
 attack: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.attack

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import filelock
 import msgspec
@@ -172,6 +172,13 @@ class Declared(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
+def close_on_disk(file: BinaryIO) -> None:
+    """Close a file that was written, once its bytes are on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
 class TensorWriter:
     """A safetensors file under construction; a context manager.
 
@@ -213,9 +220,7 @@ class TensorWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        close_on_disk(self._file)
         unfinished = [name for name, count in self._missing.items() if count]
         if kind is None and unfinished:
             raise ValueError(f"{len(unfinished)} tensors were not written whole, first {unfinished[0]}")

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hyco_export.core.device_spec import GraphSession, GraphSpec, SlmSpec, to_integers
+from hyco_export.core.encodings import Encoding
 from hyco_export.core.network.host import PADDING_TOKEN, EmbeddingRows
-from hyco_export.core.numerics import log_softmax
+from hyco_export.core.numerics import log_softmax_rows
 from hyco_export.core.ring import rotary_tables, visible
 from hyco_export.core.token_bridge import TokenBridge
 from hyco_export.device.interfaces import SlmDevice
@@ -119,7 +120,7 @@ class GraphSlm:
         logits = outputs["logits"][: len(tokens)]
         encoding = self.spec.tree.output("logits").encoding
         assert encoding is not None  # logits are integers on a grid
-        return log_softmax(encoding.dequantize(logits)).astype(np.float32)
+        return log_probs_of(logits, encoding)
 
     def commit(self, rows: np.ndarray) -> None:
         """Copy the K/V of these rows into the rings: a path in depth order, from the rings' end on, of any passes."""
@@ -180,6 +181,14 @@ class GraphSlm:
         for ring in self._rings.values():
             feeds |= {name: array for name, array in ring.arrays.items() if name in taken}
         return feeds
+
+
+def log_probs_of(integers: np.ndarray, encoding: Encoding) -> np.ndarray:
+    """log q float32 [n, C] of a graph's logits, integers [n, C] of `encoding`; the zero point cancels out.
+
+    Equal integers stay equal, and larger ones larger for scales above 2e-6: below, float32 holds no such step.
+    """
+    return log_softmax_rows(integers.astype(np.float32), encoding.scale)
 
 
 class BridgedSlm:

@@ -10,11 +10,10 @@ import numpy as np
 from hyco_export.core.artifact import HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE
 from hyco_export.core.device_spec import HEAD_GRAPH, SLM_TREE_GRAPH
 from hyco_export.core.golden import read_samples
-from hyco_export.core.numerics import sqnr_db
+from hyco_export.core.numerics import logit_kl, max_abs, output_range, sqnr_db, top1_agreement
 from hyco_export.device.backends import BACKENDS, Backend
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.connect import OnStep, RunArtifacts
-from hyco_export.graph.parity import logit_kl, max_abs, output_range, top1_agreement
 
 FLOAT, INTEGER, NPU = "torch", "onnx-cpu", "qnn"  # the device back ends, by what they compute in
 COMPARISONS = ((FLOAT, INTEGER), (FLOAT, NPU), (INTEGER, NPU))  # reference, candidate

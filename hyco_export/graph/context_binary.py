@@ -218,12 +218,13 @@ def _binary_info(data: mmap.mmap, system_library: Path) -> Iterator[BinaryInfo]:
         del start  # or the map cannot be closed
 
 
-def _system_functions(system_library: Path) -> c.Array:
+def _system_functions(system_library: Path) -> tuple[int, ...]:
+    """Addresses of the library's functions, in the order of its interface; 0 for those that it lacks."""
     providers = c.POINTER(c.POINTER(Provider))()
     count = c.c_uint32()
     library = c.CDLL(str(system_library))
     _require_ok(library.QnnSystemInterface_getProviders(c.byref(providers), c.byref(count)), "list system providers")
-    return providers[0][0].functions
+    return tuple(address or 0 for address in providers[0][0].functions)
 
 
 def _require_ok(status: int, action: str) -> None:

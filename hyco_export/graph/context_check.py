@@ -70,7 +70,7 @@ def read_context_model(path: Path) -> ContextModel:
 
 
 def _only_node(model: onnx.ModelProto, path: Path) -> onnx.NodeProto:
-    nodes = list(model.graph.node)
+    nodes: list[onnx.NodeProto] = list(model.graph.node)
     if [node.op_type for node in nodes] != ["EPContext"]:
         found = ", ".join(f"{node.op_type} {node.name}".rstrip() for node in nodes) or "nothing"
         raise CompileError(

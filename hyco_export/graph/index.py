@@ -45,8 +45,8 @@ class GraphIndex:
     def element_type(self, name: str) -> int:
         """TensorProto's number for a tensor's element type; 0 when unknown."""
         if name in self.constants:
-            return self.constants[name].data_type
-        return self._types[name].elem_type if name in self._types else 0
+            return int(self.constants[name].data_type)
+        return int(self._types[name].elem_type) if name in self._types else 0
 
     def is_float(self, name: str) -> bool:
         return self.element_type(name) in FLOATS

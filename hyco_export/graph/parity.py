@@ -1,4 +1,4 @@
-"""Parity of two runs of the same graph: measures, limits, and a comparison of sessions over saved feeds.
+"""Parity of two runs of the same graph: limits, and a comparison of sessions over saved feeds.
 
 Measures are on real (dequantised) arrays; sessions are any `GraphSession`. `ReferenceSession` runs a QDQ graph on the
 CPU exactly as written: the reference that every compiled graph is compared with.
@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from hyco_export.core.device_spec import GraphSession, GraphSpec, TensorSpec
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.numerics import log_softmax, sqnr_db
+from hyco_export.core.numerics import max_abs, output_range, sqnr_db
 from hyco_export.errors import CompileError
 
 ROUNDING = 1e-5  # float32 noise of dequantising: one step may come out as 1.000001 steps
@@ -66,28 +66,6 @@ class ParityReport(msgspec.Struct, frozen=True):
     @property
     def passed(self) -> bool:
         return all(output.passed for output in self.outputs)
-
-
-def max_abs(reference: np.ndarray, candidate: np.ndarray) -> float:
-    """Largest absolute difference."""
-    return float(np.max(np.abs(np.asarray(reference, np.float64) - np.asarray(candidate, np.float64)), initial=0.0))
-
-
-def top1_agreement(reference: np.ndarray, candidate: np.ndarray) -> float:
-    """Share of rows [..., V] whose largest element is at the same place."""
-    return float(np.mean(np.argmax(reference, axis=-1) == np.argmax(candidate, axis=-1)))
-
-
-def logit_kl(reference: np.ndarray, candidate: np.ndarray) -> float:
-    """Mean KL divergence in nats, KL(softmax(reference) || softmax(candidate)), over rows [..., V] of logits."""
-    log_p, log_q = log_softmax(reference), log_softmax(candidate)
-    return float(np.mean(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)))
-
-
-def output_range(reference: np.ndarray) -> float:
-    """Largest minus smallest element; 0.0 for an empty or constant array."""
-    values = np.asarray(reference, np.float64)
-    return float(values.max() - values.min()) if values.size else 0.0
 
 
 def outside_share(

@@ -5,7 +5,6 @@ node -> QuantizeLinear (`GraphWriter`). `weight_tensor` and `read_weight` pack I
 back; `ExternalData` puts large weights of one or more graphs into a file beside them.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from onnx.external_data_helper import ExternalDataInfo, set_external_data, uses_
 
 from hyco_export.core.device_spec import TensorSpec
 from hyco_export.core.encodings import Encoding, encoding_from_range
+from hyco_export.core.files import close_on_disk
 from hyco_export.core.network.weights import IntegerMatrix
 
 PAGE_BYTES = 4096  # ONNX Runtime maps a tensor that starts on a page
@@ -74,9 +74,7 @@ class ExternalData:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        close_on_disk(self._file)
 
 
 def raw_bytes(tensor: TensorProto, folder: Path | None) -> np.ndarray:

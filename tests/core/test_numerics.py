@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from hyco_export.core.numerics import EXACT_DB, decibels, log_softmax, sqnr_db
+from hyco_export.core.numerics import (
+    EXACT_DB,
+    LOG_SOFTMAX_BOUND,
+    decibels,
+    log_softmax,
+    log_softmax_rows,
+    logit_kl,
+    max_abs,
+    sqnr_db,
+    top1_agreement,
+)
 
 
 def test_log_softmax_is_the_logarithm_of_shares_that_sum_to_one() -> None:
@@ -12,6 +22,18 @@ def test_log_softmax_is_the_logarithm_of_shares_that_sum_to_one() -> None:
     assert values.dtype == np.float64 and values.shape == logits.shape
     np.testing.assert_allclose(np.exp(values).sum(axis=-1), 1.0, rtol=1e-12)
     np.testing.assert_allclose(values - values[..., :1], logits.astype(np.float64) - logits[..., :1], atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.05])
+def test_log_softmax_of_rows_is_the_proofs_one_within_its_bound(scale: float) -> None:
+    generator = np.random.default_rng(2)
+    narrow = generator.integers(60_000, 60_100, (2, 5_000))  # far from 0: products alone would lose the differences
+    levels = np.concatenate([narrow, generator.integers(0, 65_536, (4, 5_000))]).astype(np.float32)
+    products = levels * np.float64(np.float32(scale))
+    found = log_softmax_rows(levels.copy(), scale)
+    assert found.dtype == np.float32
+    off = np.abs(found - log_softmax(products)).max(axis=1)
+    assert (off <= LOG_SOFTMAX_BOUND * (1 + np.ptp(products, axis=1))).all()
 
 
 def test_log_softmax_survives_logits_whose_exponential_overflows() -> None:
@@ -28,3 +50,20 @@ def test_decibels_end_at_the_limit() -> None:
     assert decibels(100.0, 1.0) == pytest.approx(20.0)
     assert decibels(1.0, 1e-30) == EXACT_DB
     assert decibels(0.0, 0.0) == EXACT_DB and decibels(0.0, 1.0) == -EXACT_DB
+
+
+def test_max_abs_does_not_wrap_in_unsigned_integers() -> None:
+    assert max_abs(np.array([0], np.uint16), np.array([65535], np.uint16)) == 65535.0
+
+
+def test_top1_agreement_counts_rows() -> None:
+    reference = np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0], [9.0, 1.0]])
+    candidate = np.array([[1.0, 2.0], [1.0, 3.0], [0.0, 5.0], [9.0, 1.0]])
+    assert top1_agreement(reference, candidate) == 0.75
+
+
+def test_kl_against_the_closed_form_and_shift_invariance() -> None:
+    p, q = np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.5, 0.25])
+    wanted = float(np.sum(p * np.log(p / q)))
+    assert logit_kl(np.log(p)[None], np.log(q)[None] + 100.0) == pytest.approx(wanted)
+    assert logit_kl(np.log(p)[None], np.log(p)[None]) == pytest.approx(0.0, abs=1e-12)

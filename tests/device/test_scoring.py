@@ -144,6 +144,15 @@ def test_best_columns_is_a_stable_sort(values: list[float], count: int) -> None:
     assert list(best_columns(np.array(values), count)) == expected
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30), width=st.integers(60, 3_000), levels=st.integers(1, 3_000), count=st.integers(1, 64)
+)
+def test_best_columns_of_many_groups_is_a_stable_sort(seed: int, width: int, levels: int, count: int) -> None:
+    values = -np.random.default_rng(seed).integers(0, levels, width).astype(np.float32)  # few levels: many ties
+    assert list(best_columns(values, count)) == list(np.argsort(-values, kind="stable")[:count])
+
+
 def test_an_edge_that_costs_nothing_is_caught() -> None:
     free_child = Tree((4, 5, 6), (ROOT, 0, ROOT), (-3.0, -1.0, -2.0), (Source.SLM,) * 3)
     with pytest.raises(AssertionError, match="lost its parent"):

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hyco_export.core.encodings import Encoding
 from hyco_export.core.keepset import KeepSet, require_keepset
+from hyco_export.core.numerics import LOG_SOFTMAX_BOUND, log_softmax
 from hyco_export.device.backends import BACKENDS, find_backend, open_head
 from hyco_export.device.drafters import HybridDrafter, TreeRule
 from hyco_export.device.driver import generate
 from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.kv_state import HeadState, held_positions
-from hyco_export.device.slm import GraphSlm, log_softmax
-from hyco_export.device.tree_builder import SlmState
+from hyco_export.device.slm import GraphSlm, log_probs_of
+from hyco_export.device.tree_builder import SlmState, best_columns
 from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT, path_to
@@ -246,9 +248,16 @@ def test_slm_rings_follow_any_history(data: st.DataObject) -> None:
         assert slm.length == len(ids)
 
 
-def test_log_softmax_sums_to_one_at_paper_size() -> None:
-    logits = np.random.default_rng(0).normal(0, 5, (2, 86_089)).astype(np.float32) + 1000
-    np.testing.assert_allclose(np.exp(log_softmax(logits).astype(np.float64)).sum(axis=1), 1.0, atol=1e-5)
+def test_log_probabilities_sum_to_one_at_paper_size_and_rank_as_the_integers_do() -> None:
+    encoding = Encoding("uint16", float(np.float32(60 / 65_535)), 30_000)
+    integers = np.random.default_rng(0).normal(30_000, 5_000, (2, 86_089)).astype(np.uint16)
+    found = log_probs_of(integers, encoding)
+    assert found.dtype == np.float32 and found.shape == integers.shape
+    np.testing.assert_allclose(np.exp(found.astype(np.float64)).sum(axis=1), 1.0, atol=1e-5)
+    span = encoding.scale * float(np.ptp(integers.astype(np.int64), axis=1).max())
+    assert np.abs(found - log_softmax(encoding.dequantize(integers))).max() <= LOG_SOFTMAX_BOUND * (1 + span)
+    for row, wanted in zip(found, integers.astype(np.int64), strict=True):
+        assert np.array_equal(best_columns(row, 32), np.argsort(-wanted, kind="stable")[:32])
 
 
 def test_slots_that_no_position_reached_are_empty() -> None:

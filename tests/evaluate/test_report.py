@@ -4,6 +4,8 @@ import html
 import io
 import json
 import re
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -270,3 +272,12 @@ def test_pictures_of_many_systems_keep_every_name_and_number_apart():
     assert len(places) == sum(len(system.chain_acceptance) for system in systems)
     for index, (x, y) in enumerate(places):  # in points; a number of 9 pt is 20 wide
         assert all(abs(x - other_x) > 20 or abs(y - other_y) > 9 for other_x, other_y in places[:index])
+
+
+def test_a_report_is_read_and_written_without_onnx_runtime_and_torch():
+    command = (
+        "import sys, hyco_export.evaluate.report; "
+        "print([name for name in ('onnxruntime', 'onnx', 'torch', 'transformers') if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"

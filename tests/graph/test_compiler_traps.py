@@ -12,10 +12,11 @@ import pytest
 from onnx import TensorProto
 
 from hyco_export.core.encodings import Encoding, encoding_from_range
+from hyco_export.core.numerics import sqnr_db
 from hyco_export.core.targets import TARGETS
 from hyco_export.errors import CompileError
 from hyco_export.graph.lint import lint
-from hyco_export.graph.parity import OutputParity, ReferenceSession, compare_sessions, sqnr_db
+from hyco_export.graph.parity import OutputParity, ReferenceSession, compare_sessions
 from hyco_export.graph.qnn import compile_context, open_context
 from tests.support.qdq_builder import QdqBuilder, Quantized, linear_in_blocks, random_linear
 

@@ -13,8 +13,9 @@ from hyco_export.core.encodings import Encoding, encoding_from_range, symmetric_
 from hyco_export.core.network import blocks
 from hyco_export.core.network.blocks import ARGMAX_LIMIT, Ops
 from hyco_export.core.network.weights import IntegerMatrix, IntegerTable, Weights
+from hyco_export.core.numerics import sqnr_db
 from hyco_export.graph.lint import lint
-from hyco_export.graph.parity import ReferenceSession, sqnr_db
+from hyco_export.graph.parity import ReferenceSession
 from hyco_export.graph.qdq_ops import QdqOps
 from hyco_export.models.torch_ops import RangeObserver, TorchOps, TorchWeights
 

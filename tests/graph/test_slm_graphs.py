@@ -9,9 +9,10 @@ import pytest
 from hyco_export.core.device_spec import TensorSpec, to_integers, to_real
 from hyco_export.core.network.host import SlmHost
 from hyco_export.core.network.slm import layer_results
+from hyco_export.core.numerics import sqnr_db, top1_agreement
 from hyco_export.core.targets import TARGETS
 from hyco_export.graph.lint import lint
-from hyco_export.graph.parity import ReferenceSession, compare_sessions, sqnr_db, top1_agreement
+from hyco_export.graph.parity import ReferenceSession, compare_sessions
 from hyco_export.graph.qnn import compile_context, open_context
 from hyco_export.graph.slm_graphs import StoredMatrices, with_outputs
 from tests.support.packed_slm import ROWS, random_ids

@@ -1,10 +1,10 @@
 """Names what is wrong with a server, a device or an artifact, before acceptance is measured and found to be low.
 
-The order: files against what they were made from, the device's host code, the server's hand-offs at golden positions,
-then drafts. Knows the steps; each kind of evidence is a file of `evaluate.diagnosis`.
+The order: files against what they were made from, the server's hand-offs at golden positions, then drafts. Each kind of
+evidence is a file of `evaluate.diagnosis`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, HEAD, SLM
 from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, read_spec
 from hyco_export.core.golden import Golden, acceptance_by_depth, golden_text_file, read_golden
 from hyco_export.core.recipe import Recipe
-from hyco_export.core.tables import TABLES_FILE, HostTables
 from hyco_export.core.token_bridge import BRIDGE_FILE, read_bridge
 from hyco_export.device.interfaces import Transport
 from hyco_export.evaluate.backend_parity import INTEGER
@@ -23,14 +22,13 @@ from hyco_export.evaluate.diagnosis.distributions import distribution_findings
 from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding, merged
 from hyco_export.evaluate.diagnosis.handoff import Norm, Truth, handoff_findings
 from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
-from hyco_export.evaluate.diagnosis.host_code import head_host_findings, slm_host_findings
 from hyco_export.evaluate.diagnosis.server_probe import Probed, probe, server_head_findings
 from hyco_export.protocol.wire import ServerInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-LABEL, STEPS = "diagnosis", 4  # files, host code, hand-offs, drafts: one bar that fills
+LABEL, STEPS = "diagnosis", 3  # files, hand-offs, drafts: one bar that fills
 LEAST_ACCEPTED = 0.85  # of the expected tokens a round: integers and float differ at one root in thirty
 
 
@@ -62,25 +60,22 @@ def diagnose(
     truth = open_truth(artifacts.root, artifacts.head, run)
     findings = list(file_findings(artifacts, recipe, checkpoints, tokenizer, run, truth))
     on_step(LABEL, 1, STEPS)
-    tables = HostTables(artifacts.root / SLM / TABLES_FILE)
-    host = [*head_host_findings(artifacts.head, artifacts.keepset.ids), *slm_host_findings(artifacts.slm, tables)]
-    on_step(LABEL, 2, STEPS)
     probed = probe(run.golden, run.ids, transport, artifacts.head.handoff, info.head_digest)
     blamed = {finding.fault for finding in findings}
     served = [finding for finding in server_findings(probed, truth, run) if finding.fault not in blamed]
     if not served:
         served += [*distribution_findings(run.golden.trees, transport, info), *_own_head_findings(run, transport, info)]
-    on_step(LABEL, 3, STEPS)
-    findings += [*host, *served]
-    if not host:
-        findings += _draft_findings(artifacts, recipe, run, truth, explained=bool(findings))
-    lengths = [] if probed.malformed or host else drafts.live_acceptance(
+    on_step(LABEL, 2, STEPS)
+    findings += served
+    if not findings:  # drafts follow from files and hand-offs: what those explain is not said again
+        findings += _draft_findings(artifacts, recipe, run, truth)
+    lengths = [] if probed.malformed else drafts.live_acceptance(
         probed.seen, run.ids, artifacts, INTEGER, recipe.target, run.golden.steps
     )  # fmt: skip
     if not findings:
         findings += _acceptance_findings(run.golden, lengths)
     findings += published_head_findings(run.golden, recipe)
-    on_step(LABEL, 4, STEPS)
+    on_step(LABEL, 3, STEPS)
     return Diagnosis(
         positions=run.golden.root_count,
         expected_acceptance=run.golden.chain_acceptance,
@@ -128,7 +123,7 @@ def open_golden(root: Path) -> GoldenRun:
     golden = read_golden(root / HEAD)
     files = [root / HEAD / golden_text_file(number) for number in range(len(golden.texts))]
     captures = [load_capture(path, torch.float32) for path in files]
-    texts: list[Mapping] = [
+    texts: list[GoldenText] = [
         {name: values.flatten(1).numpy() for name, values in capture.handoff_tensors().items()} for capture in captures
     ]
     return GoldenRun(golden, [capture.ids.tolist() for capture in captures], texts)
@@ -200,12 +195,8 @@ def file_findings(
         yield Finding("norm side", CAPTURE, seen, "capture again: hyco-export capture")
 
 
-def _draft_findings(
-    artifacts: RunArtifacts, recipe: Recipe, run: GoldenRun, truth: Truth, explained: bool
-) -> list[Finding]:
-    """Drafts from golden hand-offs; what files already explained is not said again."""
-    if explained:
-        return []
+def _draft_findings(artifacts: RunArtifacts, recipe: Recipe, run: GoldenRun, truth: Truth) -> list[Finding]:
+    """Drafts from golden hand-offs."""
 
     def feeds_of(candidate: RunArtifacts) -> list[drafts.GoldenFeeds]:
         return drafts.golden_feeds(run.golden, run.texts, run.ids, truth.grids, candidate)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.core.artifact import HEAD
-from hyco_export.core.device_spec import HEAD_GRAPH, to_real
+from hyco_export.core.device_spec import HEAD_GRAPH, GraphSpec, to_real
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.golden import Golden, GoldenRoot, accepted_length
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvRows
@@ -29,7 +29,6 @@ from hyco_export.evaluate.backend_parity import NPU
 from hyco_export.evaluate.connect import RunArtifacts
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
-from hyco_export.evaluate.diagnosis.host_code import Recorder, zeros
 from hyco_export.evaluate.diagnosis.server_probe import PRIME, Seen
 from hyco_export.protocol import wire
 
@@ -37,11 +36,32 @@ if TYPE_CHECKING:
     from hyco_export.models.head.static_pass import FloatHead
 
 Feeds = Mapping[str, np.ndarray]
+Outputs = Callable[[Feeds], dict[str, np.ndarray]]
 TRUE_DB = 60.0  # float32 in another order gave 100 dB and more, a key too many in the sliding layers 45 and less
 EMULATED_ROOTS = 4  # the emulator takes a second for one of the embedded family
 EMULATED_BYTES = 100_000_000  # of a head.onnx: two minutes a root beyond it, and parity on saved feeds runs it anyway
 LEAST_EQUAL = 0.85  # of ids: near-ties fall either way in integers
 FEWEST_WRONG = 3  # a near-tie or two say nothing
+
+
+class Recorder:
+    """A `GraphSession`: keeps the newest feeds, answers with what `outputs` makes of them."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        self._outputs = outputs
+        self.feeds: dict[str, np.ndarray] = {}
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        self.feeds = {name: np.array(values) for name, values in feeds.items()}  # rings are changed in place later
+        return self._outputs(self.feeds)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def zeros(graph: GraphSpec) -> Outputs:
+    """Outputs that are all 0."""
+    return lambda _: {spec.name: np.zeros(spec.shape, spec.dtype) for spec in graph.outputs}
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class Answered:
     @property
     def errors(self) -> np.ndarray:
         """[N]: of log p."""
-        return self.log_probs - np.array(self.golden.log_probs)
+        errors: np.ndarray = self.log_probs - np.array(self.golden.log_probs)
+        return errors
 
     def left_by(self, logits: np.ndarray) -> np.ndarray:
         """[N]: what these logits [N] do not explain of log p, up to a constant of each row."""

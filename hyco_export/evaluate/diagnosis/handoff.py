@@ -46,7 +46,8 @@ class Norm:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """x [n, H] normed."""
-        return x / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + self.epsilon) * self.weight
+        squares = np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True)
+        return np.asarray(x / np.sqrt(squares + self.epsilon) * self.weight)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,9 @@ def noise_by_position(tensors: Mapping[str, Sequence[Part]], call: Call) -> np.n
             wanted, _ = part.reference()
             np.add.at(total, part.positions, np.mean((part.live - part.on_grid(wanted)) ** 2, axis=1) / power)
             np.add.at(count, part.positions, 1)
-    return np.divide(total, count, out=np.full(length, np.nan), where=count > 0)
+    noise = np.full(length, np.nan)
+    np.divide(total, count, out=noise, where=count > 0)
+    return noise
 
 
 def first_changed(noise: np.ndarray, window: int) -> int | None:

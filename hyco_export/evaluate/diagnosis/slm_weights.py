@@ -56,8 +56,8 @@ def _origin_findings(
     run: Path, checkpoint_folder: Path, kept: np.ndarray, own: Mapping[str, IntegerMatrix]
 ) -> Iterator[Finding]:
     """The stored weights and tables against a packed checkpoint, whose integers they keep."""
+    from hyco_export.models.families.slm_family import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
     from hyco_export.models.slm.packed import PackedCheckpoint
-    from hyco_export.models.slm.surgery import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
 
     checkpoint = PackedCheckpoint(checkpoint_folder)
     for name in checkpoint.linears:

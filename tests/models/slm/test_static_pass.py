@@ -9,8 +9,9 @@ from hyco_export.core.device_spec import SLM_SPEC_FILE, to_integers, to_real, wr
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.network.host import SlmHost, slm_spec
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, write_slm
+from hyco_export.core.numerics import sqnr_db
 from hyco_export.errors import ArtifactError
-from hyco_export.graph.parity import ReferenceSession, sqnr_db
+from hyco_export.graph.parity import ReferenceSession
 from hyco_export.models.slm.static_pass import open_torch_slm
 from tests.support.packed_slm import ROWS, random_ids
 from tests.support.slm_parts import KEPT, MASK_VALUE, slm_parts

@@ -1,4 +1,6 @@
-"""Does the device's host code feed the head and the SLM what it should? Random rows go in, the inputs are read back.
+"""What the device's host code does wrong, if anything, when it feeds the head and the SLM of any spec.
+
+Random rows go in, the graphs' inputs are read back.
 
 Every row is unique, so what a layer sees is told by content, whatever slot it lies in and however masks are built. The
 real host classes run with a recorder in place of the graph; what is expected is computed here.
@@ -6,7 +8,7 @@ real host classes run with a recorder in place of the graph; what is expected is
 Legend: W ring slots, N kv heads, d head dim, K steps.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -18,30 +20,9 @@ from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given
 from hyco_export.device.kv_state import HeadState
 from hyco_export.device.slm import GraphSlm
+from hyco_export.evaluate.diagnosis.drafts import Recorder
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.protocol import wire
-
-Outputs = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
-
-
-class Recorder:
-    """A `GraphSession`: keeps the newest feeds, answers with what `outputs` makes of them."""
-
-    def __init__(self, outputs: Outputs) -> None:
-        self._outputs = outputs
-        self.feeds: dict[str, np.ndarray] = {}
-
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        self.feeds = {name: np.array(values) for name, values in feeds.items()}  # rings are changed in place later
-        return self._outputs(self.feeds)
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-def zeros(graph: GraphSpec) -> Outputs:
-    """Outputs that are all 0."""
-    return lambda _: {spec.name: np.zeros(spec.shape, spec.dtype) for spec in graph.outputs}
 
 
 def visible_rows(graph: GraphSpec, feeds: Mapping[str, np.ndarray], ring: str, mask: str, row: int) -> list[bytes]:
@@ -54,7 +35,7 @@ def visible_rows(graph: GraphSpec, feeds: Mapping[str, np.ndarray], ring: str, m
 
 
 HEAD_CODE = "the device's host code of the head"
-REPORT = "report it: device/ or protocol/ were changed, or this file"
+REPORT = "compare with device/ and protocol/"
 ROWS_PER_ROUND = 3
 BEYOND = 7  # roots behind the last edge
 SEED = 20261011
