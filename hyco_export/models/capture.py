@@ -7,7 +7,7 @@ Legend: T tokens of a sequence, H the verifier's hidden size, N K/V heads, d hea
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,10 +112,11 @@ def sampled_answers(
         drawn = generator.generate(
             prompt, generation_config=rules, attention_mask=torch.ones_like(prompt)
         )  # [count, T]
-    return [_until_stop(row, stops) for row in drawn[:, len(prompt_ids) :].tolist()]
+    return [until_stop(row, stops) for row in drawn[:, len(prompt_ids) :].tolist()]
 
 
-def _until_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
+def until_stop(ids: Sequence[int], stops: Collection[int]) -> list[int]:
+    """The ids up to the first stop id, which is included; all of them where there is none."""
     end = next((index + 1 for index, token in enumerate(ids) if token in stops), len(ids))
     return list(ids[:end])
 

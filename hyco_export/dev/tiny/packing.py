@@ -1,5 +1,5 @@
-"""Trains an SLM on the grids of its weights, and writes it in the layout of Google's mobile checkpoint: packed 2-, 4- and
-8-bit integers.
+"""Fake quantisation of an SLM's weights in training, and its checkpoint in the layout of Google's mobile release:
+packed 2-, 4- and 8-bit integers.
 
 The layout is the one that transformers' Gemma quantizer reads: `<linear>.weight` + `<linear>.weight_scale`,
 `<embedding>.embedding_quantized` + `<embedding>.embedding_scale`, two activation scales per linear, one scale per key

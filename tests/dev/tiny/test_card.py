@@ -8,7 +8,7 @@ import torch
 
 from hyco_export.core.files import CHECKPOINTS
 from hyco_export.dev.tiny.card import ChainResult, answer_rounds, load_family, measure_chain, measure_slm_agreement
-from hyco_export.dev.tiny.chain import ChainContext, drafted_tokens, sampled_rows, taught_states, verifier_pass
+from hyco_export.dev.tiny.chain import ChainContext, drafted_tokens, sampled_rows, teacher_forced_states, verifier_pass
 from hyco_export.dev.tiny.configs import CHAIN_LENGTH, SLIDING_WINDOW
 from hyco_export.dev.tiny.training import Row, prompt_ids
 
@@ -76,7 +76,7 @@ def test_drafts_equal_taught_drafts_where_the_text_agrees(family):
     ids = torch.randint(7, 2048, (1, 12), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         context = ChainContext(head, verifier_pass(verifier, ids))
-        first = head.lm_head(next(taught_states(context, ids))).argmax(-1)
+        first = head.lm_head(next(teacher_forced_states(context, ids))).argmax(-1)
         assert torch.equal(drafted_tokens(context, ids)[..., 0], first)
 
 
