@@ -5,11 +5,9 @@ shape of their K/V. `checkpoints` turns a recipe's reference into a folder.
 """
 
 import json
-import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -30,9 +28,9 @@ from hyco_export.core.handoff import LAYER_TYPES, KvShape, LayerType
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError, first_line
 from hyco_export.models.checkpoints import require_checkpoint
-from hyco_export.models.families.config_fields import require_verifier_type
+from hyco_export.models.families.config_fields import require_sizes, require_verifier_type
 from hyco_export.models.families.gemma4_assistant import HeadModel
-from hyco_export.models.families.slm_family import ATTENTION_NAMES, STORES_KV
+from hyco_export.models.families.slm_family import ATTENTION_NAMES, ROPE, STORES_KV
 from hyco_export.models.generation_rules import require_generation_rules
 from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, text_names, weight_files
 from hyco_export.models.text.tokenizer import cleaned, require_named_files, token_ids
@@ -44,21 +42,6 @@ logging.disable_progress_bar()  # its bar for loading weights would cut into the
 
 Attention = Literal["sdpa", "eager"]
 Model = TypeVar("Model")
-COUNTS = (  # fields of a text config that must be finite and greater than 0 where they are given
-    *(
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    ),
-    *("vocab_size", "sliding_window", "max_position_embeddings", "final_logit_softcapping"),
-    "rms_norm_eps",
-)
-ROPE = "rope_parameters"
-ROPE_NUMBERS = ("rope_theta", "factor", "partial_rotary_factor")  # must be finite and greater than 0
-ROPE_SHARE = "partial_rotary_factor"  # of a head's dimensions that rotate: at most all
 TEMPLATE_HINT = "use an instruction-tuned checkpoint"
 IN_JSON = "chat_template.json"  # transformers reads a template there for processors alone
 
@@ -88,46 +71,8 @@ def load_config(folder: Path) -> PreTrainedConfig:
             f"config of {folder} cannot be read: {first_line(error)}",
             "pip install --upgrade transformers, or correct $.models" if unknown else "save the checkpoint again",
         ) from error
-    _require_sizes(config, path)
+    require_sizes(config, path)
     return config
-
-
-def _require_sizes(config: PreTrainedConfig, path: Path) -> None:
-    """What transformers takes although no model can have it.
-
-    Raises:
-        CheckpointError: a count is not positive or below 0, a rotary number that no model can have, or layers share
-            K/V that none stores; names the field.
-    """
-    text = config.get_text_config()
-    fields = text.to_dict()
-    for values in (fields, *(fields.get("per_layer_config") or {}).values()):
-        for name, value in values.items():
-            if name in COUNTS and isinstance(value, int | float) and not 0 < value < math.inf:
-                raise CheckpointError(f"{path}: {name} is {value}, it must be finite and greater than 0", FETCH_HINT)
-            if _is_number(value) and (name.startswith("num_") or "_size" in name) and not 0 <= value < math.inf:
-                raise CheckpointError(f"{path}: {name} is {value}, it must not be negative", FETCH_HINT)
-    _require_rotary(fields.get(ROPE) or {}, path)
-    try:
-        getattr(text, "kv_sharing_modes", None)
-    except (ValueError, IndexError) as error:
-        shared = f"num_kv_shared_layers is {text.num_kv_shared_layers} of {text.num_hidden_layers} layers"
-        raise CheckpointError(f"{path}: {shared}: {first_line(error)}", FETCH_HINT) from error
-
-
-def _require_rotary(rope: Mapping[str, Any], path: Path) -> None:
-    """Raises CheckpointError: numbers from which no rotary frequencies can be made; names the field."""
-    for kind, settings in {"": rope, **rope}.items():
-        for name in ROPE_NUMBERS if isinstance(settings, Mapping) else ():
-            value, greatest = settings.get(name), 1 if name == ROPE_SHARE else sys.float_info.max
-            if _is_number(value) and not 0 < value <= greatest:
-                field = ".".join(part for part in (ROPE, kind, name) if part)
-                rule = "greater than 0 and at most 1" if name == ROPE_SHARE else "finite and greater than 0"
-                raise CheckpointError(f"{path}: {field} is {value}, it must be {rule}", FETCH_HINT)
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def empty_model(build: Callable[[Any], Model], config: PreTrainedConfig) -> Model:
