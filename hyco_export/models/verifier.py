@@ -1,7 +1,7 @@
-"""The verifier, its head and their tokenizer as transformers models, loaded from checkpoint folders.
+"""Loads a verifier, its head and their tokenizer from checkpoint folders, through transformers.
 
-Also here: which two verifier layers feed the head (the last sliding and the last full layer that store K/V) and the
-shape of their K/V. `checkpoints` turns a recipe's reference into a folder.
+Also: which two layers of the verifier hand K/V to the head (the last sliding and the last full one that store K/V), and
+the shapes of these K/V. `checkpoints` finds the folders.
 """
 
 import json
@@ -38,19 +38,19 @@ from hyco_export.models.text.tokenizer import cleaned, require_named_files, toke
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
+logging.disable_progress_bar()  # transformers' bar for loading weights would mix with the stages' own
 
 Attention = Literal["sdpa", "eager"]
 Model = TypeVar("Model")
 TEMPLATE_HINT = "use an instruction-tuned checkpoint"
-IN_JSON = "chat_template.json"  # transformers reads a template there for processors alone
+IN_JSON = "chat_template.json"  # transformers reads it for processors alone
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """The checkpoint's configuration.
 
     Raises:
-        CheckpointError: no config, or one that transformers does not know.
+        CheckpointError: no config, one that transformers does not know, or a value that no model can have.
     """
     path = require_checkpoint(folder) / CONFIG_NAME
     try:
@@ -65,7 +65,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
         raise CheckpointError(
             f"config of {folder} contradicts itself: {first_line(error.__cause__ or error)}", "fetch or save it again"
         ) from error
-    except Exception as error:  # whatever a field of another type breaks in transformers, it is the file's
+    except Exception as error:  # transformers raises anything for a field of another type
         unknown = "does not recognize this architecture" in str(error)  # transformers' words for a model type it lacks
         raise CheckpointError(
             f"config of {folder} cannot be read: {first_line(error)}",
@@ -76,15 +76,15 @@ def load_config(folder: Path) -> PreTrainedConfig:
 
 
 def empty_model(build: Callable[[Any], Model], config: PreTrainedConfig) -> Model:
-    """A config's model, by a class or an auto class's `from_config`, without memory behind its tensors.
+    """A config's model on the meta device, by its class or an auto class's `from_config`.
 
     Raises:
-        CheckpointError: none can be made of it; the first thing that breaks.
+        CheckpointError: no model can be made of the config; gives the reason.
     """
     try:
         with torch.device("meta"):
             return build(config)
-    except Exception as error:  # whatever numbers that contradict each other break in transformers
+    except Exception as error:  # transformers raises anything for sizes that contradict each other
         raise CheckpointError(
             f"no model can be made of the config of {config.name_or_path or config.model_type}: {first_line(error)}",
             FETCH_HINT,
@@ -110,7 +110,7 @@ def load_language_model(
     """Any causal language model in evaluation mode, without gradients.
 
     Raises:
-        CheckpointError: unreadable, a tensor missing or misshaped, or its generation config asks for what cannot be
+        CheckpointError: unreadable, a tensor missing or misshaped, or its generation config has a rule that cannot be
             honoured.
     """
     require_checkpoint(folder)
@@ -119,10 +119,12 @@ def load_language_model(
 
 
 def load_shard(folder: Path, dtype: Dtype, config: PreTrainedConfig, distributed: DistributedConfig) -> PreTrainedModel:
-    """This process's shard of a verifier, on the process's device, in evaluation mode, without gradients; all
-    processes of the launch load at the same time.
+    """This process's shard of a verifier, on its device, in evaluation mode, without gradients.
 
-    config, distributed: of `process_group`: the configuration with a plan of its shards, and how transformers splits.
+    All processes of the launch load at the same time.
+
+    Args:
+        config, distributed: the configuration with transformers' plan of the shards, and the rest of that plan.
 
     Raises:
         CheckpointError: as `load_verifier`.
@@ -189,7 +191,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def _load(
     kind: type, folder: Path, dtype: Dtype, placement: Mapping[str, Any], attention: Attention
 ) -> PreTrainedModel:
-    """placement: transformers' options that say where the parameters go."""
+    """A model of `kind`; `placement`: transformers' options for devices and shards."""
     weight_files(require_checkpoint(folder))
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]  # auto classes share no base with models
@@ -210,11 +212,11 @@ def _load(
         raise CheckpointError(
             f"{folder} does not fit into memory: {first_line(error)}", "use a machine or device with more"
         ) from error
-    except Exception as error:  # whatever a config and tensors that do not fit break in transformers
+    except Exception as error:  # transformers raises anything for a config and tensors that do not fit
         raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", FETCH_HINT) from error
     stored = TensorFiles(folder)
     text_names(stored)
-    # transformers fills what a checkpoint lacks with random values: such a model drafts nonsense without an error
+    # transformers gives missing tensors random values without an error
     absent = sorted(report["missing_keys"])
     if absent:
         raise CheckpointError(f"{folder} lacks {len(absent)} tensors, first {absent[0]}", FETCH_HINT)
@@ -233,7 +235,7 @@ def _load(
 
 
 def _require_finite(model: PreTrainedModel, stored: TensorFiles) -> None:
-    """An infinity in one weight makes every answer the same token, and every later stage look for the fault elsewhere.
+    """Refuse weights that are not finite: with one of them every answer would be the same token.
 
     Raises:
         CheckpointError: a weight is infinite or NaN, in the file or in the precision it is loaded in; or a buffer that
