@@ -83,7 +83,7 @@ class ProcessGroup:
         return found
 
 
-class Line:
+class BroadcastChannel:
     """Sends bytes from the main process to all others through the CPU, so that waiting keeps no GPU busy.
 
     Every process of the group opens it at the same time.

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.errors import ProcessGroupError
-from hyco_export.models.process_group import Line, ProcessGroup
+from hyco_export.models.process_group import BroadcastChannel, ProcessGroup
 from hyco_export.server.interfaces import Check, Prefill
 from hyco_export.server.metrics import place_of
 from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier
@@ -57,7 +57,7 @@ class Followers:
             middle of one that hangs: the followers hang in it, too, and would not read of the end.
     """
 
-    def __init__(self, group: ProcessGroup, line: Line) -> None:
+    def __init__(self, group: ProcessGroup, line: BroadcastChannel) -> None:
         self.group = group
         self._line = line
         self._lost: BaseException | None = None
@@ -162,7 +162,7 @@ class LedSession(TorchVerifierSession):
         return told
 
 
-def follow(verifier: Verifier, line: Line) -> None:
+def follow(verifier: Verifier, line: BroadcastChannel) -> None:
     """Make the leader's passes until it ends.
 
     Raises:
