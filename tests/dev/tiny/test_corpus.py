@@ -1,6 +1,5 @@
 """The training text: deterministic, without the held-out subjects, and so are the prompt sets."""
 
-import ast
 import hashlib
 import json
 import re
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyco_export.dev.tiny.corpus import HELD_OUT_NAMES, held_out_corpus, invented_questions, training_corpus
-from hyco_export.dev.tiny.documentation import DocumentedName, _documented, documented_names, reference_chapters
+from hyco_export.dev.tiny.documentation import documented_names
 
 CALIBRATION = Path(__file__).parents[3] / "calibration_data"
 
@@ -68,33 +67,3 @@ def test_calibration_readme_names_the_digests():
     readme = (CALIBRATION / "README.md").read_text(encoding="utf-8")
     for name in ("train", "validation"):
         assert hashlib.sha256((CALIBRATION / f"{name}.jsonl").read_bytes()).hexdigest() in readme
-
-
-def test_documented_names_of_a_module():
-    source = '''
-def visible(a, b: int = 2, *, c=None):
-    """Says enough to be worth an answer."""
-def _hidden():
-    """Says enough to be worth an answer."""
-def short():
-    """Too short."""
-class Thing:
-    """Says enough to be worth an answer."""
-    def method(self, x):
-        """Says enough to be worth an answer."""
-    def bare(self):
-        """Says enough to be worth an answer."""
-'''
-    doc = "Says enough to be worth an answer."
-    assert list(_documented(ast.parse(source), "m", owner="")) == [
-        DocumentedName("m.visible", "m", "", "function", "(a, b=2, *, c=None)", doc),
-        DocumentedName("m.Thing", "m", "", "class", "", doc),
-        DocumentedName("m.Thing.method", "m", "Thing", "method", "(x)", doc),
-        DocumentedName("m.Thing.bare", "m", "Thing", "method", "()", doc),
-    ]
-
-
-def test_chapters_have_no_underlines():
-    chapters = reference_chapters()
-    assert len(chapters) > 60
-    assert not any(text.startswith("***") for text in chapters.values())
