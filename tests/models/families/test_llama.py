@@ -7,7 +7,6 @@ from hyco_export.models.families import llama
 from tests.support.float_slm import llama_config
 from tests.support.packed_slm import RINGS
 
-
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 NAMES = {  # stored, and in the network
     "norm": "norm",
