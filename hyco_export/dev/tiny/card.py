@@ -202,10 +202,10 @@ weights are published under Apache-2.0 like the rest of the project. Questions a
 left out of the training text.
 
 ## Training
-`hyco-export dev train-tiny OUT` trains the family: bit for bit the same files in every run with the same versions of this
-package, Python and the libraries on the same kind of processor (one thread per process, seed {facts[seed]}). Other versions
-may round gradients differently. The verifier learns the text, then its final norm is scaled so that it is nearly as
-certain as a large model; head and SLM learn from answers that it samples then.
+`hyco-export dev train-tiny OUT` trains the family: in every run the same files, bit for bit, with the same versions of
+this package, Python and the libraries on the same kind of processor (one thread per process, seed {facts[seed]}).
+Other versions may round gradients differently. The verifier learns the text, then its final norm is scaled so that it
+is nearly as certain as a large model; head and SLM learn from answers that it samples then.
 At last the norm is scaled once more, and the head's input and state with it, so that the head drafts as it has learnt.
 
 | loss (cross-entropy, nats per token) | |

@@ -121,7 +121,7 @@ def find_scale(name: str) -> Scale:
 
 
 E2B_LAYERS, E2B_SHARED = 35, 20
-FULL_EVERY = 5  # every fifth layer has full attention
+E2B_PATTERN = "SSSSF"
 
 
 def e2b_config(layers: int = E2B_LAYERS, shared: int = E2B_SHARED, vocab_size: int = 262_144) -> Gemma4TextConfig:
@@ -162,20 +162,19 @@ def small_config(vocab_size: int, layers: int = 10, shared: int = 5) -> Gemma4Te
 
 
 def _config(layers: int, shared: int, vocab_size: int, **widths: Any) -> Gemma4TextConfig:
-    full = [(index + 1) % FULL_EVERY == 0 for index in range(layers)]
     return Gemma4TextConfig(
         vocab_size=vocab_size,
         vocab_size_per_layer_input=vocab_size,
         num_hidden_layers=layers,
-        layer_types=["full_attention" if is_full else "sliding_attention" for is_full in full],
+        layer_types=layer_names((E2B_PATTERN * layers)[:layers]),
         num_key_value_heads=1,
         num_kv_shared_layers=shared,
         use_double_wide_mlp=True,
-        final_logit_softcapping=30.0,
+        final_logit_softcapping=SOFT_CAP,
         tie_word_embeddings=False,  # packed tables cannot be tied
-        pad_token_id=0,
+        pad_token_id=PAD_ID,
         eos_token_id=[1, 6],
-        bos_token_id=2,
+        bos_token_id=BOS_ID,
         **widths,
     )
 
@@ -199,7 +198,11 @@ def mobile_widths(config: Gemma4TextConfig) -> GemmaQuantizationConfig:
 
 
 MAX_POSITIONS = 4096
-LAYER_NAMES = {"S": "sliding_attention", "F": "full_attention"}
+
+
+def layer_names(pattern: str) -> list[str]:
+    """transformers' layer types; in the pattern S is sliding, F full attention."""
+    return [{"S": "sliding_attention", "F": "full_attention"}[letter] for letter in pattern]
 
 
 def verifier_config(scale: Scale) -> Gemma4TextConfig:
@@ -219,7 +222,7 @@ def text_config(scale: Scale, body: BodySize, **fields: Any) -> Gemma4TextConfig
         hidden_size=body.hidden,
         intermediate_size=body.intermediate,
         num_hidden_layers=len(body.pattern),
-        layer_types=[LAYER_NAMES[letter] for letter in body.pattern],
+        layer_types=layer_names(body.pattern),
         num_attention_heads=body.heads,
         num_key_value_heads=attention.kv_heads,
         head_dim=attention.head_dim,
@@ -251,7 +254,7 @@ def _verifier_e4b() -> Gemma4TextConfig:
         hidden_size=2560,
         intermediate_size=10_240,
         num_hidden_layers=len(E4B_PATTERN),
-        layer_types=[LAYER_NAMES[letter] for letter in E4B_PATTERN],
+        layer_types=layer_names(E4B_PATTERN),
         num_attention_heads=8,
         num_key_value_heads=2,
         num_kv_shared_layers=18,
@@ -263,7 +266,7 @@ def _head_e4b() -> Gemma4AssistantConfig:
         hidden_size=256,
         intermediate_size=2048,
         num_hidden_layers=4,
-        layer_types=[LAYER_NAMES[letter] for letter in "SSSF"],
+        layer_types=layer_names("SSSF"),
         num_attention_heads=4,
         num_key_value_heads=2,
         hidden_size_per_layer_input=0,
@@ -285,7 +288,7 @@ def _gemma3_270m() -> Gemma3TextConfig:
         hidden_size=640,
         intermediate_size=2048,
         num_hidden_layers=len(GEMMA3_270M_PATTERN),
-        layer_types=[LAYER_NAMES[letter] for letter in GEMMA3_270M_PATTERN],
+        layer_types=layer_names(GEMMA3_270M_PATTERN),
         num_attention_heads=4,
         num_key_value_heads=1,
         head_dim=256,

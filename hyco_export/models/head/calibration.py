@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.network.host import draft_feeds, on_grid, shared_positions
@@ -94,11 +93,3 @@ def spread_roots(capture: Capture, count: int) -> np.ndarray:
     """At most `count` response roots, evenly spread."""
     roots = capture.roots
     return np.unique(np.linspace(roots.start, roots.stop - 1, min(count, len(roots))).round().astype(np.int64))
-
-
-def load_all(paths: Sequence[Path]) -> Iterator[Capture]:
-    """Captures in float32, one after the other, without those that have no response root."""
-    for path in paths:
-        capture = load_capture(path, torch.float32)
-        if capture.roots:
-            yield capture
