@@ -112,10 +112,10 @@ def serve_run(
     from hyco_export.server.serving import serve
 
     if is_shared():
-        from hyco_export.models.process_group import Line, current_group
+        from hyco_export.models.process_group import BroadcastChannel, current_group
         from hyco_export.server.passes.distributed import Followers
 
-        with Followers(current_group(), Line()) as followers:
+        with Followers(current_group(), BroadcastChannel()) as followers:
             unfinished = serve(build(options, followers), host=listen.host, port=port, on_ready=ready, tls=tls)
     else:
         unfinished = serve(build(options), host=listen.host, port=port, on_ready=ready, tls=tls)
@@ -220,14 +220,14 @@ def _follow(
     recipe_path: Path | None, run_dir: Path | None, device: str, threads: int | None, options: "ServeOptions"
 ) -> None:
     """Hold a shard of the verifier that the main process of this launch serves, until it ends."""
-    from hyco_export.models.process_group import Line, current_group
+    from hyco_export.models.process_group import BroadcastChannel, current_group
     from hyco_export.server.assembly import open_shard
     from hyco_export.server.passes.distributed import follow
     from hyco_export.server.serving import STOP_SIGNALS
 
     run = open_run(recipe_path, run_dir)
     use_threads(threads or run.recipe.threads)
-    group, line = current_group(), Line()
+    group, line = current_group(), BroadcastChannel()
     shard = open_shard(run.recipe, group, device, run.recipe_folder, options)
     for number in STOP_SIGNALS:  # the launcher's reach all processes: the main one ends calls in flight, then the rest
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""How fast a keep set's tokens are counted, as a share of the tokenizer's raw speed on the same machine and texts.
+"""How fast a keep set's tokens are counted, as a share of the tokenizer's own speed on the same machine and texts.
 
-Raw is the tokenizer's own `encode_batch` on texts in memory; counting also reads and decodes the files, tells
-conversations apart and adds up. The two alternate file by file, so that other load on the machine slows both alike.
+The tokenizer's own speed is that of `encode_batch` on texts in memory. Counting also reads and parses the files, leaves
+out held-out conversations and adds up. The two alternate file by file, so that other load slows both alike.
 """
 
 import resource
@@ -27,13 +27,13 @@ TURN_PAIRS = (2, 5)  # with the lengths below about 6 KB a conversation, as Ultr
 USER_WORDS = (15, 80)
 ASSISTANT_WORDS = (120, 320)
 SENTENCE_WORDS = (6, 20)
-SHORTEST_WORD = 2  # single letters are the pieces that rare words fall into
+SHORTEST_WORD = 2  # letters: single ones are pieces of rare words
 PARAGRAPH_SENTENCES = 4
 WORD_MARKS = ("▁", "Ġ")  # how sentencepiece and byte-level tokenizers write the space before a word
 
 
 def words_of(entries: Iterable[str]) -> list[str]:
-    """The words among a tokenizer's entries, in their order: frequent ones come first in a trained vocabulary."""
+    """The words among a tokenizer's entries, in their order: a trained vocabulary has the frequent ones first."""
     starts = (entry[1:] for entry in entries if entry[:1] in WORD_MARKS)
     return [word for word in starts if len(word) >= SHORTEST_WORD and word.isalpha()]
 
@@ -101,7 +101,7 @@ class CountingBench(msgspec.Struct, frozen=True):
 
     @property
     def cpu_ratio(self) -> float:
-        """Not touched by what else the machine does."""
+        """By CPU time, which other load on the machine does not change."""
         return self.raw_cpu_s / self.counting_cpu_s
 
     @property
@@ -125,14 +125,14 @@ def bench_counting(path: Path, tokenizer: Tokenizer, on_step: OnStep) -> Countin
     """
     files = data_files(path)
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-    nobody = identities([])
+    none_excluded = identities([])
     raw, counting = [0.0, 0.0], [0.0, 0.0]
     conversations = tokens = 0
     for done, file in enumerate(files, 1):
         for texts in _batches(file):
             _timed(raw, partial(tokenizer.encode_batch, texts, add_special_tokens=False))
         stream = read_conversations(file)
-        count = partial(count_tokens, stream, tokenizer, vocab_size, nobody, HELD_OUT_SHARE, lambda done: None)
+        count = partial(count_tokens, stream, tokenizer, vocab_size, none_excluded, HELD_OUT_SHARE, lambda done: None)
         counts = _timed(counting, count)
         conversations += counts.read
         tokens += int(counts.counted.sum() + counts.held_out.sum())
@@ -142,7 +142,7 @@ def bench_counting(path: Path, tokenizer: Tokenizer, on_step: OnStep) -> Countin
 
 
 def _timed(total: list[float], work: Callable[[], T]) -> T:
-    """Run, and add wall seconds and CPU seconds of all threads to `total`."""
+    """The result of `work`; wall seconds and CPU seconds of all threads are added to `total`."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     result = work()
     total[0] += time.perf_counter() - wall_s

@@ -1,13 +1,13 @@
-"""The verifier's greedy answers, and captures of whole sequences in one forward pass (teacher forcing).
+"""A verifier's answers, and captures of whole sequences, each in one forward pass (teacher forcing).
 
-A capture holds, for every position of one sequence, exactly the head's inputs (HyCo, Appendix A): the head that drafts
-for root position p reads e[p], h[p - 1] and the K/V rows before p.
+A capture holds the head's inputs for every position of one sequence (HyCo, Appendix A): to draft behind root position p
+the head reads e[p], h[p - 1] and the K/V rows before p.
 
 Legend: T tokens of a sequence, H the verifier's hidden size, N K/V heads, d head dimension.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +60,7 @@ class Capture:
         return Capture(self.ids[:limit], self.answer_start, self.e[:limit], self.h[:limit], k, v)
 
     def handoff_tensors(self) -> dict[str, torch.Tensor]:
-        """The captured tensors by the names of the hand-off's encodings: e, h, k.<type>, v.<type>."""
+        """The tensors by the names of the hand-off's encodings: e, h, k.<type>, v.<type>."""
         named = {"e": self.e, "h": self.h}
         for layer_type in LAYER_TYPES:
             named[f"k.{layer_type}"] = self.k[layer_type]
@@ -70,9 +70,9 @@ class Capture:
 
 @torch.no_grad()
 def greedy_answer(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
-    """The verifier's greedy continuation, batch 1; a stop token that ends it is included.
+    """Ids of the verifier's greedy answer, batch 1; a stop token that ends it is included.
 
-    The argmax of the model's own logits but for the ids that its generation config suppresses.
+    Each is the argmax of the model's logits, without the ids that its generation config suppresses.
     """
     stops, suppressed = stop_ids(model), list(suppressed_ids(model))
     cache = DynamicCache(config=model.config)
@@ -112,10 +112,11 @@ def sampled_answers(
         drawn = generator.generate(
             prompt, generation_config=rules, attention_mask=torch.ones_like(prompt)
         )  # [count, T]
-    return [_until_stop(row, stops) for row in drawn[:, len(prompt_ids) :].tolist()]
+    return [until_stop(row, stops) for row in drawn[:, len(prompt_ids) :].tolist()]
 
 
-def _until_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
+def until_stop(ids: Sequence[int], stops: Collection[int]) -> list[int]:
+    """The ids up to the first stop id, which is included; all of them where there is none."""
     end = next((index + 1 for index, token in enumerate(ids) if token in stops), len(ids))
     return list(ids[:end])
 
@@ -124,13 +125,12 @@ def _until_stop(ids: Sequence[int], stops: Sequence[int]) -> list[int]:
 def teacher_forced(
     model: PreTrainedModel, ids: Sequence[int], answer_start: int, hidden_norm: HiddenNorm = "post"
 ) -> Capture:
-    """Run the verifier once over a known sequence and keep what a hand-off is made of.
+    """Run the verifier once over a known sequence and keep the tensors that hand-offs consist of.
 
-    Without a cache the K/V of sliding layers keep their full length; with one, their length is what the cache kept,
-    not the window.
+    No cache is used: with one, sliding layers would give only the K/V rows that the cache keeps.
 
     Raises:
-        CheckpointError: the model does not give K/V of every position.
+        CheckpointError: the model does not give K/V of every position, or values that are not finite or all 0.
     """
     backbone: Any = model.get_decoder()
     tokens = torch.tensor([list(ids)], device=model.device)  # [1, T]
@@ -159,10 +159,10 @@ def teacher_forced(
 
 
 def _require_usable(capture: Capture, model: PreTrainedModel) -> None:
-    """What is captured can be learned from: finite, and not the same nothing at every position.
+    """Refuse a capture that a head cannot be trained on.
 
     Raises:
-        CheckpointError: it is not; names the tensor.
+        CheckpointError: a tensor is not finite, or all hidden states are 0; names the tensor.
     """
     for name, tensor in capture.handoff_tensors().items():
         if not all_finite(tensor):
@@ -180,7 +180,7 @@ def _require_usable(capture: Capture, model: PreTrainedModel) -> None:
 
 
 def _require_sizes(capture: Capture, model: PreTrainedModel) -> None:
-    """A position has as many values as the config says: what the phone is sent is laid out by the config alone."""
+    """Raises CheckpointError: the model gives other sizes than its config, by which hand-offs are laid out."""
     sizes = [tensor[0].numel() for tensor in capture.handoff_tensors().values()]
     found, wanted = (sum(sizes[:2]), sum(sizes[2:])), handoff_values(model.config)  # e and h, then K and V
     if found != wanted:
@@ -198,7 +198,7 @@ def _rows(states: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _norm_input(backbone: Any) -> Iterator[list[torch.Tensor]]:
-    """Collects what the final norm is given while the block runs."""
+    """The inputs of the final norm while the block runs."""
     seen: list[torch.Tensor] = []
     handle = backbone.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     try:
@@ -208,7 +208,11 @@ def _norm_input(backbone: Any) -> Iterator[list[torch.Tensor]]:
 
 
 def save_capture(path: Path, capture: Capture) -> int:
-    """Write a capture as safetensors; bytes written."""
+    """Write a capture as safetensors.
+
+    Returns:
+        The size of the file in bytes.
+    """
     tensors = {"ids": capture.ids, **capture.handoff_tensors()}
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, path, metadata={"answer_start": json.dumps(capture.answer_start)})

@@ -1,4 +1,4 @@
-"""A checkpoint's folder: found on disk or fetched from the Hub, and identified by a digest of its contents."""
+"""Checkpoint folders: found on disk or fetched from the Hub, and identified by digests of their contents."""
 
 import hashlib
 import re
@@ -21,10 +21,10 @@ from hyco_export.errors import CheckpointError
 from hyco_export.models.gguf import import_folder, imported_gguf
 from hyco_export.models.tensor_files import CONFIG_NAME, weight_files
 
-HASHED_PATTERNS = ("*.json", "*.jinja", "*.model")  # configs, templates, vocabularies; of weights what is read of them
+HASHED_PATTERNS = ("*.json", "*.jinja", "*.model")  # configs, templates, vocabularies, beside the weights
 FETCHED_PATTERNS = ["*.safetensors", *HASHED_PATTERNS, "*.txt"]
-SNAPSHOTS_FOLDER = "snapshots"  # of the Hub's cache: one folder a commit, with links to
-BLOBS_FOLDER = "blobs"  # the files, under the sha256 of their contents where the Hub keeps them as large files
+SNAPSHOTS_FOLDER = "snapshots"  # in the Hub's cache: a folder for each commit, with links into BLOBS_FOLDER
+BLOBS_FOLDER = "blobs"  # in the Hub's cache: the files; the name of a large one is the sha256 of its contents
 SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -32,7 +32,7 @@ def checkpoint_folder(checkpoint: Checkpoint, recipe_folder: Path | None = None)
     """The folder with the checkpoint's files; a Hub id is fetched into the Hub's cache first, a GGUF file imported.
 
     Raises:
-        CheckpointError: no such folder, or the Hub refuses it; the hint is the one command that helps.
+        CheckpointError: no such folder, or the Hub refuses it; the hint is the command that helps.
     """
     found = locate(checkpoint.model, recipe_folder)
     if checkpoint.gguf_file is not None:
@@ -57,18 +57,18 @@ def require_checkpoint(folder: Path) -> Path:
 
 
 def require_hub_id(model: str) -> None:
-    """Raises CheckpointError: the reference is of a folder, and there is none."""
+    """Raises CheckpointError: the reference is the path of a folder, and cannot be fetched."""
     if model.startswith((EMBEDDED_PREFIX, "/", ".")):
         raise CheckpointError(f"checkpoint {model!r} does not exist", "correct $.models in the recipe")
 
 
 def download_command(hub_id: str, revision: str | None) -> str:
-    """What a user runs to have a Hub repository here."""
+    """The command that fetches a Hub repository."""
     return f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
 
 
 def fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
-    """Download a Hub repository's files of these patterns (or find them in the cache); its snapshot folder.
+    """The snapshot folder of a Hub repository with its files of these patterns, from the cache or downloaded.
 
     Raises:
         CheckpointError: gated, unknown, or the Hub cannot be reached.
@@ -95,9 +95,9 @@ def fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
 
 
 def local_checkpoint(checkpoint: Checkpoint, recipe_folder: Path | None) -> Path | None:
-    """The folder of a checkpoint that is on this machine, in the Hub's cache or elsewhere.
+    """The folder of a checkpoint on this machine, in the Hub's cache or elsewhere.
 
-    None where it must be fetched, or imported, first (`next_step`).
+    None: it must be fetched, or imported, first (`next_step`).
 
     Raises:
         CheckpointError: a local path without a checkpoint.
@@ -122,7 +122,7 @@ def local_checkpoint(checkpoint: Checkpoint, recipe_folder: Path | None) -> Path
 
 
 def next_step(checkpoint: Checkpoint, recipe_folder: Path | None) -> str:
-    """What brings here a checkpoint for which `local_checkpoint` gives None."""
+    """How to get a checkpoint for which `local_checkpoint` gives None."""
     found = locate(checkpoint.model, recipe_folder)
     if checkpoint.gguf_file is not None and _gguf_file(checkpoint, found) is not None:
         return f"{checkpoint.gguf_file} is here: the first build imports it"
@@ -132,7 +132,7 @@ def next_step(checkpoint: Checkpoint, recipe_folder: Path | None) -> str:
 
 
 def _gguf_file(checkpoint: Checkpoint, found: Path | None) -> Path | None:
-    """The GGUF file, in the folder that was found or in the Hub's cache; None where it is in neither."""
+    """The GGUF file in the folder that was found or in the Hub's cache; None: it is in neither."""
     assert checkpoint.gguf_file is not None
     if found is not None:
         path = found / checkpoint.gguf_file
@@ -143,7 +143,7 @@ def _gguf_file(checkpoint: Checkpoint, found: Path | None) -> Path | None:
 
 
 def fetch_config(hub_id: str, revision: str | None) -> Path | None:
-    """A folder with the config alone of a Hub repository, None where the Hub does not give it."""
+    """A folder with the config of a Hub repository, without its weights; None: the Hub does not give it."""
     try:
         return Path(hf_hub_download(hub_id, CONFIG_NAME, revision=revision)).parent
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError):
@@ -151,7 +151,7 @@ def fetch_config(hub_id: str, revision: str | None) -> Path | None:
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """sha256 over the names and contents of the files with its weights, all configs and vocabularies, in name order.
+    """sha256 over names and contents of a checkpoint's weights, configs and vocabularies, in the order of their names.
 
     Raises:
         CheckpointError: the folder is not a checkpoint, or lacks a file with weights.
@@ -173,7 +173,7 @@ def tokenizer_digest(folder: Path) -> str:
 
 
 def checkpoint_origin(checkpoint: Checkpoint, folder: Path) -> str:
-    """Where a checkpoint came from: `<Hub id>@<commit>` for a snapshot of the Hub, else the recipe's reference."""
+    """Where a checkpoint came from: `<Hub id>@<commit>` of a snapshot, else the recipe's reference."""
     if folder.parent.name != SNAPSHOTS_FOLDER:
         return checkpoint.model
     return f"{checkpoint.model}@{folder.name}"
@@ -187,7 +187,7 @@ def _digest(folder: Path, names: list[str]) -> str:
 
 
 def _content_digest(path: Path) -> str:
-    """sha256 of a file, hex. The Hub's cache has large files under that name already: 50 GB need no reading."""
+    """sha256 of a file, hex; that of a large file in the Hub's cache is its name, so that 50 GB are not read."""
     stored = path.resolve()
     if path.is_symlink() and stored.parent.name == BLOBS_FOLDER and SHA256.fullmatch(stored.name):
         return stored.name

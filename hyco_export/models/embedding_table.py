@@ -1,5 +1,6 @@
-"""The 8-bit embedding table of the kept tokens: rows of the verifier's input embedding with one scale each, read
-without loading the model.
+"""The 8-bit embedding table of the kept tokens: rows of the verifier's input embedding with one scale each.
+
+Rows are read from the checkpoint's files; the model is not loaded.
 
 Legend: n kept tokens, H hidden size, V vocabulary size.
 """
@@ -25,7 +26,7 @@ CHUNK_ROWS = 512  # 6 MB of float32 at the 2,816 columns of Gemma 4 26B-A4B
 
 @dataclass(frozen=True)
 class EmbeddingSource:
-    """Where the input embedding lies, and its shape [V, H]."""
+    """The tensor of the input embedding [V, H] and its files."""
 
     files: TensorFiles
     tensor: str
@@ -34,7 +35,7 @@ class EmbeddingSource:
 
 
 def find_embedding(folder: Path) -> EmbeddingSource:
-    """The verifier's input embedding in a checkpoint folder, whether one file or sharded.
+    """The verifier's input embedding in a checkpoint folder of one or several files.
 
     Raises:
         CheckpointError: no safetensors, a damaged file, or not exactly one such tensor.
@@ -56,7 +57,7 @@ def scaled_row(source: EmbeddingSource, token: int, dtype: Dtype) -> "torch.Tens
 
 
 def quantized_embedding(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) -> QuantizedRows:
-    """All of `quantized_blocks`, in memory."""
+    """All `quantized_blocks` together."""
     integers = np.empty((len(ids), source.hidden), dtype=np.int8)
     scale = np.empty(len(ids), dtype=np.float32)
     for first, block in quantized_blocks(source, ids, dtype):
@@ -68,7 +69,7 @@ def quantized_embedding(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) 
 def quantized_blocks(source: EmbeddingSource, ids: np.ndarray, dtype: Dtype) -> Iterator[tuple[int, QuantizedRows]]:
     """8-bit rows of the tokens `ids` [n] (ascending), as the verifier's embedding layer gives them in `dtype`.
 
-    They come in blocks, each with the place of its first row in `ids`.
+    In blocks, each with the index of its first row in `ids`.
     """
     for start in range(0, source.vocab_size, CHUNK_ROWS):
         first, last = np.searchsorted(ids, (start, start + CHUNK_ROWS))
@@ -93,5 +94,5 @@ def _scaled(source: EmbeddingSource, rows: np.ndarray, dtype: Dtype) -> "torch.T
 
 
 def _is_embedding(name: str) -> bool:
-    """True for the text model's token table; vision and audio towers have tables of their own."""
+    """Is it the text model's token table? Vision and audio towers have tables of their own."""
     return name.endswith(EMBEDDING_SUFFIX) and not any(part in name for part in ("vision", "audio"))

@@ -1,9 +1,9 @@
-"""Gemma 4's decoder layers in fewer and larger operations, for passes of few rows, where every operation counts.
+"""Gemma 4's decoder layers in fewer and larger operations, for passes of few rows: each operation costs time there.
 
-The same computation as transformers' layers, on the same parameters: one product for q, k and v, one for the two halves
-of the MLP, one normalisation for all heads at once (Gemma 4 norms q, k and v over the head dimension; v without a
-weight, so that with `attention_k_eq_v` V is K before its weight). Results differ from transformers by float rounding.
-The caller supplies attention over its K/V cache and masks.
+The layers compute the same as transformers' and use the same parameters: one product for q, k and v, one for the two
+halves of the MLP, one normalisation of all heads (Gemma 4 norms q, k and v over the head dimension; v without a weight,
+so that with `attention_k_eq_v` V is K before its weight). Results differ from transformers' by float rounding. The
+caller provides attention over its K/V cache and masks.
 
 Legend: R rows, H query heads, N K/V heads, d head dimension, D hidden, P width of a per-layer input.
 """
@@ -19,24 +19,24 @@ from torch.nn import functional
 
 from hyco_export.models.families.gemma4 import Backbone, DecoderLayer
 
-FIXED_ROTARY = ("default", "proportional", "linear")  # transformers' names of rotary embeddings that know no context
+FIXED_ROTARY = ("default", "proportional", "linear")  # transformers' rotary types that do not depend on the context
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and signed sin, [R, 1, d] each
 
 
 class Attention(Protocol):
-    """What the rows of a pass see."""
+    """Stores the K/V of a pass's rows and computes their attention."""
 
     def store(self, layer: int, layer_type: str, keys: torch.Tensor, values: torch.Tensor, shared: bool) -> None:
-        """K/V [R, N, d] of a layer that has its own; `shared`: later layers of the type read them too."""
+        """Take K/V [R, N, d] of a layer that computes them; `shared`: later layers of the type read them, too."""
         ...
 
     def attend(self, layer_type: str, query: torch.Tensor, scale: float) -> torch.Tensor:
-        """query [R, H, d] over the type's newest K/V -> [R, H * d]."""
+        """Attention of query [R, H, d] over the K/V that were last stored for the type: [R, H * d]."""
         ...
 
 
 def fits(model: nn.Module) -> bool:
-    """Can a backbone be fused: are its products plain matrices (not sharded, not quantised, no bias)."""
+    """Can this model be fused: a backbone whose products are plain matrices (not sharded or quantised, no bias)?"""
     if type(model) is not Backbone:
         return False
     parts: list[nn.Module] = [part for layer in _layers(model) for part in (layer.self_attn, layer.mlp)]
@@ -51,11 +51,14 @@ def _layers(model: Backbone) -> list[DecoderLayer]:
 
 
 class FusedStack:
-    """The layers and the final norm of one backbone. The matrices that are laid side by side become the storage of the
-    model's own parameters: nothing is held twice.
+    """The layers and the final norm of one backbone.
 
-    compiled: what lies between the attentions goes through torch's compiler, at the first pass. It pays where launching
-        small operations is what costs, on a GPU; on a CPU it needs a C++ compiler.
+    Matrices that are used in one product become one tensor, of which the model's own parameters become views: nothing
+    is held twice.
+
+    Args:
+        compiled: operations between attentions go through torch's compiler at the first pass. That is faster on a GPU,
+            where launching small operations takes the time; on a CPU it needs a C++ compiler.
     """
 
     def __init__(self, model: Backbone, compiled: bool = False) -> None:
@@ -68,7 +71,7 @@ class FusedStack:
         self._frequencies = _frequencies(model.rotary_emb, self._types)
 
     def rotations(self, positions: torch.Tensor) -> dict[str, Rotation]:
-        """By layer type, for positions [R]."""
+        """Rotations by layer type, for positions [R]."""
         result = {}
         where = positions[:, None, None]
         for layer_type in self._types:
@@ -80,14 +83,14 @@ class FusedStack:
         return result
 
     def _scaled_rotation(self, positions: torch.Tensor, layer_type: str) -> Rotation:
-        """As transformers computes it, for frequencies that depend on the context's length, or come with a factor."""
+        """transformers' own, for frequencies that depend on the context's length, or have a factor."""
         cos, sin = self._model.rotary_emb(self._model.norm.weight, positions[None], layer_type)  # [1, R, d]
         half = sin.shape[-1] // 2
         signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
         return cos[0, :, None], signed[:, None]
 
     def per_layer_inputs(self, ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor | None:
-        """[R, layers, P] of ids [R] with embeddings [R, D], where the model has such inputs."""
+        """Per-layer inputs [R, layers, P] of ids [R] with embeddings [R, D]; None: the model has none."""
         if not self._model.hidden_size_per_layer_input:
             return None
         own = self._model.get_per_layer_inputs(ids[None], embedded[None])
@@ -100,7 +103,7 @@ class FusedStack:
         attention: Attention,
         per_layer: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [R, D] -> the same after the final norm, and before it."""
+        """All layers on hidden [R, D] -> hidden states after the final norm, and before it."""
         for index, layer in enumerate(self._layers):
             own = per_layer[:, index] if per_layer is not None else None
             hidden = layer.run(index, hidden, rotations[layer.layer_type], attention, own)
@@ -108,7 +111,7 @@ class FusedStack:
 
 
 def _frequencies(rotary: Any, layer_types: list[str]) -> dict[str, torch.Tensor]:
-    """Float32 [d] of the layer types with fixed ones, negative in the first half: cosines are even, sines odd."""
+    """Float32 [d] of the layer types with fixed ones; the first half is negative, for the signs of the sines."""
     result = {}
     for layer_type in layer_types:
         if rotary.rope_type[layer_type] in FIXED_ROTARY and getattr(rotary, f"{layer_type}_attention_scaling") == 1.0:
@@ -152,7 +155,7 @@ def _norm_of(weight: torch.Tensor, eps: float) -> _Norm:
 
 
 class _Layer:
-    """One decoder layer; plain attributes, as a module's are looked up in three dictionaries each time."""
+    """One decoder layer. Its tensors are plain attributes: a module looks its own up in three dictionaries."""
 
     def __init__(self, layer: DecoderLayer, layer_type: str, compiled: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -222,10 +225,10 @@ def _project(
     values_are_keys: bool,
     rotation: Rotation,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """hidden [R, D] -> query [R, H, d], keys and values [R, N, d], normed, the first two rotated.
+    """hidden [R, D] -> query [R, H, d], keys and values [R, N, d]; all normed, query and keys rotated.
 
-    `norm` has a row of scales for every head of the product; where V is K before its scale, V has no heads there.
-    Without K/V of the layer's own (N = 0) keys and values mean nothing.
+    `norm` has a row of scales for every head of the product; where V is K before its scale, V has no heads in it. In a
+    layer without K/V of its own (N = 0) the returned keys and values are not to be used.
     """
     heads = functional.linear(before(hidden), matrix).view(len(hidden), -1, norm.scale.shape[1])  # q, k (, v)
     if not kv_heads:
@@ -243,7 +246,7 @@ def _project(
 
 
 def _rotated(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """heads [R, ., d] turned by their rows' positions."""
+    """heads [R, ., d] rotated by their rows' positions."""
     cos, sin = rotation
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), sin)
 
@@ -257,7 +260,7 @@ def _feed(
     act: Callable[[torch.Tensor], torch.Tensor],
     down: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """hidden [R, D], and what its rows saw [R, H * d] -> hidden after the attention, and the MLP's output [R, D]."""
+    """hidden [R, D] and attention [R, H * d] -> hidden after the attention, and the MLP's output, [R, D] each."""
     after, before = norms
     hidden = after.added_to(hidden, functional.linear(seen, out))
     both = functional.linear(before(hidden), gate_up)
@@ -268,19 +271,19 @@ def _feed(
 
 @cache
 def _compiled() -> tuple[Any, Any]:
-    """The two by torch's compiler: a few kernels each, for any number of rows."""
+    """`_project` and `_feed` by torch's compiler: a few kernels each, for any number of rows."""
     return tuple(torch.compile(function, dynamic=True, fullgraph=True) for function in (_project, _feed))  # type: ignore[return-value]
 
 
 def _with_experts(layer: Any, dense: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """The MLP's output and the experts' together, each through its norm."""
+    """The sum of the MLP's and the experts' outputs, each through its norm."""
     _, weights, chosen = layer.router(residual)
     experts = layer.experts(layer.pre_feedforward_layernorm_2(residual), chosen, weights)
     return layer.post_feedforward_layernorm_1(dense) + layer.post_feedforward_layernorm_2(experts)
 
 
 def _side_by_side(modules: list[nn.Linear]) -> torch.Tensor:
-    """One matrix of those of the modules, whose own weights become views of it; the same one where they are already."""
+    """One matrix of the modules' weights, which become views of it; where they are already, the same matrix again."""
     weights = [module.weight.detach() for module in modules]
     rows, columns = sum(len(weight) for weight in weights), weights[0].shape[1]
     place = weights[0].data_ptr()

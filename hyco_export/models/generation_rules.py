@@ -1,8 +1,9 @@
-"""What a checkpoint's generation config asks of the logits: honoured, replaced by the caller's settings, or refused.
+"""The fields of a checkpoint's generation config by which transformers' `generate` changes logits: each is honoured,
+replaced by the caller's settings, or refused.
 
-transformers' `generate` acts on these fields. A tree verifier judges every row independently, so a rule that holds at
-every position (`suppress_tokens`) is applied everywhere, and one that depends on the tokens before, or on how many
-there are, is refused. Only the verifier's config is checked: of an SLM or a head only the ranks of drafts are used.
+A server checks every row of a tree independently. A rule that holds at every position (`suppress_tokens`) is applied to
+every row; one that depends on the tokens before, or on their number, is refused. Only the verifier's config is checked:
+an SLM or a head only proposes tokens.
 """
 
 import json
@@ -20,8 +21,8 @@ GENERATION_FILE = "generation_config.json"
 CONFIG_FILE = "config.json"  # holds such fields where there is no GENERATION_FILE
 SUPPRESSED = "suppress_tokens"
 HONOURED = {"eos_token_id", SUPPRESSED}
-CALLERS = {"temperature", "top_k", "top_p"}  # every request brings its own, `$.sampling` those of a recipe
-WITHOUT_EFFECT = {  # on which token comes next: who decodes, its lengths, caches and outputs are this package's own
+CALLERS = {"temperature", "top_k", "top_p"}  # every request has its own, a recipe has `$.sampling`
+WITHOUT_EFFECT = {  # on the choice of tokens here: decoding, its lengths, caches and outputs are this package's own
     *("_from_model_config", "transformers_version", "bos_token_id", "pad_token_id", "decoder_start_token_id"),
     *("do_sample", "num_return_sequences", "max_length", "max_new_tokens", "early_stopping", "length_penalty"),
     *("use_cache", "cache_config", "max_cache_len", "prefill_chunk_size", "low_memory", "renormalize_logits"),
@@ -44,10 +45,10 @@ INSTEAD = {
 
 
 def read_generation_config(folder: Path) -> GenerationConfig:
-    """What transformers gives a model of this checkpoint.
+    """The generation config that transformers gives a model of this checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read, transformers would go on without it; or a field of token ids holds none.
+        CheckpointError: it cannot be read, which transformers would ignore; or a field of token ids holds other values.
     """
     name = GENERATION_FILE if (folder / GENERATION_FILE).exists() else CONFIG_FILE
     stated_ids(folder / name)
@@ -61,10 +62,10 @@ def read_generation_config(folder: Path) -> GenerationConfig:
 
 
 def require_generation_rules(folder: Path) -> None:
-    """Refuse a checkpoint whose texts could not be those that transformers generates.
+    """Refuse a checkpoint with which transformers would generate other texts than this package.
 
     Raises:
-        CheckpointError: a field that changes or ends texts and cannot be honoured, by name; or it cannot be read.
+        CheckpointError: a field changes or ends texts and cannot be honoured, by name; or the config cannot be read.
     """
     config = read_generation_config(folder)
     known = vars(GenerationConfig())
@@ -78,7 +79,7 @@ def require_generation_rules(folder: Path) -> None:
 
 
 def _require_id_list(listed: object, folder: Path) -> None:
-    """Raises CheckpointError: what `suppress_tokens` holds is no list of whole numbers."""
+    """Raises CheckpointError: `suppress_tokens` holds something else than a list of whole numbers."""
     if listed is None:
         return
     if not isinstance(listed, list) or not all(isinstance(token, int | float) and token % 1 == 0 for token in listed):
@@ -89,7 +90,7 @@ def _require_id_list(listed: object, folder: Path) -> None:
 
 
 def generation_notes(folder: Path, sampling: Sampling) -> Iterator[str]:
-    """What of a checkpoint's generation config is not used, and why.
+    """Notes on the fields of a checkpoint's generation config that are not used.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -129,7 +130,7 @@ def _inside(config: GenerationConfig | None, vocab_size: int) -> tuple[int, ...]
 
 
 def _is_neutral(field: str, value: Any) -> bool:
-    """Does transformers change nothing by this value?"""
+    """Is it a value by which transformers changes nothing?"""
     if value is None or value == NEUTRAL.get(field):
         return True
     if not value and field not in NEUTRAL and not field.startswith("forced_"):  # token 0 can be forced

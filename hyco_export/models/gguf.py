@@ -1,13 +1,12 @@
-"""A GGUF file converted once into an ordinary checkpoint folder; the rest of the package never reads GGUF.
+"""Converts a GGUF file once into an ordinary checkpoint folder; the rest of the package never reads GGUF.
 
-transformers reads tensors and tokenizer. The model's config is made here, because transformers' own mapping of a file's
-keys silently drops some (the scaling of rotary positions, the scale of attention scores, the soft-cap). Every key of
-the architecture is mapped, compared with what the rest says, or refused by name; so is every tensor. The meaning of
-keys, and of those that are missing, is llama.cpp's. The folder is kept in the user's cache under the file's digest;
-weights are dequantised to the recipe's dtype.
+transformers reads tensors and tokenizer. The model's config is made here, because transformers' own mapping silently
+drops some keys (the scaling of rotary positions, the scale of attention scores, the soft-cap). Every key of the
+architecture, and every tensor, is mapped, compared with the rest of the file, or refused by name. The meaning of keys,
+and of missing ones, is llama.cpp's. The folder is kept in the user's cache under the file's digest; weights are
+dequantised to the recipe's dtype.
 """
 
-import fcntl
 import math
 import os
 import shutil
@@ -16,6 +15,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import filelock
 
 from hyco_export.core.artifact import file_digest
 from hyco_export.core.recipe import Dtype
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hyco_export.models.families.gemma3 import Gemma3Config
 
 CACHE_FOLDER = "hyco-export"
+LOCK_SUFFIX = ".lock"
 DIGEST_LETTERS = 16  # of the file's sha256 in the folder's name: 64 bits
 IMPORT_REVISION = 2  # in the folder's name: raise it when the same file becomes another checkpoint
 SAFETENSORS_HINT = "give the checkpoint in safetensors instead"
@@ -49,16 +51,16 @@ ROPE_TYPE, ROPE_FACTOR = "rope.scaling.type", "rope.scaling.factor"
 SCALE, PATTERN, SOFT_CAP = "attention.scale", "attention.sliding_window_pattern", "final_logit_softcapping"
 COUNTS = frozenset(NEEDED) - {"attention.layer_norm_rms_epsilon"}  # whole numbers
 POSITIVE = frozenset({"attention.layer_norm_rms_epsilon", ROPE_BASE, LOCAL_ROPE_BASE})
-NOT_NEGATIVE = frozenset({ROPE_FACTOR, SCALE, SOFT_CAP})  # 0 says what no key says
+NOT_NEGATIVE = frozenset({ROPE_FACTOR, SCALE, SOFT_CAP})  # 0 means the same as a missing key
 MAPPED = frozenset({*NEEDED, ROPE_BASE, LOCAL_ROPE_BASE, ROPE_TYPE, ROPE_FACTOR, SCALE, PATTERN, SOFT_CAP})
-# of YaRN alone, or about images: nothing in a text model whose positions are scaled linearly
+# of YaRN, or about images: without effect on a text model whose positions are scaled linearly
 INERT = frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned", "mm.tokens_per_image"})
 DIMENSIONS = (  # keys that repeat the head dimension
     *("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"),
     *("rope.dimension_count", "rope.dimension_count_swa"),
 )
-PERIOD = 6  # layers, the last of which sees everything
-# published with hidden size / heads under the root of its attention scale, where all others have the head dimension
+PERIOD = 6  # layers, the last of which has full attention
+# its attention scale is the root of heads / hidden size, that of all others the root of 1 / head dimension
 LAYERS_OF_27B = 62
 TENSORS = frozenset({"token_embd.weight", "output_norm.weight", "output.weight"})
 LAYER_TENSORS = frozenset(
@@ -70,9 +72,9 @@ LAYER_TENSORS = frozenset(
 
 
 def imported_gguf(path: Path, dtype: Dtype) -> Path:
-    """The checkpoint folder of a GGUF file, written at the first call; a kill leaves none.
+    """The checkpoint folder of a GGUF file, written at the first call; an interrupted call leaves none.
 
-    Of several processes that ask at the same time one writes it, and the others wait.
+    Of several processes that call at the same time one writes it, and the others wait.
 
     Raises:
         CheckpointError: no such file, transformers cannot read it, or it says something that no config can hold.
@@ -83,7 +85,7 @@ def imported_gguf(path: Path, dtype: Dtype) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder.parent):
+    with _import_lock(folder.parent):
         if not folder.is_dir():
             build = Path(tempfile.mkdtemp(prefix=".gguf-", dir=folder.parent))
             try:
@@ -103,15 +105,19 @@ def _publish(build: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold a folder, so that no file of the lock is left; the system forgets it when this process ends."""
-    handle = os.open(folder, os.O_RDONLY)
+def _import_lock(folder: Path) -> Iterator[None]:
+    """Wait for other imports into a folder, then keep them waiting; the lock ends with the process.
+
+    Its file is beside the folder, in which there are checkpoints alone.
+    """
+    # without the fallback: a soft lock would outlive a killed process
+    lock = filelock.FileLock(folder.with_name(f"{folder.name}{LOCK_SUFFIX}"), fallback_to_soft=False)
+    with suppress(OSError):  # a file system without locks: `_publish` keeps the faster import
+        lock.acquire()
     try:
-        with suppress(OSError):  # NFS locks no folders
-            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def import_folder(path: Path, dtype: Dtype) -> Path:
@@ -136,7 +142,7 @@ def _convert(path: Path, dtype: Dtype, out_dir: Path) -> None:
         model, report = cast(Any, Gemma3Model).from_pretrained(path.parent, gguf_file=path.name, **options)
     except CheckpointError:
         raise
-    except Exception as error:  # whatever a file that is damaged breaks in gguf and transformers
+    except Exception as error:  # gguf and transformers raise anything for a damaged file
         raise CheckpointError(f"GGUF file {path} cannot be read: {first_line(error)}", SAFETENSORS_HINT) from error
     _require_whole(model, report, path)
     _require_flags(tokenizer, _fields(reader, "tokenizer.ggml."), path)
@@ -149,7 +155,7 @@ def _convert(path: Path, dtype: Dtype, out_dir: Path) -> None:
 
 
 def _config(reader: "GGUFReader", path: Path) -> "Gemma3Config":
-    """What the file's keys and tensors say of the model.
+    """The model's config, from the file's keys and tensors.
 
     Raises:
         CheckpointError: another architecture, a key that is missing, one that nothing here maps, or a value that no
@@ -190,7 +196,7 @@ def _config(reader: "GGUFReader", path: Path) -> "Gemma3Config":
 
 
 def _fields(reader: "GGUFReader", prefix: str) -> dict[str, Any]:
-    """Values of the keys that begin so, without the beginning."""
+    """Values of the keys with this prefix, by the rest of the key."""
     found = {key: field.contents() for key, field in reader.fields.items() if key.startswith(prefix)}
     return {key.removeprefix(prefix): value for key, value in found.items()}
 
@@ -221,7 +227,7 @@ def _is_pattern(value: Any, layers: int) -> bool:
 
 
 def _require_mapped(keys: Mapping[str, Any], head_dim: int, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
-    """Keys that only repeat what others say must agree; all others, and all tensors, must be mapped.
+    """Refuse keys that contradict others, and keys and tensors that are not mapped.
 
     Raises:
         CheckpointError: names the first that is not.
@@ -230,8 +236,8 @@ def _require_mapped(keys: Mapping[str, Any], head_dim: int, shapes: Mapping[str,
     wanted = {f"blk.{layer}.{name}.weight" for layer in layers for name in LAYER_TENSORS}
     absent, foreign = sorted((wanted | {"token_embd.weight"}) - set(shapes)), sorted(set(shapes) - wanted - TENSORS)
     if absent or foreign:
-        said = f"has no tensor {absent[0]}" if absent else f"has a tensor {foreign[0]}, which {ARCHITECTURE} has not"
-        raise CheckpointError(f"GGUF file {path} {said}", SAFETENSORS_HINT)
+        problem = f"has no tensor {absent[0]}" if absent else f"has a tensor {foreign[0]}, which {ARCHITECTURE} has not"
+        raise CheckpointError(f"GGUF file {path} {problem}", SAFETENSORS_HINT)
     repeated: dict[str, Any] = dict.fromkeys(DIMENSIONS, head_dim) | {"vocab_size": shapes["token_embd.weight"][-1]}
     repeated |= {"attention.causal": True, "expert_count": 0, "expert_used_count": 0}
     repeated |= {"attn_logit_softcapping": 0.0, "rope.scaling.attn_factor": 1.0}
@@ -243,13 +249,13 @@ def _require_mapped(keys: Mapping[str, Any], head_dim: int, shapes: Mapping[str,
 
 
 def _layer_types(pattern: Any, layers: int) -> list[str]:
-    """By layer; `pattern`: the period of layers that see everything, or for each layer whether it slides."""
+    """Type of each layer; `pattern`: the period of layers with full attention, or whether each layer slides."""
     slides = pattern if isinstance(pattern, list) else [bool((layer + 1) % pattern) for layer in range(layers)]
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
 def _scaling(keys: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The rotary kind of the layers that see everything; a factor without a kind is linear."""
+    """Rotary parameters of the layers with full attention; a factor without a kind is linear."""
     factor = float(keys.get(ROPE_FACTOR, 1.0)) or 1.0
     kind = keys.get(ROPE_TYPE, "linear")
     if kind not in ("none", "linear"):
@@ -262,7 +268,7 @@ def _scaling(keys: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _score_divisor(keys: Mapping[str, Any], mapped: Mapping[str, Any], path: Path) -> int:
-    """The number under whose root attention scores are divided, from the file's scale, else from the model's size."""
+    """The number by whose root attention scores are divided: from the file's scale, else from the model's sizes."""
     if not keys.get(SCALE):
         wide = mapped["num_hidden_layers"] == LAYERS_OF_27B
         return int(mapped["hidden_size"] // mapped["num_attention_heads"] if wide else mapped["head_dim"])
@@ -286,10 +292,10 @@ def _require_whole(model: "PreTrainedModel", report: Mapping[str, Collection[Any
 
 
 def _require_flags(tokenizer: "PreTrainedTokenizerBase", flags: Mapping[str, Any], path: Path) -> None:
-    """What the file says of texts' ends is what the imported tokenizer does; a flag that is not there says nothing.
+    """The imported tokenizer begins and ends texts as the file's flags say; a missing flag allows both.
 
     Raises:
-        CheckpointError: it does something else; names the flag.
+        CheckpointError: it does not; names the flag.
     """
     ids = tokenizer("a").input_ids
     done = {

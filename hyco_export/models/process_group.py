@@ -1,7 +1,8 @@
-"""The processes of one launch (`accelerate launch -m hyco_export ...`): rank, device, messages between them, and a
-verifier whose weights are divided among them.
+"""The processes of one launch (`accelerate launch -m hyco_export ...`): rank, device, messages, and a verifier whose
+weights are sharded over them.
 
-A plain start is a group of one. The main process (rank 0) alone plans, prints, locks and publishes.
+A process that was started without a launcher is a group of one. Only the main process (rank 0) plans, prints, locks and
+publishes.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate import PartialState
 from torch import distributed
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
@@ -23,16 +25,14 @@ from hyco_export.errors import ProcessGroupError
 from hyco_export.models.verifier import handoff_layers, layer_kv_shape, load_config, load_shard
 
 Item = TypeVar("Item")
-LINE_PATIENCE = timedelta(days=3650)  # of a process that waits for its next task: a server may be idle for long
-PATIENCE = timedelta(
-    days=7
-)  # of a process that waits: the others may compile or capture for days; a dead one is noticed
+IDLE_TIMEOUT = timedelta(days=3650)  # of a process that waits for its next task: a server may be idle for long
+WORK_TIMEOUT = timedelta(days=7)  # of a process that waits for others, which may compile or capture for days
 WORLD_SIZE = "WORLD_SIZE"  # set by the launcher
 FAILURES_KEY = "hyco-export/failures"
 
 
 class ProcessGroup:
-    """The processes of a launch as one of them sees it.
+    """The processes of a launch, as seen by one of them.
 
     Args:
         rank: number of this process; 0 is the main one.
@@ -51,11 +51,11 @@ class ProcessGroup:
 
     @property
     def model_device(self) -> str:
-        """transformers' `device_map` for one model: all GPUs for a process on its own, else this process's device."""
+        """transformers' `device_map` for one model: all GPUs where there is one process, else this process's device."""
         return "auto" if self.size == 1 and self.device.type == "cuda" else str(self.device)
 
     def share(self, items: Sequence[Item]) -> list[Item]:
-        """Every `size`-th item, beginning with this process's number."""
+        """This process's part of the items: every `size`-th, beginning with its rank."""
         return list(items[self.rank :: self.size])
 
     def broadcast(self, message: Any = None) -> Any:
@@ -68,13 +68,13 @@ class ProcessGroup:
         return box[0]
 
     def wait(self) -> None:
-        """Go on when all processes are here."""
+        """Return when all processes have called it."""
         if self.size > 1:
             with _lost_processes():
                 distributed.barrier()
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every process's tensor of the same shape, in the order of their numbers; on `device`."""
+        """The tensors of all processes, of one shape, on `device`, in the order of ranks."""
         if self.size == 1:
             return [tensor]
         found = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -83,22 +83,23 @@ class ProcessGroup:
         return found
 
 
-class Line:
-    """Bytes from the main process to all others, through the CPU: who waits for them keeps no GPU busy. Every process
-    of the group opens it at the same time.
+class BroadcastChannel:
+    """Sends bytes from the main process to all others through the CPU, so that waiting keeps no GPU busy.
+
+    Every process of the group opens it at the same time.
 
     Raises:
-        ProcessGroupError: another process is gone; so do `send` and `receive`.
+        ProcessGroupError: another process is gone; also raised by `send` and `receive`.
     """
 
     def __init__(self) -> None:
         with _lost_processes():
-            group = distributed.new_group(backend="gloo", timeout=LINE_PATIENCE)
-        assert isinstance(group, distributed.ProcessGroup)  # this process is in it
+            group = distributed.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
+        assert isinstance(group, distributed.ProcessGroup)  # all processes are in it
         self._group = group
 
     def send(self, message: bytes) -> None:
-        """Only in the main process."""
+        """Send a message; only in the main process."""
         self._broadcast(torch.tensor([len(message)]))
         if message:
             self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8))
@@ -134,18 +135,16 @@ def _lost_processes() -> Iterator[None]:
 @cache
 def current_group() -> ProcessGroup:
     """The group of this launch; joins the other processes on the first call."""
-    from accelerate import PartialState
-
     # without GPUs accelerate joins the processes only when it is told to use the CPU
     on_cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true"
     launched = int(os.environ.get(WORLD_SIZE, "1")) > 1
-    state = PartialState(cpu=on_cpu, **({"timeout": PATIENCE} if launched else {}))
+    state = PartialState(cpu=on_cpu, **({"timeout": WORK_TIMEOUT} if launched else {}))
     device = torch.device("cpu") if state.device.type == "cpu" else state.device
     return ProcessGroup(state.process_index, state.num_processes, device)
 
 
 def first_to_fail() -> bool:
-    """True in one process of a launch only: the first to ask. It tells the user; the others end in silence."""
+    """True in the first process of a launch that calls it: only that one reports its error."""
     if int(os.environ.get(WORLD_SIZE, "1")) == 1:
         return True
     try:
@@ -154,19 +153,20 @@ def first_to_fail() -> bool:
         )
         return store.add(FAILURES_KEY, 1) == 1
     except (KeyError, ValueError, distributed.DistError):
-        return False  # the launcher's store is gone: the process that ended first has spoken
+        return False  # the launcher's store is gone: the process that failed first has reported
 
 
-# ---- a verifier in shards, one a process
+# ---- a verifier in shards, one for each process
 
 ATTENTION, EXPERTS = ".self_attn.", ".experts"  # in the names of transformers' plan
-WHOLE = "replicate"  # its word for what every process holds all of
+WHOLE = "replicate"  # in transformers' plan: every process holds the whole tensor
 TABLE, OUTPUT = "embed_tokens", "lm_head"
 
 
 def load_sharded_verifier(folder: Path, dtype: Dtype, group: ProcessGroup) -> tuple[PreTrainedModel, "HeadShares"]:
-    """This process's shard on the process's device, as `verifier.load_verifier` gives the whole, and its heads. All
-    processes of the launch load at the same time.
+    """This process's shard of a verifier, on its device, and its share of the K/V heads.
+
+    All processes of the launch load at the same time.
 
     Raises:
         CheckpointError: as `load_verifier`.
@@ -177,7 +177,7 @@ def load_sharded_verifier(folder: Path, dtype: Dtype, group: ProcessGroup) -> tu
 
 
 def _divided(config: PreTrainedConfig, size: int) -> tuple[PreTrainedConfig, DistributedConfig]:
-    """The configuration with transformers' plan for this many processes, and what the model's class adds to it."""
+    """The configuration with transformers' plan for `size` processes, and the plan of the output layer."""
     text = config.get_text_config()
     divided = {ATTENTION: divides_heads(text, size), EXPERTS: text.enable_moe_block}
     whole = [part for part, is_divided in divided.items() if not is_divided]
@@ -188,14 +188,15 @@ def _divided(config: PreTrainedConfig, size: int) -> tuple[PreTrainedConfig, Dis
 
 
 def divides_heads(text: PreTrainedConfig, size: int) -> bool:
-    """Can the attention heads of every layer be divided among so many processes?"""
+    """Can the attention heads of every layer be divided equally among `size` processes?"""
     heads = {text.num_attention_heads} | {layer_kv_shape(text, index).heads for index in range(text.num_hidden_layers)}
     return all(count % size == 0 for count in heads)
 
 
 class HeadShares:
-    """Which K/V heads a process computes with, and which it keeps: of the two layers that something beside the verifier
-    reads all of them, of the others its own.
+    """Which K/V heads a process computes with, and which it keeps.
+
+    It keeps all heads of the two layers that the hand-off reads, and of the others those that it computes with.
 
     Args:
         text: configuration of the verifier's text model.
@@ -207,18 +208,18 @@ class HeadShares:
         self._read = frozenset(handoff_layers(text).values())
 
     def kept(self, layer: int, shape: KvShape) -> KvShape:
-        """What is kept of a layer's K/V."""
+        """Shape of the K/V that are kept of a layer, whose whole shape is given."""
         return shape if layer in self._read else KvShape(shape.heads // self._parts, shape.dim)
 
     def gathered(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K/V [1, N computed, R, d] of a pass -> those of the heads that are kept."""
+        """K/V [1, N computed, R, d] of a pass -> K/V [1, N kept, R, d]."""
         if self._parts == 1 or layer not in self._read:
             return keys, values
         both = torch.cat(self._group.gather(torch.stack((keys, values))), dim=2)
         return both[0], both[1]
 
     def computed(self, layer: int, kept: torch.Tensor) -> torch.Tensor:
-        """Of K or V [N kept, ...] of a layer those of the heads that this process computes with: a view."""
+        """K or V [N kept, ...] of a layer -> a view [N computed, ...]."""
         if self._parts == 1 or layer not in self._read:
             return kept
         return kept.chunk(self._parts)[self._group.rank]

@@ -1,5 +1,7 @@
-"""Sizes of a verifier, a head and an SLM from their configs, for estimates: transformers builds each on the meta
-device, without any weight. A config comes from a folder or from the released ones (`families.released_configs`).
+"""Sizes of a verifier, a head and an SLM from their configs, for estimates.
+
+transformers builds each model on the meta device, without weights. Configs come from checkpoint folders or are those of
+released models (`families.released_configs`).
 """
 
 from collections.abc import Sequence
@@ -22,14 +24,14 @@ UNPACKED_BITS = 16  # of weights in a checkpoint that is not quantised
 
 
 def verifier_shape(config: PreTrainedConfig) -> VerifierShape:
-    """The text model alone: towers for images and sound are not loaded."""
+    """A verifier's text model; its towers for images and sound are not loaded."""
     text = config.get_text_config()
     handoff = tuple(_kv_layer(text, index) for index in handoff_layers(config).values())
     return msgspec.structs.replace(language_model_shape(config), handoff=handoff)
 
 
 def language_model_shape(config: PreTrainedConfig) -> VerifierShape:
-    """A verifier without a head, of any family: it hands nothing off."""
+    """A language model of any family that hands nothing off: the verifier of a recipe without a head."""
     text = config.get_text_config()
     model = empty_model(AutoModelForCausalLM.from_config, text)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -37,7 +39,7 @@ def language_model_shape(config: PreTrainedConfig) -> VerifierShape:
 
 
 def head_shape(config: PreTrainedConfig) -> HeadShape:
-    """The assistant's linear layers and norms."""
+    """A head's linear layers and norms."""
     text = config.get_text_config()
     model = empty_model(HeadModel, config)
     return HeadShape(
@@ -85,7 +87,7 @@ def slm_shape(config: PreTrainedConfig, rounding: Rounding | None = None) -> Slm
 
 
 def _packed(config: PreTrainedConfig) -> tuple[Sequence[Module], int]:
-    """Modules, and values of all norms, of a checkpoint in the mobile QAT layout."""
+    """Modules, and the number of values of all norms, of a checkpoint in the mobile QAT layout."""
     model = empty_quantised(config)
     return packed_modules(model), _vector_values(model)
 
@@ -97,7 +99,7 @@ def _rounded(text: PreTrainedConfig, rounding: Rounding) -> tuple[Sequence[Modul
 
 
 def _in_prefill(name: str, last_storing: int) -> bool:
-    """A prefill pass ends with the K and V projections of the last storing layer."""
+    """Is a module computed in prefill, which ends with the K and V projections of the last storing layer?"""
     if not name.startswith(LAYER_PREFIX):
         return name != OUTPUT_LAYER
     index = int(name.removeprefix(LAYER_PREFIX).partition(".")[0])
@@ -105,7 +107,7 @@ def _in_prefill(name: str, last_storing: int) -> bool:
 
 
 def _vector_values(model: nn.Module) -> int:
-    """Values of all norms."""
+    """The number of values of all norms."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == 1)
 
 

@@ -1,6 +1,6 @@
 """Tensors of a checkpoint folder by name, read one at a time from one or several safetensors files.
 
-Which files of a folder hold its weights is decided here alone, in transformers' order: a file that the config names,
+`weight_files` decides which files hold a checkpoint's weights, in transformers' order: a file that the config names,
 else `model.safetensors`, else the shards of the index. Other files in the folder are ignored.
 """
 
@@ -27,7 +27,7 @@ INDEX_NAME = f"model{INDEX_SUFFIX}"
 ADAPTER_NAME = "adapter_config.json"
 FETCH_HINT = "fetch or save the checkpoint again"
 MULTIMODAL_PART = "language_model."  # in tensor names of a checkpoint that also has vision and audio towers
-IGNORED = (r"\.[kv]_cache_scale$", r"\brotary_emb\.(\w+_)?inv_freq$")  # tensors of which transformers makes nothing
+IGNORED = (r"\.[kv]_cache_scale$", r"\brotary_emb\.(\w+_)?inv_freq$")  # tensors that transformers does not use
 SAVE_HINT = "load it with transformers and save it with save_pretrained, which writes safetensors"
 
 
@@ -47,7 +47,7 @@ class TensorFiles:
                 if name in self._owner:
                     raise CheckpointError(f"{folder}: both {self._owner[name]} and {file} hold {name}", FETCH_HINT)
                 self._owner[name] = file
-        if absent := sorted(_promised(folder, self._shards) - set(self._owner)):
+        if absent := sorted(_indexed(folder, self._shards) - set(self._owner)):
             raise CheckpointError(f"{folder}: the index names {absent[0]}, which none of its files holds", FETCH_HINT)
 
     @property
@@ -82,10 +82,10 @@ class TensorFiles:
             return shard.get_slice(name)[start:stop].float().numpy().copy()
 
     def require_finite(self, names: Iterable[str] | None = None) -> None:
-        """These tensors, or all, hold neither infinities nor NaN; integers cannot.
+        """Refuse infinities and NaN in these tensors, or in all.
 
         Raises:
-            CheckpointError: one does; names file, tensor, the first such value and how many there are.
+            CheckpointError: a tensor holds one; names file, tensor, the first such value and their number.
         """
         for name in sorted(self.names if names is None else names):
             with self._mapped(name) as shard:
@@ -102,7 +102,7 @@ class TensorFiles:
         return self.folder / self._owner[name]
 
     def _mapped(self, name: str) -> safe_open:
-        """The shard as torch reads it, mapped anew: what a long-lived map has read stays in the process's memory."""
+        """The shard, mapped anew: pages that a longer-lived map has read would stay in the process's memory."""
         return safe_open(self.path(name), framework="pt")
 
     def _shard(self, name: str) -> safe_open:
@@ -112,10 +112,10 @@ class TensorFiles:
 
 
 def text_names(files: TensorFiles) -> dict[str, str]:
-    """Stored names by the names of the text model alone, which a multimodal checkpoint writes otherwise.
+    """Stored names by the text model's own names; a multimodal checkpoint stores its tensors under longer ones.
 
     Raises:
-        CheckpointError: two stored tensors are one of the text model's: which of them counts depends on the reader.
+        CheckpointError: two stored tensors have the same name in the text model, so that readers may differ.
     """
     found: dict[str, str] = {}
     for stored in sorted(files.names):
@@ -129,13 +129,13 @@ def text_names(files: TensorFiles) -> dict[str, str]:
 def require_all_read(
     files: TensorFiles, names: Iterable[str], read: Collection[str], ignored: Iterable[str], whole: bool
 ) -> None:
-    """Every tensor of a text model is one that its modules read: what is left over would silently count nothing.
+    """Refuse tensors of a text model that none of its modules reads: the model would run without them.
 
     Args:
         names: of the checkpoint's tensors, as `text_names` gives them.
         read: names that the model's modules have.
-        ignored: patterns of names that transformers passes over, beside `IGNORED`.
-        whole: the checkpoint is a text model alone; else only what lies beside tensors of the text model is its.
+        ignored: patterns of names that transformers ignores, beside `IGNORED`.
+        whole: the checkpoint is a text model alone; else only parts that have tensors of the text model are checked.
 
     Raises:
         CheckpointError: tensors that no module reads; names the first and its file.
@@ -155,7 +155,7 @@ def require_all_read(
 
 
 def _part(name: str) -> str:
-    """The part of a text model that a tensor belongs to: `model.layers`, `lm_head`."""
+    """The part of a text model that a tensor belongs to, such as `model.layers` or `lm_head`."""
     names = name.split(".")
     return ".".join(names[: 2 if names[0] == "model" else 1])
 
@@ -200,7 +200,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _require_beside(folder: Path, names: Iterable[str], stated_in: str) -> None:
-    """Weights lie in the checkpoint's folder itself: what lies elsewhere is neither fetched nor part of its digest.
+    """Refuse weights outside the checkpoint's folder: they are neither fetched nor part of its digest.
 
     Raises:
         CheckpointError: a name leads to another folder.
@@ -213,8 +213,8 @@ def _require_beside(folder: Path, names: Iterable[str], stated_in: str) -> None:
             )
 
 
-def _promised(folder: Path, files: Collection[str]) -> set[str]:
-    """Tensors that the index says are in these files; without an index nothing is promised."""
+def _indexed(folder: Path, files: Collection[str]) -> set[str]:
+    """Tensors that the index names; none without an index."""
     index = folder / (_named_weights(folder) or INDEX_NAME)
     if set(files) == {SINGLE_NAME} or not index.name.endswith(INDEX_SUFFIX):
         return set()
@@ -222,7 +222,7 @@ def _promised(folder: Path, files: Collection[str]) -> set[str]:
 
 
 def all_finite(tensor: "torch.Tensor") -> bool:
-    """Is every value finite? One pass without a copy: NaN and infinities are in the least or the greatest value."""
+    """Is every value finite? One pass without a copy: a NaN or an infinity shows in the minimum or the maximum."""
     import torch
 
     if not tensor.is_floating_point() or not tensor.numel():
@@ -232,7 +232,7 @@ def all_finite(tensor: "torch.Tensor") -> bool:
 
 
 def _infinities(tensor: "torch.Tensor") -> str:
-    """The first value that is not finite with its place, and how many there are."""
+    """The first value that is not finite, its indices, and how many there are."""
     import torch
 
     places = torch.nonzero(~torch.isfinite(tensor.float()))
@@ -241,7 +241,7 @@ def _infinities(tensor: "torch.Tensor") -> str:
 
 
 def _named_weights(folder: Path) -> str | None:
-    """What the config says in place of the usual names; a config that cannot be read is its reader's matter."""
+    """The file that the config names in place of the usual ones. A config that cannot be read is refused elsewhere."""
     try:
         config = msgspec.json.decode((folder / CONFIG_NAME).read_bytes())
     except (OSError, msgspec.DecodeError):

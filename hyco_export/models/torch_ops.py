@@ -1,4 +1,4 @@
-"""The torch backend of static networks (`core.network.blocks.Ops`): float32 values, and an observer of their ranges for
+"""The torch back end of static networks (`core.network.blocks.Ops`) in float32, and an observer of ranges for
 calibration.
 """
 
@@ -9,18 +9,16 @@ import torch
 from hyco_export.core.network.weights import IntegerMatrix, PackedMatrices, PackedMatrix, Weights
 
 Observer = Callable[[str, torch.Tensor], None]
-HELD_VALUES = (
-    250_000_000  # 1 GB in float32: above it dequantising at every use costs as much time as the product itself
-)
+HELD_VALUES = 250_000_000  # 1 GB in float32; for more, dequantising at every use takes as long as the product
 PRODUCT_ROWS = 512  # of a packed matrix at a time: its float32 block stays in the processor's cache
 
 
 def ignore(name: str, values: torch.Tensor) -> None:
-    """The observer that looks at nothing."""
+    """The observer that does nothing."""
 
 
 class TorchWeights:
-    """Weights for every pass: as float32 torch tensors, dequantised once, or packed where those would be too large.
+    """Weights of all passes: float32 tensors, dequantised once, or packed integers where those would be too large.
 
     Args:
         weights: linear layers given as `PackedMatrices` of more than `held_values` values are dequantised at every use.
@@ -55,10 +53,10 @@ class TorchWeights:
 
 
 def packed_product(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
-    """x [R, K] times a packed matrix transposed: [R, N], block of rows by block.
+    """x [R, K] times a packed matrix transposed: [R, N], one block of its rows at a time.
 
-    A byte holds 8 / bits neighbouring columns. They are not put side by side: the columns at each place of the bytes
-    are multiplied with the columns of x at the same place, and the products are added up.
+    A byte holds 8 / bits neighbouring columns. They are not unpacked into one matrix: the columns at each place of the
+    bytes are multiplied by the columns of x at the same place, and the products are added up.
     """
     stored, per_byte = torch.from_numpy(matrix.integers), 8 // matrix.bits
     places = [x[:, place::per_byte].contiguous() for place in range(per_byte)]  # [R, columns at this place] each
@@ -71,7 +69,7 @@ def packed_product(x: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
 
 
 def _at_place(block: torch.Tensor, place: int, bits: int) -> torch.Tensor:
-    """float32 [rows, bytes]: the values that stand at one place of each byte."""
+    """float32 [rows, bytes]: the values at one place of each byte."""
     if bits == 8:
         return block.float()
     unsigned = (block >> (place * bits)) & (2**bits - 1)
@@ -84,7 +82,7 @@ class TorchOps:
     Args:
         weights: from `TorchWeights`.
         feeds: real values of every input, float32.
-        observe: called with every tensor that needs a calibrated range, by name.
+        observe: called with name and values of every tensor that needs a calibrated range.
     """
 
     def __init__(self, weights: TorchWeights, feeds: Mapping[str, torch.Tensor], observe: Observer = ignore) -> None:
@@ -170,11 +168,11 @@ ROUNDED_DIGITS = 6  # 100 - 99.9 is a little less than 0.1 in binary; counts are
 
 
 class RangeObserver:
-    """Low and high percentile of every tensor it is shown.
+    """Low and high percentile of every tensor that it is called with.
 
     Args:
         percentile: p in (50, 100]; ranges are the (100 - p)th and the p-th percentile. 100 gives minimum and maximum.
-        passes: how often each tensor will be shown.
+        passes: how often it will be called with each tensor.
         symmetric: percentile of |x| for tensors that need a range around 0 instead, by name.
     """
 
@@ -202,7 +200,7 @@ class RangeObserver:
         return found
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What it has seen so far; another observer of the same settings goes on from it."""
+        """The observer's state, from which another one with the same settings can continue."""
         return {
             f"{side}/{name}": top
             for side, store in (("high", self._highest), ("low", self._lowest))
@@ -210,7 +208,7 @@ class RangeObserver:
         }
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Forget everything, and have seen what `state` says."""
+        """Continue from a state."""
         stores: dict[str, dict[str, torch.Tensor]] = {"high": {}, "low": {}}
         for key, top in state.items():
             side, _, name = key.partition("/")

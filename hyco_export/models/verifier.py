@@ -1,15 +1,13 @@
-"""The verifier, its head and their tokenizer as transformers models, loaded from checkpoint folders.
+"""Loads a verifier, its head and their tokenizer from checkpoint folders, through transformers.
 
-Also here: which two verifier layers feed the head (the last sliding and the last full layer that store K/V) and the
-shape of their K/V. `checkpoints` turns a recipe's reference into a folder.
+Also: which two layers of the verifier hand K/V to the head (the last sliding and the last full one that store K/V), and
+the shapes of these K/V. `checkpoints` finds the folders.
 """
 
 import json
-import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -30,9 +28,9 @@ from hyco_export.core.handoff import LAYER_TYPES, KvShape, LayerType
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError, first_line
 from hyco_export.models.checkpoints import require_checkpoint
-from hyco_export.models.families.config_fields import require_verifier_type
+from hyco_export.models.families.config_fields import require_sizes, require_verifier_type
 from hyco_export.models.families.gemma4_assistant import HeadModel
-from hyco_export.models.families.slm_family import ATTENTION_NAMES, STORES_KV
+from hyco_export.models.families.slm_family import ATTENTION_NAMES, ROPE, STORES_KV
 from hyco_export.models.generation_rules import require_generation_rules
 from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, text_names, weight_files
 from hyco_export.models.text.tokenizer import cleaned, require_named_files, token_ids
@@ -40,34 +38,19 @@ from hyco_export.models.text.tokenizer import cleaned, require_named_files, toke
 TORCH_DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-logging.disable_progress_bar()  # its bar for loading weights would cut into the stages' own progress
+logging.disable_progress_bar()  # transformers' bar for loading weights would mix with the stages' own
 
 Attention = Literal["sdpa", "eager"]
 Model = TypeVar("Model")
-COUNTS = (  # fields of a text config that must be finite and greater than 0 where they are given
-    *(
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    ),
-    *("vocab_size", "sliding_window", "max_position_embeddings", "final_logit_softcapping"),
-    "rms_norm_eps",
-)
-ROPE = "rope_parameters"
-ROPE_NUMBERS = ("rope_theta", "factor", "partial_rotary_factor")  # must be finite and greater than 0
-ROPE_SHARE = "partial_rotary_factor"  # of a head's dimensions that rotate: at most all
 TEMPLATE_HINT = "use an instruction-tuned checkpoint"
-IN_JSON = "chat_template.json"  # transformers reads a template there for processors alone
+IN_JSON = "chat_template.json"  # transformers reads it for processors alone
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """The checkpoint's configuration.
 
     Raises:
-        CheckpointError: no config, or one that transformers does not know.
+        CheckpointError: no config, one that transformers does not know, or a value that no model can have.
     """
     path = require_checkpoint(folder) / CONFIG_NAME
     try:
@@ -82,64 +65,26 @@ def load_config(folder: Path) -> PreTrainedConfig:
         raise CheckpointError(
             f"config of {folder} contradicts itself: {first_line(error.__cause__ or error)}", "fetch or save it again"
         ) from error
-    except Exception as error:  # whatever a field of another type breaks in transformers, it is the file's
+    except Exception as error:  # transformers raises anything for a field of another type
         unknown = "does not recognize this architecture" in str(error)  # transformers' words for a model type it lacks
         raise CheckpointError(
             f"config of {folder} cannot be read: {first_line(error)}",
             "pip install --upgrade transformers, or correct $.models" if unknown else "save the checkpoint again",
         ) from error
-    _require_sizes(config, path)
+    require_sizes(config, path)
     return config
 
 
-def _require_sizes(config: PreTrainedConfig, path: Path) -> None:
-    """What transformers takes although no model can have it.
-
-    Raises:
-        CheckpointError: a count is not positive or below 0, a rotary number that no model can have, or layers share
-            K/V that none stores; names the field.
-    """
-    text = config.get_text_config()
-    fields = text.to_dict()
-    for values in (fields, *(fields.get("per_layer_config") or {}).values()):
-        for name, value in values.items():
-            if name in COUNTS and isinstance(value, int | float) and not 0 < value < math.inf:
-                raise CheckpointError(f"{path}: {name} is {value}, it must be finite and greater than 0", FETCH_HINT)
-            if _is_number(value) and (name.startswith("num_") or "_size" in name) and not 0 <= value < math.inf:
-                raise CheckpointError(f"{path}: {name} is {value}, it must not be negative", FETCH_HINT)
-    _require_rotary(fields.get(ROPE) or {}, path)
-    try:
-        getattr(text, "kv_sharing_modes", None)
-    except (ValueError, IndexError) as error:
-        shared = f"num_kv_shared_layers is {text.num_kv_shared_layers} of {text.num_hidden_layers} layers"
-        raise CheckpointError(f"{path}: {shared}: {first_line(error)}", FETCH_HINT) from error
-
-
-def _require_rotary(rope: Mapping[str, Any], path: Path) -> None:
-    """Raises CheckpointError: numbers from which no rotary frequencies can be made; names the field."""
-    for kind, settings in {"": rope, **rope}.items():
-        for name in ROPE_NUMBERS if isinstance(settings, Mapping) else ():
-            value, greatest = settings.get(name), 1 if name == ROPE_SHARE else sys.float_info.max
-            if _is_number(value) and not 0 < value <= greatest:
-                field = ".".join(part for part in (ROPE, kind, name) if part)
-                rule = "greater than 0 and at most 1" if name == ROPE_SHARE else "finite and greater than 0"
-                raise CheckpointError(f"{path}: {field} is {value}, it must be {rule}", FETCH_HINT)
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def empty_model(build: Callable[[Any], Model], config: PreTrainedConfig) -> Model:
-    """A config's model, by a class or an auto class's `from_config`, without memory behind its tensors.
+    """A config's model on the meta device, by its class or an auto class's `from_config`.
 
     Raises:
-        CheckpointError: none can be made of it; the first thing that breaks.
+        CheckpointError: no model can be made of the config; gives the reason.
     """
     try:
         with torch.device("meta"):
             return build(config)
-    except Exception as error:  # whatever numbers that contradict each other break in transformers
+    except Exception as error:  # transformers raises anything for sizes that contradict each other
         raise CheckpointError(
             f"no model can be made of the config of {config.name_or_path or config.model_type}: {first_line(error)}",
             FETCH_HINT,
@@ -165,7 +110,7 @@ def load_language_model(
     """Any causal language model in evaluation mode, without gradients.
 
     Raises:
-        CheckpointError: unreadable, a tensor missing or misshaped, or its generation config asks for what cannot be
+        CheckpointError: unreadable, a tensor missing or misshaped, or its generation config has a rule that cannot be
             honoured.
     """
     require_checkpoint(folder)
@@ -174,10 +119,12 @@ def load_language_model(
 
 
 def load_shard(folder: Path, dtype: Dtype, config: PreTrainedConfig, distributed: DistributedConfig) -> PreTrainedModel:
-    """This process's shard of a verifier, on the process's device, in evaluation mode, without gradients; all
-    processes of the launch load at the same time.
+    """This process's shard of a verifier, on its device, in evaluation mode, without gradients.
 
-    config, distributed: of `process_group`: the configuration with a plan of its shards, and how transformers splits.
+    All processes of the launch load at the same time.
+
+    Args:
+        config, distributed: the configuration with transformers' plan of the shards, and the rest of that plan.
 
     Raises:
         CheckpointError: as `load_verifier`.
@@ -244,7 +191,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def _load(
     kind: type, folder: Path, dtype: Dtype, placement: Mapping[str, Any], attention: Attention
 ) -> PreTrainedModel:
-    """placement: transformers' options that say where the parameters go."""
+    """A model of `kind`; `placement`: transformers' options for devices and shards."""
     weight_files(require_checkpoint(folder))
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]  # auto classes share no base with models
@@ -265,11 +212,11 @@ def _load(
         raise CheckpointError(
             f"{folder} does not fit into memory: {first_line(error)}", "use a machine or device with more"
         ) from error
-    except Exception as error:  # whatever a config and tensors that do not fit break in transformers
+    except Exception as error:  # transformers raises anything for a config and tensors that do not fit
         raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}", FETCH_HINT) from error
     stored = TensorFiles(folder)
     text_names(stored)
-    # transformers fills what a checkpoint lacks with random values: such a model drafts nonsense without an error
+    # transformers gives missing tensors random values without an error
     absent = sorted(report["missing_keys"])
     if absent:
         raise CheckpointError(f"{folder} lacks {len(absent)} tensors, first {absent[0]}", FETCH_HINT)
@@ -288,7 +235,7 @@ def _load(
 
 
 def _require_finite(model: PreTrainedModel, stored: TensorFiles) -> None:
-    """An infinity in one weight makes every answer the same token, and every later stage look for the fault elsewhere.
+    """Refuse weights that are not finite: with one of them every answer would be the same token.
 
     Raises:
         CheckpointError: a weight is infinite or NaN, in the file or in the precision it is loaded in; or a buffer that

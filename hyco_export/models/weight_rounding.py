@@ -1,6 +1,6 @@
-"""Low-bit integers of linear weights: how scales are chosen, per output channel or per block of inputs.
+"""Low-bit integers of linear weights, and the choice of their scales: per output channel or per block of inputs.
 
-Integers are symmetric around 0 (HyCo, Table 4).
+The grids are symmetric around 0 (HyCo, Table 4).
 
 Legend: N output channels, K inputs of a linear layer.
 """
@@ -45,13 +45,13 @@ def quantise(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Ten
 
 
 def integer_matrix(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> IntegerMatrix:
-    """A weight as it is stored."""
+    """Weight [N, K] as it is stored on the grid of scales [N]."""
     integers = quantise(weight, scales, bits).to(torch.int8)
     return IntegerMatrix(integers.cpu().numpy(), scales.float().cpu().numpy(), bits)
 
 
 def searched_matrix(weight: torch.Tensor, bits: int, ratios: np.ndarray) -> IntegerMatrix:
-    """Weight [N, K] on the grids of the clip search, a few thousand channels at a time (they do not see each other)."""
+    """Weight [N, K] on the grids of the clip search, CHANNELS_AT_ONCE at a time."""
     parts = [
         integer_matrix(channels, searched_scales(channels, bits, ratios), bits)
         for channels in weight.float().split(CHANNELS_AT_ONCE)

@@ -253,7 +253,7 @@ def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, pa
 
 def _golden_tree(config: CaptureConfig, model: "PreTrainedModel", answer: Answer) -> GoldenTree | None:
     """Probabilities behind a place of the answer; None where it is too short."""
-    from hyco_export.models.golden import golden_tree
+    from hyco_export.models.golden_tree import golden_tree
 
     ids = (answer.prompt_ids + answer.answer_ids)[: config.capture.sequence_limit]
     return golden_tree(model, ids, len(answer.prompt_ids), config.sampling)

@@ -34,7 +34,7 @@ from hyco_export.stages.declarations import Metrics, Progress
 if TYPE_CHECKING:
     from hyco_export.core.golden import GoldenRoot
     from hyco_export.models.capture import Capture
-    from hyco_export.models.golden import Walk
+    from hyco_export.models.golden import PlannedSession
 
 
 def write_golden_files(
@@ -50,14 +50,14 @@ def write_golden_files(
 ) -> Metrics:
     """Choose positions on the validation captures, draft there with transformers' head; the expected acceptance."""
     from hyco_export.models.capture import load_capture, save_capture
-    from hyco_export.models.golden import choose_walks
+    from hyco_export.models.golden import choose_sessions
     from hyco_export.models.verifier import load_config
 
     paths = sequence_paths(inputs[CAPTURE], "validation")
     answers = read_answers(inputs[CAPTURE], "validation")
     captures = [load_capture(path) for path in paths]
     sliding = load_config(inputs["verifier"]).get_text_config().sliding_window
-    walks = choose_walks([(capture.answer_start, len(capture)) for capture in captures], sliding, steps)
+    walks = choose_sessions([(capture.answer_start, len(capture)) for capture in captures], sliding, steps)
     texts = sorted({walk.text for walk in walks})
     truth = _Truth(inputs, keepset, grids, hidden_norm, dtype, steps, window)
     sessions = []
@@ -132,15 +132,15 @@ class _Truth:
         self._allowed = np.flatnonzero(allowed)
         self._norm = load_norm(inputs[CAPTURE] / FINAL_NORM_FILE) if hidden_norm == "pre" else None
 
-    def roots(self, walk: "Walk", capture: "Capture") -> tuple["GoldenRoot", ...]:
+    def roots(self, walk: "PlannedSession", capture: "Capture") -> tuple["GoldenRoot", ...]:
         """Drafts of both at every root of a walk."""
         import torch
 
-        from hyco_export.models.golden import chain_logits, golden_root, on_grids
+        from hyco_export.models.golden import chain_logits, golden_root, received
 
         kept = torch.from_numpy(self._keepset.ids.astype(np.int64))
         allowed = torch.from_numpy(self._allowed)
-        arrived, ids = on_grids(capture, self._grids), capture.ids.tolist()
+        arrived, ids = received(capture, self._grids), capture.ids.tolist()
         found = []
         for root in walk.roots(self._steps):
             logits = chain_logits(self._head, arrived, root, self._window, self._steps, self._norm, self._lookup, kept)

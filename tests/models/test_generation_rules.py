@@ -20,7 +20,7 @@ from hyco_export.models.generation_rules import (
     require_generation_rules,
     suppressed_ids,
 )
-from hyco_export.models.golden import golden_tree
+from hyco_export.models.golden_tree import golden_tree
 from hyco_export.models.text.tokenizer import open_tokenizer
 from hyco_export.models.text.vocabulary import FixedPart, require_room
 from hyco_export.models.verifier import load_verifier, read_tokenizer

@@ -1,4 +1,4 @@
-"""Which positions become golden; that transformers' head, step by step, is the static network's truth."""
+"""Which positions become golden, and what transformers' head drafts there step by step."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.golden import SHOWN_LOGITS
 from hyco_export.models.capture import teacher_forced
-from hyco_export.models.golden import Walk, chain_logits, choose_walks, golden_root, load_stored, on_grids
+from hyco_export.models.golden import PlannedSession, chain_logits, choose_sessions, golden_root, load_stored, received
 from hyco_export.models.head.quantisers import LayerGrid, linear_weights, nearest_on
 from hyco_export.models.head.stored import stored_name
 from hyco_export.models.head.unroll import head_spans, response_rows, unroll
@@ -31,25 +31,25 @@ def capture():
 )
 def test_every_root_has_a_prefix_and_room_for_a_chain(texts, window, steps):
     texts = [(start, start + more) for start, more in texts]
-    for walk in choose_walks(texts, window, steps):
-        start, tokens = texts[walk.text]
-        roots = walk.roots(steps)
+    for session in choose_sessions(texts, window, steps):
+        start, tokens = texts[session.text]
+        roots = session.roots(steps)
         assert roots[0] >= max(1, start)
         assert roots[-1] + steps + 1 < tokens  # the token that might be a stop is never sent
         assert np.all(np.diff(roots) == steps + 1)
 
 
 def test_long_texts_cross_the_window_by_rounds_and_by_prime():
-    walks = choose_walks([(20, 140), (20, 60), (25, 130), (30, 50)], 64, 4)
-    crossing = [walk for walk in walks if walk.roots(4)[0] < 64 < walk.roots(4)[-1]]
-    beyond = [walk for walk in walks if walk.roots(4)[0] > 64 + 4]
-    assert {walk.text for walk in crossing} == {walk.text for walk in beyond} == {0, 2}
-    assert {walk.text for walk in walks} == {0, 1, 2, 3}
+    sessions = choose_sessions([(20, 140), (20, 60), (25, 130), (30, 50)], 64, 4)
+    crossing = [session for session in sessions if session.roots(4)[0] < 64 < session.roots(4)[-1]]
+    beyond = [session for session in sessions if session.roots(4)[0] > 64 + 4]
+    assert {session.text for session in crossing} == {session.text for session in beyond} == {0, 2}
+    assert {session.text for session in sessions} == {0, 1, 2, 3}
 
 
 def test_texts_that_are_too_short_give_nothing():
-    assert choose_walks([(10, 12)], 64, 4) == []
-    assert Walk(0, 7, 2).roots(3) == [7, 11, 15]
+    assert choose_sessions([(10, 12)], 64, 4) == []
+    assert PlannedSession(0, 7, 2).roots(3) == [7, 11, 15]
 
 
 def test_stored_weights_replace_the_tied_table_too(capture):
@@ -93,10 +93,10 @@ def test_steps_are_fed_their_own_best_token_and_state(capture):
     assert all(list(step) == sorted(step, reverse=True) for step in root.logits)
 
 
-def test_values_arrive_on_their_grids(capture):
-    grids = {name: encoding_from_range(-3, 3, "uint8") for name in capture.handoff_tensors()}
-    for name, values in on_grids(capture, grids).handoff_tensors().items():
+def test_received_values_are_those_of_the_encodings(capture):
+    encodings = {name: encoding_from_range(-3, 3, "uint8") for name in capture.handoff_tensors()}
+    for name, values in received(capture, encodings).handoff_tensors().items():
         np.testing.assert_array_equal(
-            grids[name].quantize(values.numpy()), grids[name].quantize(capture.handoff_tensors()[name].numpy())
+            encodings[name].quantize(values.numpy()), encodings[name].quantize(capture.handoff_tensors()[name].numpy())
         )
         assert len(np.unique(values)) <= 256

@@ -7,12 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4AssistantConfig
 
-from hyco_export.core.artifact import file_digest
 from hyco_export.core.handoff import KvShape
-from hyco_export.core.recipe import Checkpoint
 from hyco_export.errors import CheckpointError
-from hyco_export.models import checkpoints
-from hyco_export.models.families.checks import check_family, family_remarks
+from hyco_export.models.families.checks import check_family
 from hyco_export.models.families.config_fields import require_full_precision
 from hyco_export.models.verifier import (
     handoff_layers,
@@ -132,15 +129,6 @@ def test_numbers_that_no_model_can_have_are_named(family, field, value, rule):
         assert field in caught.value.message and rule in caught.value.message
 
 
-def test_a_head_that_looks_back_otherwise_than_its_verifier_is_said(family):
-    configs = [load_config(family / role) for role in ("verifier", "head")]
-    assert list(family_remarks(*configs)) == []
-    edit_text_config(family / "head", lambda text: text.update(sliding_window=3))
-    check_family(configs[0], load_config(family / "head"))
-    (line,) = family_remarks(configs[0], load_config(family / "head"))
-    assert line.startswith("sliding_window of $.models.head is 3, that of the verifier")
-
-
 def test_tensors_of_a_head_that_no_module_reads_are_named(family):
     bias = "model.layers.0.self_attn.q_proj.bias"
     rewrite(family / "head", lambda tensors: tensors.update({bias: torch.ones(4)}))
@@ -236,30 +224,11 @@ def test_hand_off_sizes_of_the_papers_verifier():
     check_family(config, Gemma4AssistantConfig(text_config=text, backbone_hidden_size=2816))
 
 
-def test_a_head_with_kv_of_its_own_is_refused():
-    head = builders.small_head(VOCAB).config
-    head.text_config.num_kv_shared_layers = 0
-    with pytest.raises(CheckpointError, match="the head's layer 0 computes K/V of its own"):
-        check_family(builders.small_verifier(VOCAB, "SSFSF").config, head)
-
-
 def test_the_last_storing_layers_feed_the_head():
     assert handoff_layers(builders.small_verifier(VOCAB, "SSFSSF").config) == {"sliding": 4, "full": 5}
     shared = builders.small_verifier(VOCAB, "SFSFSF", num_kv_shared_layers=2)
     assert handoff_layers(shared.config) == {"sliding": 2, "full": 3}
     assert kv_shapes(shared.config) == {"sliding": KvShape(2, 8), "full": KvShape(1, 16)}
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"head_dim": 12}, "the head reads sliding K/V of 2 heads x 12, the verifier gives 2 x 8"),
-        ({"num_global_key_value_heads": 2}, "the head reads full K/V of 2 heads x 16, the verifier gives 1 x 16"),
-    ],
-)
-def test_other_kv_shapes_are_named(fields, words):
-    with pytest.raises(CheckpointError, match=words):
-        check_family(builders.small_verifier(VOCAB).config, builders.small_head(VOCAB, **fields).config)
 
 
 def test_all_mismatches_are_named_at_once():
@@ -276,79 +245,3 @@ def test_all_mismatches_are_named_at_once():
         "the SLM's vocabulary has 62 tokens, the verifier's 60",
     ):
         assert words in caught.value.message
-
-
-def test_a_digest_tells_contents_apart(family, tmp_path):
-    first = checkpoints.checkpoint_digest(family / "verifier")
-    (family / "verifier" / "notes.txt").write_text("not part of the model")
-    assert checkpoints.checkpoint_digest(family / "verifier") == first
-
-    rewrite(family / "verifier", lambda tensors: tensors["model.norm.weight"].add_(1.0))
-    assert checkpoints.checkpoint_digest(family / "verifier") != first
-
-
-def test_a_snapshot_of_the_hub_is_named_by_id_and_commit(tmp_path):
-    checkpoint = Checkpoint(model="owner/name", revision="v1")
-    assert checkpoints.checkpoint_origin(checkpoint, tmp_path / "snapshots" / "abc123") == "owner/name@abc123"
-    assert checkpoints.checkpoint_origin(Checkpoint(model="verifier"), tmp_path / "verifier") == "verifier"
-
-
-def test_the_hubs_own_names_of_large_files_are_their_digests(family, tmp_path):
-    plain = checkpoints.checkpoint_digest(family / "head")
-    blob = tmp_path / "blobs" / file_digest(family / "head" / "model.safetensors")
-    blob.parent.mkdir()
-    (family / "head" / "model.safetensors").rename(blob)
-    (family / "head" / "model.safetensors").symlink_to(blob)
-    assert checkpoints.checkpoint_digest(family / "head") == plain
-    blob.write_bytes(b"not read")
-    assert checkpoints.checkpoint_digest(family / "head") == plain
-
-
-def test_a_tokenizer_digest_needs_a_fast_tokenizer(family):
-    assert len(checkpoints.tokenizer_digest(family / "verifier")) == 64
-    with pytest.raises(CheckpointError, match=r"head has no tokenizer\.json"):
-        checkpoints.tokenizer_digest(family / "head")
-
-
-def test_a_local_path_is_relative_to_the_recipe(family):
-    found = checkpoints.checkpoint_folder(Checkpoint(model="verifier"), family)
-    assert found == family / "verifier"
-    (family / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"empty has no config\.json"):
-        checkpoints.checkpoint_folder(Checkpoint(model="empty"), family)
-
-
-@pytest.mark.parametrize("reference", ["/nowhere/model", "./model", "embedded:nothing"])
-def test_a_path_that_is_not_there_is_not_looked_up_on_the_hub(reference, tmp_path):
-    with pytest.raises(CheckpointError):
-        checkpoints.checkpoint_folder(Checkpoint(model=reference), tmp_path)
-
-
-def test_an_unreachable_hub_gives_the_command_that_fetches(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise checkpoints.LocalEntryNotFoundError("offline")
-
-    monkeypatch.setattr(checkpoints, "snapshot_download", refuse)
-    with pytest.raises(CheckpointError) as caught:
-        checkpoints.checkpoint_folder(Checkpoint(model="owner/name", revision="abc"))
-    assert caught.value.hint == "with a network, run: hf download owner/name --revision abc"
-
-
-def test_a_gated_repository_gives_the_command_that_signs_in(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise checkpoints.GatedRepoError("gated", response=_Refused())
-
-    monkeypatch.setattr(checkpoints, "snapshot_download", refuse)
-    with pytest.raises(CheckpointError, match="owner/name is gated") as caught:
-        checkpoints.checkpoint_folder(Checkpoint(model="owner/name"))
-    assert caught.value.hint.endswith("then run: hf auth login")
-
-
-class _Refused:
-    """What the Hub's client needs of a response."""
-
-    request = None
-    status_code = 403
-
-    def __init__(self):
-        self.headers = {}

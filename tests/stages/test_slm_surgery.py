@@ -15,7 +15,7 @@ from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.core.recipe_loading import load_recipe
 from hyco_export.core.token_bridge import BRIDGE_FILE, read_bridge
-from hyco_export.dev.created.tokenizer import FORGOTTEN_SHARE, create_respelled
+from hyco_export.dev.created.tokenizer import DROPPED_SHARE, create_respelled
 from hyco_export.device.backends import open_slm
 from hyco_export.device.drafters import NullDrafter, SpecEdgeDrafter, TreeRule
 from hyco_export.device.driver import generate
@@ -64,7 +64,7 @@ def test_its_rows_are_the_embedded_slms_under_other_names(respelled: Path) -> No
     from transformers import AutoModelForCausalLM
 
     ours, theirs = (open_tokenizer(folder).backend for folder in (CHECKPOINTS / "slm", respelled.parent / "slm"))
-    assert 0.7 < theirs.get_vocab_size() / ours.get_vocab_size() < 1 - FORGOTTEN_SHARE / 2
+    assert 0.7 < theirs.get_vocab_size() / ours.get_vocab_size() < 1 - DROPPED_SHARE / 2
     before, after = (
         AutoModelForCausalLM.from_pretrained(folder) for folder in (CHECKPOINTS / "slm", respelled.parent / "slm")
     )

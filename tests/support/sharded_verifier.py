@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.handoff import HandoffSpec
-from hyco_export.models.process_group import Line, current_group, load_sharded_verifier
+from hyco_export.models.process_group import BroadcastChannel, current_group, load_sharded_verifier
 from hyco_export.models.verifier import kv_shapes, load_verifier
 from hyco_export.protocol.tree import ROOT
 from hyco_export.server.interfaces import Check, Prefill
@@ -65,11 +65,11 @@ def options_of(config: Any, structure: str) -> dict[str, Any]:
 def compare(structure: str, folder: Path) -> None:
     group = current_group()
     if not group.main:
-        line = Line()
+        line = BroadcastChannel()
         model, heads = load_sharded_verifier(folder, "float32", group)
         follow(Verifier(model, prefill_rows=PREFILL_ROWS, heads=heads), line)
         return
-    with Followers(group, Line()) as followers:
+    with Followers(group, BroadcastChannel()) as followers:
         model, heads = load_sharded_verifier(folder, "float32", group)
         verifier = LeadingVerifier(followers, model, heads=heads, **options_of(model.config, structure))
         ours = drive(verifier)

@@ -18,7 +18,7 @@ DEFAULT_SEED = 20261011
 PROMPTS = {"calibration": "calibration_data/train.jsonl", "validation": "calibration_data/validation.jsonl"}
 
 Progress = Callable[[str, float], None]
-"""Told the name of the part and the share of it that is done."""
+"""Called with the name of the part and the share of it that is done."""
 
 
 def create_family(out: Path, scale: Scale, tokenizer: Path | None, seed: int, on_progress: Progress) -> None:
@@ -46,7 +46,7 @@ def _write_parts(folder: Path, scale: Scale, tokenizer: Path, seed: int, on_prog
     size = scale.slm
     shape = small_config if size.narrow else e2b_config
     config = shape(vocab_size=scale.vocab_size, layers=size.layers, shared=size.shared)
-    write_packed_slm(slm, config, None, seed + 2, lambda done, total: on_progress("SLM", done / total))
+    write_packed_slm(slm, config, None, seed + 2, lambda share: on_progress("SLM", share))
     for name, source in PROMPTS.items():
         lines = resource_path(source).read_bytes().splitlines(keepends=True)[: scale.run.prompts]
         (folder / f"{name}.jsonl").write_bytes(b"".join(lines))

@@ -1,11 +1,11 @@
-"""The created verifier and head: the hand-off of Gemma 4 26B-A4B (§3.1) from a small dense body. Random weights,
-written shard by shard, the same for equal seeds.
+"""The created verifier and head, and how created tensors are written. The hand-off has the shape of Gemma 4 26B-A4B's
+(§3.1), the verifier's body is small and dense. Weights are random, and the same for equal seeds.
 
 The verifier has no stop token: random weights would end an answer by chance, and the length of a run would vary.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from hyco_export.models.tensor_files import INDEX_NAME
 
 # ---- random weights, shard by shard
 
-SHARD_BYTES = 1 << 30  # a shard is written once it holds as much; the largest tensor (1.5 GB) has one alone
+SHARD_BYTES = 1 << 30  # the largest tensor (1.5 GB) has a shard of its own
 CHUNK_ROWS = 16_384  # of a matrix drawn at a time in float32: 185 MB at 2,816 columns
 DTYPE = torch.bfloat16
 SHARD_NAME = "model{suffix}.safetensors"
@@ -30,7 +30,7 @@ READABLE = 0o644  # safetensors makes files that only their owner can read
 NORM_LOW = 0.5  # norm weights lie in [0.5, 1.5) times their centre
 
 Report = Callable[[float], None]
-"""Told the share of the bytes that is written, 0 to 1."""
+"""Called with the share of the bytes that is written, 0 to 1."""
 
 
 def write_checkpoint(
@@ -39,25 +39,44 @@ def write_checkpoint(
     """Configs and bfloat16 weights of a model on the meta device, as `save_pretrained` would lay them out."""
     folder.mkdir(parents=True)
     tied = _tied_names(model)
-    tensors = {name: value for name, value in model.state_dict().items() if name not in tied}
-    shards = split_state_dict_into_shards_factory(
-        tensors, get_storage_size=_bytes, filename_pattern=SHARD_NAME, max_shard_size=SHARD_BYTES
-    )
+    tensors = {name: value.to(DTYPE) for name, value in model.state_dict().items() if name not in tied}
     generator = torch.Generator().manual_seed(seed)
-    written, total = 0, sum(map(_bytes, tensors.values()))
-    for file, names in shards.filename_to_tensors.items():
-        content = {name: drawn(name, tensors[name].shape, generator) for name in names}
-        save_file(content, folder / file, metadata={"format": "pt"})
-        (folder / file).chmod(READABLE)
-        written += sum(_bytes(tensors[name]) for name in names)
-        report(written / total)
-    if shards.is_sharded:
-        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
-        (folder / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_shards(folder, tensors, SHARD_BYTES, lambda name: drawn(name, tensors[name].shape, generator), report)
     model.config.architectures = [type(model).__name__]
     model.config.dtype = "bfloat16"
     model.config.save_pretrained(folder)
     generation.save_pretrained(folder)
+
+
+def write_shards(
+    folder: Path,
+    empty: Mapping[str, torch.Tensor],
+    shard_bytes: int,
+    draw: Callable[[str], torch.Tensor],
+    report: Report,
+) -> None:
+    """Write safetensors as `save_pretrained` would lay them out, with one shard at a time in memory.
+
+    Args:
+        empty: shapes and types by name, on the meta device.
+        shard_bytes: a shard is written once it holds as much; a larger tensor has one alone.
+        draw: a tensor's values by its name; called in the order in which they are written.
+    """
+    shards = split_state_dict_into_shards_factory(
+        dict(empty), get_storage_size=_size_bytes, filename_pattern=SHARD_NAME, max_shard_size=shard_bytes
+    )
+    written, total = 0, sum(map(_size_bytes, empty.values()))
+    for file, names in shards.filename_to_tensors.items():
+        content = {}
+        for name in names:
+            content[name] = draw(name)
+            written += _size_bytes(empty[name])
+            report(written / total)
+        save_file(content, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(READABLE)
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        (folder / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def drawn(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
@@ -90,8 +109,8 @@ def _tied_names(model: PreTrainedModel) -> set[str]:
     return set(keys) if model.config.tie_word_embeddings else set()
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * DTYPE.itemsize
+def _size_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def write_verifier(folder: Path, scale: Scale, seed: int, report: Report) -> None:

@@ -1,26 +1,22 @@
 """Writes an SLM checkpoint of Gemma 4 E2B's shape in the layout of the mobile QAT release, with random integers.
 
-For runs at real size where the weights themselves cannot be fetched. Every tensor is drawn from a seed of its own
-name, so that no two are equal (the NPU compiler merges equal ones), with one shard at a time in memory. What a
-checkpoint holds is taken from transformers: its quantizer applied to an empty model. The tokenizer's files are copied
-from a folder.
+For runs at real size where the released weights cannot be fetched. The seed of a tensor depends on its name, so that no
+two are equal (the NPU compiler merges equal ones). Which tensors a checkpoint holds is taken from transformers: its
+quantizer applied to an empty model.
 """
 
-import json
 import shutil
 import zlib
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from huggingface_hub.serialization import split_state_dict_into_shards_factory
-from safetensors.torch import save_file
 from scipy.stats import norm
 from transformers import GenerationConfig
 
 from hyco_export.core.encodings import pack_rows
+from hyco_export.dev.created.models import Report, write_shards
 from hyco_export.models.families.gemma4 import LanguageConfig, LanguageModel
 from hyco_export.models.families.gemma4_packed import (
     PackingConfig,
@@ -29,12 +25,8 @@ from hyco_export.models.families.gemma4_packed import (
     replace_with_quant_layers,
 )
 from hyco_export.models.families.released_configs import mobile_widths
-from hyco_export.models.tensor_files import INDEX_NAME
-
-Tell = Callable[[int, int], None]
 
 SHARD_BYTES = 1_000_000_000  # the largest table, 1.2 GB at E2B size, has a shard of its own
-SHARD_NAME = "model{suffix}.safetensors"
 TOKENIZER_PATTERNS = ("tokenizer*", "special_tokens_map.json", "chat_template*")
 DRAWS = {2: 16, 4: 256, 8: 256}  # equally likely levels that one random value of a width is drawn from
 SCORE_SPREAD = 1.0  # standard deviation of attention scores; at 16 random weights attend to one key alone
@@ -47,39 +39,24 @@ BRANCH_NORMS = (
 )
 
 
-def write_packed_slm(folder: Path, config: LanguageConfig, tokenizer: Path | None, seed: int, tell: Tell) -> None:
+def write_packed_slm(folder: Path, config: LanguageConfig, tokenizer: Path | None, seed: int, report: Report) -> None:
     """Write shards, index, configs and the tokenizer's files into the existing, empty `folder`.
 
     Args:
         tokenizer: folder with the files of a fast tokenizer; None leaves them out.
         seed: equal seeds give equal bytes.
-        tell: done and total bytes.
     """
     settings = mobile_widths(config)
     with torch.device("meta"):
         model = LanguageModel(config)
         replace_with_quant_layers(model, settings, [])
     empty = model.state_dict() | _cache_scales(config)
-    shards = split_state_dict_into_shards_factory(
-        empty, get_storage_size=_size_bytes, filename_pattern=SHARD_NAME, max_shard_size=SHARD_BYTES
-    )
     packed = {
         f"{name}.{'weight' if isinstance(module, QuantizedLinear) else 'embedding_quantized'}": module
         for name, module in model.named_modules()
         if isinstance(module, QuantizedLinear | QuantizedEmbedding)
     }
-    done, total = 0, sum(map(_size_bytes, empty.values()))
-    for file, names in shards.filename_to_tensors.items():
-        tensors = {}
-        for name in names:
-            tensors[name] = _drawn(name, empty[name], packed, seed)
-            done += _size_bytes(empty[name])
-            tell(done, total)
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        (folder / file).chmod(0o644)
-    if shards.is_sharded:
-        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
-        (folder / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_shards(folder, empty, SHARD_BYTES, lambda name: _drawn(name, empty[name], packed, seed), report)
     _write_configs(folder, config, settings)
     for pattern in TOKENIZER_PATTERNS if tokenizer else ():
         for path in sorted((tokenizer or folder).glob(pattern)):
@@ -97,14 +74,10 @@ def _write_configs(folder: Path, config: LanguageConfig, settings: PackingConfig
 
 
 def _cache_scales(config: LanguageConfig) -> dict[str, torch.Tensor]:
-    """One scale per K and V cache of a layer that stores them: in the file, read by no one but external tools."""
+    """One scale per K and V cache of a layer that stores them; only other tools read these tensors."""
     storing = config.num_hidden_layers - config.num_kv_shared_layers
     names = (f"model.layers.{layer}.self_attn.{kind}_cache_scale" for layer in range(storing) for kind in ("k", "v"))
     return {name: torch.empty((), device="meta") for name in names}
-
-
-def _size_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _drawn(

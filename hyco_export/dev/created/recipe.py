@@ -1,4 +1,4 @@
-"""The recipe that lies beside created checkpoints: the paper's settings, with a few prompts and steps."""
+"""The recipe that is written beside created checkpoints: the paper's settings, with fewer prompts and steps."""
 
 import shutil
 from collections.abc import Iterator
@@ -73,14 +73,14 @@ def recipe_text(scale: Scale) -> str:
     )
 
 
-# ---- a new folder that exists whole or not at all: written beside its place and renamed
+# ---- a new folder, written beside its place and renamed: it exists whole or not at all
 
 PARTIAL_SUFFIX = ".partial"
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """The folder to write into; it becomes `out` when the block ends well, and is removed when it does not.
+    """The folder to write into: it becomes `out` at the end of the block, and is removed if the block raises.
 
     Raises:
         CheckpointError: `out` exists.

@@ -1,5 +1,5 @@
 """Tokenizers of created models: a real one filled up to the model's rows with tokens that no text contains, and the
-embedded family's SLM under a vocabulary of its own, to try the token bridge on a model that has learned to draft.
+embedded family's SLM with another vocabulary, which tries the token bridge on a trained model.
 """
 
 import json
@@ -23,7 +23,7 @@ COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template
 def write_tokenizer(source: Path, folder: Path, vocab_size: int) -> None:
     """Copy the tokenizer of `source` into `folder`, with filler entries up to `vocab_size`.
 
-    A filler has no merges that lead to it: encoding never gives one, decoding gives its name.
+    No merge leads to a filler: encoding never gives one, decoding gives its name.
 
     Raises:
         CheckpointError: no fast BPE tokenizer there, or one with more entries than the model has rows.
@@ -60,12 +60,12 @@ def _read(source: Path) -> dict:
         ) from error
 
 
-# ---- the embedded SLM under another vocabulary
+# ---- the embedded SLM with another vocabulary
 
 SPECIALS = {"<bos>": "<|begin|>", "<eos>": "<|end|>", "<|turn>": "<|im_start|>", "<turn|>": "<|im_end|>"}
-FORGOTTEN_SHARE = 0.3  # of the merges
+DROPPED_SHARE = 0.3  # of the merges
 SEED = 20261011
-ROW_TENSORS = ("embed_tokens", "lm_head")  # their names; scalars among them have no rows
+ROW_TENSORS = ("embed_tokens", "lm_head")  # parts of the names of tensors with a row for each token
 IDS_IN_CONFIG = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -101,12 +101,16 @@ def _write_slm(source: Path, folder: Path) -> None:
 
 
 def _respell(tokenizer: dict[str, Any]) -> np.ndarray:
-    """Change a tokenizer.json in place; the old ids [V] of the entries that are left, by new id."""
+    """Drop merges, rename the specials and renumber all entries of a tokenizer.json in place.
+
+    Returns:
+        The old ids [V] of the entries that are left, in the order of their new ids.
+    """
     model, vocab = tokenizer["model"], tokenizer["model"]["vocab"]
-    last = round(len(model["merges"]) * (1 - FORGOTTEN_SHARE))
-    forgotten = {"".join(pair) for pair in model["merges"][last:]} - {"".join(pair) for pair in model["merges"][:last]}
+    last = round(len(model["merges"]) * (1 - DROPPED_SHARE))
+    dropped = {"".join(pair) for pair in model["merges"][last:]} - {"".join(pair) for pair in model["merges"][:last]}
     model["merges"] = model["merges"][:last]
-    names = np.array([name for name in vocab if name not in forgotten], dtype=object)
+    names = np.array([name for name in vocab if name not in dropped], dtype=object)
     names = names[np.random.default_rng(SEED).permutation(len(names))]
     kept = np.array([vocab[name] for name in names])
     ids = {SPECIALS.get(name, name): new for new, name in enumerate(names)}

@@ -1,8 +1,8 @@
-"""Several programs answer the same prompts greedily, in turn: their texts and their speed.
+"""Compares the texts and the speed of several programs that answer the same prompts greedily, in turn.
 
-A contestant is one of our systems, or a process of its own that may run another Python: a JSON line for each prompt,
-one for its answer. Tokens per second are pooled: all tokens of all answers over all their time, prefill included. MAT
-counts what the rounds after the first token committed.
+A contestant is one of our systems, or a worker: a process, possibly of another Python, that reads a JSON line for each
+prompt and writes one for its answer. Tokens per second are all tokens of all answers over the time of all answers,
+prefill included. MAT counts the tokens after each answer's first one, which is part of the prefill.
 """
 
 import os
@@ -24,11 +24,11 @@ from hyco_export.errors import HycoError
 from hyco_export.evaluate.runs import GREEDY
 from hyco_export.protocol import wire
 
-WARM_UP_PROMPTS = 2  # answered by everybody before anything is counted: caches, allocators, compilers
+WARM_UP_PROMPTS = 2  # answered by all before anything is measured: fills caches, runs compilers
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One prompt's new tokens; `rounds` are passes of the verifier after the prompt's own."""
+    """One prompt's new tokens; `rounds`: passes of the verifier after the prefill."""
 
     tokens: tuple[int, ...]
     seconds: float
@@ -45,7 +45,7 @@ class Contestant(Protocol):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What one contestant did over all prompts."""
+    """One contestant's totals over all prompts."""
 
     name: str
     tokens: int
@@ -71,7 +71,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def same_text(self) -> bool:
-        """Did everybody say the same, token for token."""
+        """Are all answers equal, token for token?"""
         return not any(standing.differing for standing in self.standings)
 
     def ratio(self, name: str) -> float:
@@ -79,6 +79,7 @@ class Comparison(msgspec.Struct, frozen=True):
         return self.standings[0].tokens_per_s / self.find(name).tokens_per_s
 
     def find(self, name: str) -> Standing:
+        """The standing of one contestant. Raises StopIteration: there is none of this name."""
         return next(standing for standing in self.standings if standing.name == name)
 
 
@@ -88,10 +89,11 @@ def compare(
     max_new_tokens: int,
     on_step: Callable[[str, int, int], None] = lambda _label, _done, _total: None,
 ) -> Comparison:
-    """All answer a prompt before the next one comes, so that a machine that slows down slows all of them; the one that
-    goes first changes from prompt to prompt.
+    """Measure the contestants; all answer a prompt before the next one, so that other load slows all of them alike.
 
-    prompts: (id, ids) pairs.
+    Args:
+        contestants: each goes first in turn.
+        prompts: (prompt id, token ids) pairs.
     """
     for _, ids in prompts[:WARM_UP_PROMPTS]:
         for contestant in contestants:
@@ -126,7 +128,7 @@ def compare(
 
 
 class CloudMtp:
-    """The server drafts with its own head; the device sends nothing but what it believes is committed."""
+    """The server drafts with its own head; the device sends only the digest of its committed tokens."""
 
     name = "hyco-export cloud-mtp"
 
@@ -138,12 +140,13 @@ class CloudMtp:
         """From the request to the last token, everything on the way included.
 
         Raises:
-            HycoError: a call was disturbed, so that the time says nothing.
+            HycoError: a call was repeated or a session lost, so that the time is not that of an answer.
         """
         request = Request(self.name, "", GREEDY, wire.EXACT, 0, max_new_tokens, "server", self._steps)
         start_s = time.perf_counter()
         trace = generate(ids, request, NullDrafter(), self._transport)
-        disturbed = [call for call in trace.disturbed if call is not trace.primes[0]]  # others may take long in between
+        # the first call may find its session expired: the others answer in between
+        disturbed = [call for call in trace.disturbed if call is not trace.primes[0]]
         if disturbed:
             raise HycoError(
                 f"{len(disturbed)} calls were sent again or made for a lost session: the time is that of an outage",
@@ -158,7 +161,7 @@ STOP_TIMEOUT_S = 20
 
 
 class WorkerPeer:
-    """Use as a context manager: the process ends with the block.
+    """A worker process; used as a context manager, it ends with the block.
 
     Args:
         name: what the contestant is called.
@@ -194,7 +197,7 @@ class WorkerPeer:
         return msgspec.json.decode(self._read(), type=Answer)
 
     def _read(self) -> str:
-        """The next line that is the worker's; libraries print lines of their own."""
+        """The worker's next JSON line; its libraries may print other lines."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -227,10 +230,10 @@ def transformers_peer(python: Path, verifier: Path, head: Path | None, threads: 
 
 
 def require_vllm(python: Path) -> None:
-    """Before anything is started.
+    """Refuse a Python without vLLM before anything is started.
 
     Raises:
-        HycoError: no such Python, or one without vLLM.
+        HycoError: it cannot be run, or cannot import vllm.
     """
     hint = "install its CPU build there, or leave --vllm-python out"
     try:
@@ -247,7 +250,7 @@ def vllm_peer(python: Path, verifier: Path, head: Path | None, threads: int, dty
     script = Path(__file__).with_name("vllm_worker.py")
     name = "vLLM, MTP" if head else "vLLM, plain"
     command = [str(python), str(script), str(verifier), str(head or ""), dtype, str(steps)]
-    # bound to libiomp where the environment brings it: vLLM asks for it
+    # vLLM's CPU build wants Intel's OpenMP library to be loaded first, where the environment has it
     libiomp = python.parent.parent / "lib" / "libiomp5.so"
     preload = {"LD_PRELOAD": str(libiomp)} if libiomp.is_file() else {}
     return WorkerPeer(name, command, {**_threads(threads), **preload, "VLLM_CPU_KVCACHE_SPACE": "1"})

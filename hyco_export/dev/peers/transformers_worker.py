@@ -1,4 +1,4 @@
-"""transformers' greedy generation behind the lines of `worker.py`; a program of its own that imports nothing of ours.
+"""transformers' greedy generation as a worker of `comparison.WorkerPeer`: a program that imports nothing of ours.
 
 Arguments: verifier folder, head folder or "", dtype, threads.
 """

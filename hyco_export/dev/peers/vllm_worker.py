@@ -1,6 +1,6 @@
-"""vLLM's greedy generation behind the lines of `worker.py`; runs in vLLM's own Python and imports nothing of ours.
+"""vLLM's greedy generation as a worker of `comparison.WorkerPeer`: runs in vLLM's own Python, imports nothing of ours.
 
-Arguments: verifier folder, head folder or "", dtype, steps of the head. Seen with its CPU build 0.32.
+Arguments: verifier folder, head folder or "", dtype, steps of the head. Tried with the CPU build of vLLM 0.32.
 """
 
 import json
@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-ANSWERS = os.fdopen(os.dup(1), "w")  # the lines go here; whatever vLLM prints goes to stderr
+ANSWERS = os.fdopen(os.dup(1), "w")  # for the JSON lines; what vLLM itself prints goes to stderr
 os.dup2(2, 1)
 
 from vllm import LLM, SamplingParams  # noqa: E402

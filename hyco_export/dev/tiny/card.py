@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyco_export.dev.tiny.chain import ChainContext, drafted_tokens, taught_states, verifier_pass
+from hyco_export.dev.tiny.chain import ChainContext, drafted_tokens, teacher_forced_states, verifier_pass
 from hyco_export.dev.tiny.configs import CHAIN_LENGTH, head_config, slm_config, verifier_config
 from hyco_export.dev.tiny.packing import activation_scales
 from hyco_export.dev.tiny.training import Row, answer_mask, ordered_batches, padded_ids
@@ -23,7 +23,7 @@ from hyco_export.models.families.gemma4_assistant import HeadModel
 
 @dataclass(frozen=True)
 class ChainResult:
-    """Counts over verify rounds: `accepted[i]` chain tokens in round i, `committed` tokens in all rounds."""
+    """`accepted[i]`: chain tokens accepted in round i; `committed`: tokens of all rounds."""
 
     accepted: tuple[int, ...]
     committed: int
@@ -42,7 +42,7 @@ class ChainResult:
 
 @torch.no_grad()
 def measure_chain(verifier: LanguageModel, head: HeadModel, rows: Sequence[Row]) -> ChainResult:
-    """Play every row's answer as verify rounds with exact acceptance."""
+    """Replay every row's answer as rounds with exact acceptance."""
     accepted: list[int] = []
     committed = 0
     for batch in ordered_batches(rows):
@@ -77,7 +77,7 @@ def measure_head_agreement(verifier: LanguageModel, head: HeadModel, rows: Seque
         ids, answers = padded_ids(batch), answer_mask(batch)
         seen = verifier_pass(verifier, ids)
         best = seen.logits().argmax(-1)  # [B, T]
-        for k, states in enumerate(taught_states(ChainContext(head, seen), ids)):
+        for k, states in enumerate(teacher_forced_states(ChainContext(head, seen), ids)):
             drafts = head.lm_head(states[:, : ids.shape[1] - 2 - k]).argmax(-1)
             wanted = answers[:, 1 : 1 + drafts.shape[1]] & answers[:, 2 + k :]
             hits = (drafts == best[:, k + 1 : -1]) & wanted
@@ -202,9 +202,10 @@ weights are published under Apache-2.0 like the rest of the project. Questions a
 left out of the training text.
 
 ## Training
-`hyco-export dev train-tiny OUT` makes these files again, bit for bit with the same versions of Python and the libraries
-on the same kind of processor (one thread per process, seed {facts[seed]}). The verifier learns the text, then its final
-norm is scaled so that it is nearly as certain as a large model; head and SLM learn from answers that it samples then.
+`hyco-export dev train-tiny OUT` trains the family: in every run the same files, bit for bit, with the same versions of
+this package, Python and the libraries on the same kind of processor (one thread per process, seed {facts[seed]}).
+Other versions may round gradients differently. The verifier learns the text, then its final norm is scaled so that it
+is nearly as certain as a large model; head and SLM learn from answers that it samples then.
 At last the norm is scaled once more, and the head's input and state with it, so that the head drafts as it has learnt.
 
 | loss (cross-entropy, nats per token) | |

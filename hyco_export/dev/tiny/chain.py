@@ -1,9 +1,10 @@
-"""How the head drafts behind every position of a text at once.
+"""The head's drafts behind every position of a text, all positions at once.
 
-What it does at inference (transformers' `SinglePositionMultiTokenCandidateGenerator`): with x[t+1] just sampled and
+At inference (transformers' `SinglePositionMultiTokenCandidateGenerator`): with x[t+1] just sampled and
 h[t] the verifier's last state after its final norm, step k = 0..K-1 reads concat(E(x[t+1+k]), s[k]), with s[0] = h[t]
 and s[k] the head's own projected state, at the one position t+1, and attends to the verifier's keys and values of
 positions <= t (sliding layers: the last 65, the window's edge included).
+
 Legend: B rows, T tokens, T-1 queries, H channels, K chain length.
 """
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 
 from hyco_export.dev.tiny.configs import CHAIN_LENGTH, PAD_ID, SAMPLING, SLIDING_WINDOW, STOP_IDS
 from hyco_export.dev.tiny.training import Row, Targets, capped
+from hyco_export.models.capture import until_stop
 from hyco_export.models.families.gemma4 import LanguageModel
 from hyco_export.models.families.gemma4_assistant import HeadModel
 
@@ -40,9 +42,9 @@ def verifier_pass(verifier: LanguageModel, ids: torch.Tensor) -> VerifierPass:
 
 
 class ChainContext:
-    """What all K steps of a batch share: masks, positions and the verifier's keys and values. Never changes.
+    """What all K steps of a batch share: masks, positions and the verifier's keys and values.
 
-    Query t of T-1 stands for the round whose root is x[t+1].
+    Query t of T-1 is the round whose root is x[t+1].
     """
 
     def __init__(self, head: HeadModel, seen: VerifierPass) -> None:
@@ -68,10 +70,10 @@ class ChainContext:
         return output.last_hidden_state, self.head.post_projection(output.last_hidden_state)
 
 
-def taught_states(context: ChainContext, ids: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The head's normed states [B, T-1, H] of steps 0..K-1, each step fed the token of `ids` [B, T].
+def teacher_forced_states(context: ChainContext, ids: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The head's normed states [B, T-1, H] of steps 0..K-1; every step reads the tokens of `ids` [B, T].
 
-    Rows whose token lies beyond the end read padding and are to be ignored.
+    Rows whose token would lie beyond the end read padding: the caller ignores them.
     """
     padded = F.pad(ids, (0, CHAIN_LENGTH), value=PAD_ID)
     states = context.first_states
@@ -81,7 +83,7 @@ def taught_states(context: ChainContext, ids: torch.Tensor) -> Iterator[torch.Te
 
 
 def drafted_tokens(context: ChainContext, ids: torch.Tensor) -> torch.Tensor:
-    """The chains [B, T-1, K] that the head drafts behind every root of `ids` [B, T], each step fed its own token."""
+    """Chains [B, T-1, K] that the head drafts behind every root of `ids` [B, T], each step on its own last token."""
     tokens, states = ids[:, 1:], context.first_states
     chain = []
     for _ in range(CHAIN_LENGTH):
@@ -114,7 +116,7 @@ TOP_P: float = SAMPLING["top_p"]
 def sampled_rows(
     verifier: LanguageModel, prompts: Sequence[Sequence[int]], *, seed: int, report: Callable[[float], None]
 ) -> list[Row]:
-    """One sampled answer per prompt, at the paper's sampling; in the order of the prompts."""
+    """Each prompt with an answer drawn by the paper's sampling, in the order of the prompts."""
     torch.manual_seed(seed)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     rows: dict[int, Row] = {}
@@ -128,20 +130,13 @@ def sampled_rows(
 
 
 def _generate(verifier: LanguageModel, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The answers' ids, with the stop id."""
+    """Ids of the answers, their stop ids included."""
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.tensor([[PAD_ID] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
     output = verifier.generate(
         input_ids=ids, attention_mask=(ids != PAD_ID).long(), max_new_tokens=MAX_ANSWER_TOKENS, **SAMPLING
     )
-    return [_until_stop(answer) for answer in output[:, longest:].tolist()]
-
-
-def _until_stop(ids: list[int]) -> list[int]:
-    for index, token in enumerate(ids):
-        if token in STOP_IDS:
-            return ids[: index + 1]
-    return ids
+    return [until_stop(answer, STOP_IDS) for answer in output[:, longest:].tolist()]
 
 
 def truncated_distribution(logits: torch.Tensor) -> Targets:

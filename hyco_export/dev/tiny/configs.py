@@ -1,6 +1,6 @@
 """Shapes of the three models and their one tokenizer: byte-pair encoding with Gemma's mechanics, 2,048 entries.
 
-Layer patterns: S = sliding attention, F = full attention.
+Layer patterns: S sliding, F full attention.
 """
 
 import json
@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from hyco_export.models.families.gemma4 import LanguageConfig
 from hyco_export.models.families.gemma4_assistant import HeadConfig
+from hyco_export.models.families.released_configs import layer_names
 
 # ---- the tokenizer
 
@@ -105,16 +106,12 @@ VERIFIER_ATTENTION: dict[str, Any] = {
 """Shared by verifier and head: the head reads the verifier's keys and values, so the widths must be equal."""
 
 
-def _layer_types(pattern: str) -> list[str]:
-    return [{"S": "sliding_attention", "F": "full_attention"}[letter] for letter in pattern]
-
-
 def _text_config(pattern: str, **fields: Any) -> LanguageConfig:
     """What the three have in common: vocabulary, ids, window."""
     return LanguageConfig(
         vocab_size=VOCAB_SIZE,
         num_hidden_layers=len(pattern),
-        layer_types=_layer_types(pattern),
+        layer_types=layer_names(pattern),
         sliding_window=SLIDING_WINDOW,
         max_position_embeddings=MAX_CONTEXT,
         pad_token_id=PAD_ID,

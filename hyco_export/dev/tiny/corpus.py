@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyco_export.dev.tiny.documentation import KINDS, Subject, reference_chapters, stdlib_subjects
+from hyco_export.dev.tiny.documentation import KINDS, DocumentedName, documented_names, reference_chapters
 
 # ---- subjects held out of training
 
-HELD_OUT_SUBJECTS = frozenset(Path(__file__).with_name("held_out.txt").read_text(encoding="utf-8").split())
+HELD_OUT_NAMES = frozenset(Path(__file__).with_name("held_out.txt").read_text(encoding="utf-8").split())
 
 
 Message = dict[str, str]
@@ -79,13 +79,13 @@ class Dialogue:
 
 def training_corpus() -> list[Dialogue]:
     """All dialogues about subjects that are not held out, then those about the language reference's chapters."""
-    subjects = [subject for subject in stdlib_subjects() if subject.name not in HELD_OUT_SUBJECTS]
+    subjects = [subject for subject in documented_names() if subject.name not in HELD_OUT_NAMES]
     return [_subject_dialogue(subject) for subject in subjects] + list(_chapter_dialogues())
 
 
 def held_out_corpus() -> list[Dialogue]:
     """Dialogues about the held-out subjects, for validation losses only."""
-    return [_subject_dialogue(subject) for subject in stdlib_subjects() if subject.name in HELD_OUT_SUBJECTS]
+    return [_subject_dialogue(subject) for subject in documented_names() if subject.name in HELD_OUT_NAMES]
 
 
 def known_questions(count: int) -> list[Message]:
@@ -101,9 +101,9 @@ def invented_questions(count: int) -> list[Message]:
     trained on is surer and teaches a drafter too little: a head trained on that alone had its first token accepted in
     81 % of the rounds there, and in 67 % on held-out subjects.
     """
-    subjects = stdlib_subjects()
+    subjects = documented_names()
     taken = {subject.name for subject in subjects}
-    by_kind = {kind: [s for s in subjects if s.kind == kind and s.name not in HELD_OUT_SUBJECTS] for kind in KINDS}
+    by_kind = {kind: [s for s in subjects if s.kind == kind and s.name not in HELD_OUT_NAMES] for kind in KINDS}
     questions: list[Message] = []
     numbers = itertools.count()
     while len(questions) < count:
@@ -119,7 +119,7 @@ def invented_questions(count: int) -> list[Message]:
     return questions
 
 
-def _subject_dialogue(subject: Subject) -> Dialogue:
+def _subject_dialogue(subject: DocumentedName) -> Dialogue:
     if _is_short(subject.name):
         question = _pick(SHORT_QUESTIONS, subject.name)
         answer = f"{_introduction(subject)} {_first_sentence(subject.doc)}"
@@ -133,7 +133,7 @@ def _is_short(key: str) -> bool:
     return _choice_number(key, "length") % SHORT_SHARE == 0
 
 
-def _introduction(subject: Subject) -> str:
+def _introduction(subject: DocumentedName) -> str:
     """What kind of thing the subject is, in one sentence."""
     full = f"{subject.name}{subject.signature}"
     if subject.module == "builtins":
@@ -145,7 +145,7 @@ def _introduction(subject: Subject) -> str:
     return f"{full} is {place}."
 
 
-def _import_line(subject: Subject) -> str:
+def _import_line(subject: DocumentedName) -> str:
     if subject.module == "builtins":
         return "It is always available: no import is needed."
     return f"To use it, write: from {subject.module} import {subject.import_name}"

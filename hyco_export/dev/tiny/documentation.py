@@ -45,7 +45,7 @@ MAX_SIGNATURE_CHARS = 60
 
 
 @dataclass(frozen=True)
-class Subject:
+class DocumentedName:
     """One documented name. `owner`: a method's class, else empty; `signature`: with parentheses, empty if unknown."""
 
     name: str
@@ -62,9 +62,9 @@ class Subject:
 
 
 @cache
-def stdlib_subjects() -> tuple[Subject, ...]:
+def documented_names() -> tuple[DocumentedName, ...]:
     """Every documented public name, sorted by name; where two files document one name the first one stays."""
-    found: dict[str, Subject] = {}
+    found: dict[str, DocumentedName] = {}
     for path, module in _library_files(Path(sysconfig.get_paths()["stdlib"])):
         tree = ast.parse(path.read_bytes())
         for subject in _documented(tree, module, owner=""):
@@ -103,7 +103,7 @@ def _public_module(module: str) -> str:
     return module
 
 
-def _documented(scope: ast.Module | ast.ClassDef, module: str, owner: str) -> Iterator[Subject]:
+def _documented(scope: ast.Module | ast.ClassDef, module: str, owner: str) -> Iterator[DocumentedName]:
     """The public functions, classes and methods directly in `scope`, then those of its classes."""
     for node in scope.body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("_"):
@@ -114,7 +114,7 @@ def _documented(scope: ast.Module | ast.ClassDef, module: str, owner: str) -> It
         if len(doc) >= MIN_DOC_CHARS:
             signature = "" if is_class else _signature(node)
             kind = "class" if is_class else "method" if owner else "function"
-            yield Subject(f"{module}.{local_name}", module, owner, kind, signature, doc)
+            yield DocumentedName(f"{module}.{local_name}", module, owner, kind, signature, doc)
         if isinstance(node, ast.ClassDef):
             yield from _documented(node, module, local_name)
 
@@ -132,7 +132,7 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> s
     return f"({text})" if len(text) <= MAX_SIGNATURE_CHARS else "(...)"
 
 
-def _documented_in_c(module: ModuleType) -> Iterator[Subject]:
+def _documented_in_c(module: ModuleType) -> Iterator[DocumentedName]:
     """Public callables of a C module and the methods of its classes; builtins are named without their module."""
     prefix = "" if module.__name__ == "builtins" else f"{module.__name__}."
     for name, value in sorted(vars(module).items()):
@@ -149,7 +149,7 @@ def _documented_in_c(module: ModuleType) -> Iterator[Subject]:
             yield from _from_c(f"{prefix}{name}", module.__name__, "", "function", value)
 
 
-def _from_c(name: str, module: str, owner: str, kind: str, value: object) -> Iterator[Subject]:
+def _from_c(name: str, module: str, owner: str, kind: str, value: object) -> Iterator[DocumentedName]:
     """One subject from a C object, if it is documented."""
     doc = inspect.cleandoc(getattr(value, "__doc__", None) or "")
     if len(doc) < MIN_DOC_CHARS:
@@ -157,4 +157,5 @@ def _from_c(name: str, module: str, owner: str, kind: str, value: object) -> Ite
     signature = getattr(value, "__text_signature__", None) or ""
     for hidden in ("$self, /, ", "$self, /", "$self, ", "$module, /, ", "$module, /", "$module, "):
         signature = signature.replace(hidden, "")
-    yield Subject(name, module, owner, kind, signature if len(signature) <= MAX_SIGNATURE_CHARS else "(...)", doc)
+    shown = signature if len(signature) <= MAX_SIGNATURE_CHARS else "(...)"
+    yield DocumentedName(name, module, owner, kind, shown, doc)

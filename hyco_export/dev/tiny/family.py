@@ -1,5 +1,6 @@
-"""Trains the whole embedded family, from the text on this machine to three checkpoints and their model card;
-independent trainings run side by side, one process and one thread each.
+"""Trains the whole embedded family, from the text on this machine to three checkpoints and their model card.
+
+Independent trainings run at the same time, each in a process of its own with one thread.
 """
 
 import copy
@@ -36,10 +37,10 @@ from hyco_export.dev.tiny.trainings import mean_loss, train_head, train_slm, tra
 from hyco_export.errors import HycoError
 from hyco_export.models.families.gemma4 import LanguageModel
 
-# ---- independent trainings side by side
+# ---- independent trainings at the same time
 
 Report = Callable[[float], None]
-"""Told the share done, 0 to 1."""
+"""Called with the share that is done, 0 to 1."""
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
 """A module-level function and its arguments; it is called with one more, a `Report`."""
@@ -96,8 +97,6 @@ def _receive(connection: Any, name: str) -> tuple[str, Any]:
 
 def _work(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Body of a spawned process: one thread, progress at most once a second, then the result or the traceback."""
-    import torch
-
     torch.set_num_threads(1)
     last_report_s = 0.0
 
@@ -116,7 +115,7 @@ def _work(sender: Connection, function: Callable[..., Any], arguments: tuple[Any
 
 
 Progress = Callable[[str, float], None]
-"""Told the name of the part and the share of it that is done."""
+"""Called with the name of the part and the share of it that is done."""
 
 DEFAULT_SEED = 0
 """The seed of the family that ships with the package."""
@@ -126,8 +125,8 @@ WEIGHTS_FILE = "model.safetensors"
 CONVERSATION_STRIDE = 6
 """Every sixth dialogue of the corpus ships with the family: about 900."""
 
-ADDED_CERTAINTY = 14 / 9
-"""Factor of the final norm after training: with the 2.25 of training the verifier's logits are scaled by 3.5."""
+SECOND_SHARPENING = 14 / 9
+"""Factor on the final norm when all are trained: with the 2.25 before (`trainings.SHARPENING`) it is 3.5."""
 
 CALIBRATION_ROWS = 64
 """Sampled answers from which the SLM's cache scales are read."""
@@ -135,7 +134,7 @@ CALIBRATION_ROWS = 64
 
 @dataclass(frozen=True)
 class Budget:
-    """How long each part trains; together they decide the result, so a changed number is a changed family."""
+    """Steps and questions of each training. A changed number makes another family."""
 
     verifier_steps: int
     known_questions: int
@@ -154,14 +153,17 @@ FULL = Budget(
     measured_prompts=120,
 )
 QUICK = Budget(verifier_steps=8, known_questions=6, invented_questions=6, head_steps=2, slm_steps=6, measured_prompts=4)
-"""Same shapes and formats, for tests: the models know nothing."""
+"""For tests: the same shapes and formats, hardly trained."""
 
 
 def train_family(out_dir: Path, *, seed: int, quick: bool, on_progress: Progress) -> dict[str, Any]:
     """Train verifier, head and SLM into `out_dir` and return what the model card says, plus the CPU-minutes.
 
-    The files depend on the Python version and the seed alone. Head and SLM train side by side in processes of their
-    own, every process on one thread.
+    The files depend on the Python version and the seed alone. Head and SLM train at the same time, each in a process of
+    its own with one thread.
+
+    Raises:
+        HycoError: the folder is not empty, or a training process failed.
     """
     if out_dir.exists() and any(out_dir.iterdir()):
         raise HycoError(f"{out_dir} is not empty", "name a new folder")
@@ -182,7 +184,7 @@ def train_family(out_dir: Path, *, seed: int, quick: bool, on_progress: Progress
             "slm": (slm_part, (out_dir, tokenizer, rows, budget.slm_steps, seed)),
         }
         part_losses, children_s = run_side_by_side(jobs, on_progress)
-        make_certain(out_dir)
+        sharpen_again(out_dir)
         measured = measured_part(out_dir, tokenizer, budget, seed, on_progress)
     facts = {"python": platform.python_version(), "seed": seed, "losses": losses | part_losses} | measured
     (out_dir / "MODEL_CARD.md").write_text(card_text(facts, out_dir), encoding="utf-8")
@@ -227,19 +229,20 @@ def head_part(out_dir: Path, rows: Sequence[Row], steps: int, seed: int, report:
     return loss
 
 
-def make_certain(out_dir: Path) -> None:
-    """Sharpen the stored verifier once more, and let the head read its hidden states as before.
+def sharpen_again(out_dir: Path) -> None:
+    """Scale the stored verifier's final norm once more; the head's projections undo and redo the factor.
 
-    Drafters learn from the more varied answers of the less certain verifier. Served as certain as a large model, its
-    chain is accepted more evenly: spread over the depths .08-.11 instead of .12-.16 in three runs of 60 prompts.
-    The head undoes the factor in its input and restores it in the state it feeds itself, so that it drafts the same.
+    Drafters are trained on the less certain verifier, whose answers vary more. The more certain one is served: its
+    acceptance differs less from depth to depth (.08-.11 instead of .12-.16 in three runs of 60 prompts). The head
+    divides by the factor where it reads the verifier's state and multiplies by it where it hands on its own: it drafts
+    the same tokens.
     """
     verifier_file, head_file = (out_dir / part / WEIGHTS_FILE for part in ("verifier", "head"))
     verifier, head = load_file(verifier_file), load_file(head_file)
-    verifier["model.norm.weight"] = _scaled(verifier["model.norm.weight"], ADDED_CERTAINTY)
+    verifier["model.norm.weight"] = _scaled(verifier["model.norm.weight"], SECOND_SHARPENING)
     embedding_half, state_half = head["pre_projection.weight"].chunk(2, dim=1)  # [M, H] each
-    head["pre_projection.weight"] = torch.cat([embedding_half, _scaled(state_half, 1 / ADDED_CERTAINTY)], dim=1)
-    head["post_projection.weight"] = _scaled(head["post_projection.weight"], ADDED_CERTAINTY)
+    head["pre_projection.weight"] = torch.cat([embedding_half, _scaled(state_half, 1 / SECOND_SHARPENING)], dim=1)
+    head["post_projection.weight"] = _scaled(head["post_projection.weight"], SECOND_SHARPENING)
     save_file(verifier, verifier_file, metadata={"format": "pt"})
     save_file(head, head_file, metadata={"format": "pt"})
 
@@ -259,9 +262,9 @@ def slm_part(
 ) -> float:
     """Train, calibrate and store the SLM; returns its loss.
 
-    The activation scales stay 0, "not calibrated": with others transformers would round every activation to 8 bits (the
-    model card says what that costs), while the phone's have 16, and rounding turns the last bits in which two
-    implementations differ into whole steps.
+    The activation scales stay 0, "not calibrated". With others transformers would round every activation to 8 bits: the
+    phone's have 16, and rounding would turn differences in the last bits of two implementations into whole steps. The
+    model card says what 8 bits cost.
     """
     slm, loss = train_slm(load(out_dir / "verifier"), rows, steps=steps, seed=seed, report=report)
     scales = cache_scales(slm, rows[:CALIBRATION_ROWS])
@@ -273,7 +276,7 @@ def slm_part(
 def measured_part(
     out_dir: Path, tokenizer: PreTrainedTokenizerFast, budget: Budget, seed: int, on_progress: Progress
 ) -> dict[str, Any]:
-    """Everything the card reports, on sampled answers to held-out questions."""
+    """What the card reports, on sampled answers to held-out questions."""
     questions = [dialogue.messages[0] for dialogue in held_out_corpus()[: budget.measured_prompts]]
     rows = sampled_part(out_dir, questions, tokenizer, seed + 1, lambda share: on_progress("measuring", share))
     return measure_family(out_dir, rows)
@@ -299,7 +302,7 @@ def write_conversations(dialogues: Sequence[Dialogue], out_dir: Path) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread inside: sums in another order would be other bits."""
+    """Run the block on one thread: the order of a sum decides its last bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,11 @@
-"""Writes a trained SLM in the form of Google's mobile checkpoint: packed 2-, 4- and 8-bit weights.
+"""Fake quantisation of an SLM's weights in training, and its checkpoint in the layout of Google's mobile release:
+packed 2-, 4- and 8-bit integers.
 
 The layout is the one that transformers' Gemma quantizer reads: `<linear>.weight` + `<linear>.weight_scale`,
 `<embedding>.embedding_quantized` + `<embedding>.embedding_scale`, two activation scales per linear, one scale per key
-and value cache of a layer that stores them. Legend: O output channels (rows), I input channels (columns).
+and value cache of a layer that stores them.
+
+Legend: O output channels (rows), I input channels (columns).
 """
 
 import re
@@ -10,15 +13,20 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from aimet_torch.quantization.affine import quantize_dequantize
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import parametrize
 from transformers import DynamicCache
 
+from hyco_export.core.encodings import symmetric_limits
+from hyco_export.core.network.weights import PackedMatrix
 from hyco_export.dev.tiny.training import Row, ordered_batches, padded_ids
-from hyco_export.errors import CheckpointError
 from hyco_export.models.families.gemma4 import LanguageModel
+from hyco_export.models.families.gemma4_packed import PackingConfig
+from hyco_export.models.weight_rounding import integer_matrix, searched_scales
 
 # ---- fake quantisation with learned scales (LSQ, Esser et al. 2020)
 
@@ -31,8 +39,11 @@ WIDTH_RULES: dict[str, int] = {
 DEFAULT_WIDTH = 4
 """Attention, the other MLPs, token and per-layer embeddings, output layer."""
 
-CLIP_RATIOS = [1.0 - 0.05 * step for step in range(15)]
-"""Starting scales tried per channel, as shares of the scale that reaches the largest weight."""
+CLIP_RATIOS = 1.0 - 0.05 * np.arange(15)
+"""Starting scales tried per channel, as shares of the scale at which the largest magnitude is the lowest integer."""
+
+LEAST_SCALE = 1e-6
+"""Of the row of the padding token, which is all zeros: the logarithm of a scale must be finite."""
 
 
 def module_width(name: str) -> int:
@@ -40,18 +51,18 @@ def module_width(name: str) -> int:
     return next((bits for pattern, bits in WIDTH_RULES.items() if re.search(pattern, name)), DEFAULT_WIDTH)
 
 
-def integer_range(bits: int) -> tuple[int, int]:
-    """Smallest and largest integer: -8 and 7 for 4 bits."""
-    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-
-
 class FakeQuant(nn.Module):
-    """Weight [O, I] -> the same weight on its grid; gradients pass the rounding and reach the scales."""
+    """Weight [O, I] -> the same weight on its grid; gradients pass the rounding and reach the scales.
+
+    Scales are trained by their logarithm, so that a step changes a small one and a large one by the same share.
+    """
 
     def __init__(self, weight: torch.Tensor, bits: int) -> None:
         super().__init__()
         self.bits = bits
-        self.log_scale = nn.Parameter(_best_scale(weight, bits).log())
+        lowest, highest = symmetric_limits(bits)
+        scales = searched_scales(weight, bits, CLIP_RATIOS * highest / -lowest)  # [O]
+        self.log_scale = nn.Parameter(scales.clamp_min(LEAST_SCALE)[:, None].log())
 
     @property
     def scale(self) -> torch.Tensor:
@@ -60,13 +71,14 @@ class FakeQuant(nn.Module):
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         scale = self.scale
-        clipped = (weight / scale).clamp(*integer_range(self.bits))
-        rounded = clipped + (clipped.round() - clipped).detach()
-        return rounded * scale
+        lowest, highest = symmetric_limits(self.bits)
+        # clipped before it is rounded: aimet-torch alone would count half a step beyond the ends as inside the range
+        inside = weight.clamp(lowest * scale, highest * scale)
+        return quantize_dequantize(inside, scale, torch.zeros_like(scale), lowest, highest)
 
-    def integers(self, weight: torch.Tensor) -> torch.Tensor:
-        """The stored integers [O, I], int8."""
-        return (weight / self.scale).clamp(*integer_range(self.bits)).round().to(torch.int8)
+    def packed(self, weight: torch.Tensor) -> PackedMatrix:
+        """The integers and scales that are stored for weight [O, I]."""
+        return integer_matrix(weight, self.scale.detach()[:, 0], self.bits).packed()
 
 
 def quantised_modules(model: nn.Module) -> dict[str, nn.Linear | nn.Embedding]:
@@ -81,7 +93,11 @@ def attach_fake_quant(model: nn.Module) -> None:
 
 
 def fake_quant_of(module: nn.Module) -> tuple[FakeQuant, torch.Tensor]:
-    """The quantiser attached to a module and the float weight [O, I] behind it."""
+    """The quantiser attached to a module and the float weight [O, I] behind it.
+
+    Raises:
+        TypeError: none is attached.
+    """
     parametrization = module.get_submodule("parametrizations.weight")
     quantiser = parametrization.get_submodule("0")
     if not isinstance(quantiser, FakeQuant):
@@ -89,16 +105,7 @@ def fake_quant_of(module: nn.Module) -> tuple[FakeQuant, torch.Tensor]:
     return quantiser, parametrization.get_parameter("original").detach()
 
 
-def _best_scale(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """Per row the scale [O, 1] with the least squared error among CLIP_RATIOS."""
-    low, high = integer_range(bits)
-    largest = (weight.abs().amax(dim=1, keepdim=True) / -low).clamp_min(1e-6)
-    candidates = torch.stack([ratio * largest for ratio in CLIP_RATIOS])  # [ratios, O, 1]
-    errors = ((weight / candidates).round().clamp(low, high) * candidates - weight).pow(2).sum(-1, keepdim=True)
-    return candidates.gather(0, errors.argmin(dim=0, keepdim=True)).squeeze(0)
-
-
-VALUES_PER_BYTE = {2: 4, 4: 2}
+# ---- the packed checkpoint
 
 
 def save_packed(
@@ -121,20 +128,19 @@ def save_packed(
     config = type(slm.config).from_dict(slm.config.to_dict())
     config.architectures = [LanguageModel.__name__]
     config.dtype = "float32"
-    config.quantization_config = quantization_config()
+    config.quantization_config = packing_config().to_dict()
     config.save_pretrained(folder)
     slm.generation_config.save_pretrained(folder)
 
 
-def quantization_config() -> dict[str, object]:
-    """The `quantization_config` of config.json."""
-    return {
-        "quant_method": "gemma",
-        "num_bits": DEFAULT_WIDTH,
-        "quantize_embeddings": True,
-        "module_quant_configs": {pattern: {"num_bits": bits} for pattern, bits in WIDTH_RULES.items()},
-        "modules_to_not_convert": [],
-    }
+def packing_config() -> PackingConfig:
+    """The widths as transformers' quantizer reads them from config.json."""
+    return PackingConfig(
+        num_bits=DEFAULT_WIDTH,
+        quantize_embeddings=True,
+        module_quant_configs={pattern: {"num_bits": bits} for pattern, bits in WIDTH_RULES.items()},
+        modules_to_not_convert=[],
+    )
 
 
 def packed_tensors(slm: LanguageModel, activation_scales: Mapping[str, tuple[float, float]]) -> dict[str, torch.Tensor]:
@@ -147,8 +153,8 @@ def packed_tensors(slm: LanguageModel, activation_scales: Mapping[str, tuple[flo
     }
     for name, module in modules.items():
         quantiser, weight = fake_quant_of(module)
-        stored = pack(quantiser.integers(weight), module_width(name))
-        scale = quantiser.scale.detach().clone()
+        packed = quantiser.packed(weight)
+        stored, scale = torch.from_numpy(packed.integers), torch.from_numpy(packed.scales)[:, None]
         if isinstance(module, nn.Embedding):
             tensors |= {f"{name}.embedding_quantized": stored, f"{name}.embedding_scale": scale}
             continue
@@ -160,20 +166,6 @@ def packed_tensors(slm: LanguageModel, activation_scales: Mapping[str, tuple[flo
             f"{name}.output_activation_scale": torch.tensor(after),
         }
     return tensors
-
-
-def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Integers [O, I] int8 -> storage: 8 bits unchanged, else uint8 [O, I * bits / 8], first value in the low bits."""
-    if bits == 8:
-        return integers
-    count = VALUES_PER_BYTE[bits]
-    if integers.shape[1] % count:
-        raise CheckpointError(
-            f"{integers.shape[1]} columns cannot be packed {count} to a byte", f"choose a multiple of {count}"
-        )
-    unsigned = (integers.to(torch.int16) + 2 ** (bits - 1)).reshape(len(integers), -1, count)
-    shifts = torch.arange(count, dtype=torch.int16) * bits
-    return (unsigned << shifts).sum(-1).to(torch.uint8)
 
 
 # ---- static ranges of the cache and of activations

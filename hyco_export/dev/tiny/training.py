@@ -1,5 +1,5 @@
-"""What the three trainings share: the optimiser (Muon on weight matrices, AdamW on tables and norms), cross-entropy in
-slices of the output layer, and batches.
+"""What the three trainings share: the optimiser (Muon on weight matrices, AdamW on tables and norms), cross-entropy
+computed in slices of rows, and batches.
 
 Legend: B rows of a batch, T tokens of its longest row.
 """
@@ -30,7 +30,7 @@ CLIP_NORM = 1.0
 
 
 class Optimiser:
-    """Steps both optimisers along one schedule; state: the step number."""
+    """Both optimisers on one schedule; the step number is its state."""
 
     def __init__(self, model: nn.Module, steps: int, *, rate_scale: float = 1.0) -> None:
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -65,7 +65,14 @@ def rate_factor(step: int, steps: int) -> float:
 
 
 def run_steps(steps: int, one_step: Callable[[int], float], report: Callable[[float], None]) -> float:
-    """Call `one_step(step)` for every step, report the share done; returns the mean loss of the last tenth."""
+    """Call `one_step(step)` for every step and report the share done.
+
+    Returns:
+        The mean loss of the last tenth of the steps.
+
+    Raises:
+        FloatingPointError: a loss is not finite.
+    """
     losses = []
     for step in range(steps):
         losses.append(one_step(step))
@@ -97,14 +104,14 @@ def mean_of(values: Iterable[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
 
 
-# ---- cross-entropy in slices of the output layer
+# ---- cross-entropy, a slice of rows at a time
 
 SLICE_ROWS = 256
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What N rows should predict: `ids` [N, C] with probabilities `probs` [N, C] that sum to 1 per row."""
+    """What N rows should predict: `ids` [N, C] with probabilities `probs` [N, C], whose rows sum to 1."""
 
     ids: torch.Tensor
     probs: torch.Tensor
@@ -202,7 +209,7 @@ def conversation_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizer
 
 
 def prompt_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """The ids up to and including the opening of the model's turn."""
+    """Ids of the messages and of what begins the model's answer."""
     ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
     return cast(list[int], ids)
 

@@ -5,10 +5,11 @@ Legend: B rows, T tokens, H channels.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
-from hyco_export.dev.tiny.chain import ChainContext, taught_states, truncated_distribution, verifier_pass
+from hyco_export.dev.tiny.chain import ChainContext, teacher_forced_states, truncated_distribution, verifier_pass
 from hyco_export.dev.tiny.configs import (
     PAD_ID,
     head_config,
@@ -33,9 +34,11 @@ from hyco_export.dev.tiny.training import (
 from hyco_export.models.families.gemma4 import LanguageModel
 from hyco_export.models.families.gemma4_assistant import HeadModel
 
+Trained = TypeVar("Trained", LanguageModel, HeadModel)
+
 Z_WEIGHT = 1e-2
-"""Weight of the z-loss. With logits near log-probabilities (at most 0) sharpening raises them to a power; around +10 it
-would push the best ones into the soft cap together and flatten them."""
+"""Weight of the z-loss, which keeps logits near log-probabilities (at most 0). Sharpened, logits around +10 would reach
+the soft cap, which makes the largest ones equal."""
 
 SHARPENING = 2.25
 """Factor on the final norm after training, like a temperature of 1 / 2.25.
@@ -84,16 +87,16 @@ def mean_loss(model: LanguageModel, rows: Sequence[Row]) -> float:
     return mean_of(next_token_loss(model, batch).item() for batch in ordered_batches(rows))
 
 
-def as_stored(model: LanguageModel) -> LanguageModel:
-    """The values that a bfloat16 file keeps, back in float32: what is trained next must see those."""
+def as_stored(model: Trained) -> Trained:
+    """The model in float32 with the values that a bfloat16 file keeps: the next training must read those."""
     return model.bfloat16().float()
 
 
 # ---- the head
 
 DEPTH_WEIGHTS = (1.0, 0.25, 0.15, 0.1)
-"""Weight of each step's loss. The first token decides every round, the later ones only rounds that are going well.
-Equal weights were seen to lose 1 % of acceptance at depths 1 and 2 and nothing elsewhere."""
+"""Weight of each step's loss: the first token counts in every round, a later one only where those before are accepted.
+Equal weights lost 1 % of acceptance at depths 1 and 2 and changed nothing elsewhere."""
 
 
 def train_head(
@@ -116,7 +119,7 @@ def train_head(
 
     loss = run_steps(steps, one_step, report)
     head.eval().requires_grad_(False)
-    return head.bfloat16().float(), loss
+    return as_stored(head), loss
 
 
 def head_loss(head: HeadModel, verifier: LanguageModel, batch: Sequence[Row]) -> torch.Tensor:
@@ -126,7 +129,7 @@ def head_loss(head: HeadModel, verifier: LanguageModel, batch: Sequence[Row]) ->
     wanted_next = truncated_distribution(seen.logits())  # [B, T, C]
     starts = torch.tensor([row.answer_start for row in batch])[:, None]
     loss = torch.zeros(())
-    for k, states in enumerate(taught_states(ChainContext(head, seen), ids)):
+    for k, states in enumerate(teacher_forced_states(ChainContext(head, seen), ids)):
         # query t of step k predicts the token at t+2+k; the verifier's distribution for it stands at t+1+k
         predicted = ids[:, k + 2 :]
         roots = torch.arange(1, predicted.shape[1] + 1)[None]  # index of x[t+1], which the round has already committed

@@ -1,4 +1,4 @@
-"""Whether a verifier, a head and an SLM belong together, judged by their configs and vocabularies."""
+"""Checks that a verifier, a head and an SLM belong together, from their configs and vocabularies."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -29,47 +29,47 @@ def check_family(
     slm: PreTrainedConfig | None = None,
     bridged: bool = False,
 ) -> None:
-    """Refuse checkpoints that do not belong together or cannot be converted; everything is named at once.
+    """Refuse checkpoints that do not belong together or cannot be converted; one error names all reasons.
 
-    Either drafter may be missing.
-
-    `bridged`: the SLM has a vocabulary of its own.
+    Args:
+        head, slm: either drafter may be missing.
+        bridged: the SLM has a vocabulary of its own.
 
     Raises:
         CheckpointError: a checkpoint is not of its role's kind; widths, K/V shapes or vocabularies differ; or a drafter
-            has a part the static graphs cannot hold.
+            has a part that the static graphs do not implement.
     """
     _require_roles(verifier, head, slm)
-    apart = [
+    mismatches = [
         *(_head_mismatches(verifier, head) if head is not None else ()),
         *_vocabulary_mismatches(verifier, head, None if bridged else slm),
     ]
     if head is not None and (method := quantisation_method(head)):
-        apart.append(
+        mismatches.append(
             (f"the head's weights are quantised ({method}), training starts from floats", "give its BF16 checkpoint")
         )
     drafters = {"head": head, "SLM": slm}
-    in_vain = [
+    unsupported = [
         (f"the {role} cannot run as a static graph: {problem}", hint)
         for role, config in drafters.items()
         if config is not None
         for problem, hint in not_honoured(config)
     ]
-    if problems := [*apart, *in_vain]:
-        beginning = "checkpoints do not belong together: " if apart else ""
+    if problems := [*mismatches, *unsupported]:
+        beginning = "checkpoints do not belong together: " if mismatches else ""
         hints = dict.fromkeys(hint for _, hint in problems)
         raise CheckpointError(beginning + "; ".join(problem for problem, _ in problems), "; ".join(hints))
 
 
 def family_remarks(verifier: PreTrainedConfig, head: PreTrainedConfig) -> Iterator[str]:
-    """What can be as it is and rarely is meant: no weight tells how far a head was trained to look back."""
+    """Warnings about what is rarely meant; the weights do not show with which window a head was trained."""
     own, given = head.get_text_config().sliding_window, verifier.get_text_config().sliding_window
     if own != given:
         yield f"sliding_window of $.models.head is {own}, that of the verifier whose keys it reads {given}"
 
 
 def _require_roles(verifier: PreTrainedConfig, head: PreTrainedConfig | None, slm: PreTrainedConfig | None) -> None:
-    """Only a head drafts steps, and only the others are language models of their own."""
+    """Raises CheckpointError: the head is another kind of model, or another role's model is a head."""
     for role, config in (("verifier", verifier), ("head", head), ("slm", slm)):
         if config is None or (config.model_type == HEAD_MODEL_TYPE) == (role == "head"):
             continue
@@ -112,11 +112,10 @@ def _vocabulary_mismatches(
 
 
 def vocabulary_mismatch(ours: Mapping[str, int], theirs: Mapping[str, int], rows: int) -> str:
-    """What the ids below `rows` stand for in the SLM's tokenizer (`theirs`) and not in the verifier's; "" where they
-    agree.
+    """How the ids below `rows` differ between the verifier's tokenizer (`ours`) and the SLM's (`theirs`); "" if not.
 
-    An id that one of them leaves out, or gives to a control token of its own, is no fault, and a reserved one stands
-    for nothing: any other token that both know must have one id.
+    Every token that both know must have the same id in both. Reserved ids stand for no token, and an id may be missing
+    in one tokenizer or belong to a control token that the other does not have.
     """
     known = {token: number for token, number in ours.items() if number < rows and not RESERVED.fullmatch(token)}
     shared = [token for token in known if theirs.get(token, rows) < rows]
@@ -131,11 +130,10 @@ def vocabulary_mismatch(ours: Mapping[str, int], theirs: Mapping[str, int], rows
 
 
 def check_vocabularies(verifier: Path, slm: Path, rows: int) -> None:
-    """Refuse an SLM whose ids mean other tokens than the verifier's, for no size tells. Where either folder has no
-    tokenizer of its own nothing is compared.
+    """Refuse an SLM whose ids stand for other tokens than the verifier's; sizes alone do not show that.
 
     Args:
-        verifier, slm: checkpoint folders.
+        verifier, slm: checkpoint folders; nothing is compared where one of them has no tokenizer.
         rows: ids that the models have rows for.
 
     Raises:
@@ -145,5 +143,5 @@ def check_vocabularies(verifier: Path, slm: Path, rows: int) -> None:
     if not all(path.is_file() for path in files) or files[0].read_bytes() == files[1].read_bytes():
         return
     ours, theirs = (open_tokenizer(path.parent).backend.get_vocab() for path in files)
-    if seen := vocabulary_mismatch(ours, theirs, rows):
-        raise CheckpointError(f"checkpoints do not belong together: {seen}", SLM_HINT)
+    if mismatch := vocabulary_mismatch(ours, theirs, rows):
+        raise CheckpointError(f"checkpoints do not belong together: {mismatch}", SLM_HINT)

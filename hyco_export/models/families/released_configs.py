@@ -1,7 +1,7 @@
-"""Configs of released models by Hub id or GGUF file name, and of the created checkpoints that have their shapes.
+"""Configs of released models by Hub id or GGUF file name, and of created checkpoints with their shapes.
 
-Estimates use them where a checkpoint is not on this machine; a config found on this machine always wins. Only fields
-that sizes depend on are set: 26B-A4B's head and hand-off, E2B's structure; bodies after the published model cards.
+Estimates use them for checkpoints that are not on this machine. Only fields that decide sizes are set: those of
+26B-A4B's head and hand-off and of E2B's structure, and the widths and depths of published model cards.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ PAD_ID, BOS_ID, SOFT_CAP = 0, 2, 30.0  # as every Gemma 4 has them
 
 @dataclass(frozen=True)
 class AttentionSize:
-    """K/V of verifier and head: the head reads the verifier's, so their sizes are equal."""
+    """Sizes of the K/V that the verifier stores and the head reads."""
 
     kv_heads: int
     global_kv_heads: int
@@ -55,7 +55,7 @@ class SlmSize:
 
 @dataclass(frozen=True)
 class RunSize:
-    """What the recipe beside the checkpoints asks for: enough to see every stage work, not to train."""
+    """Settings of the recipe beside the checkpoints: enough to run every stage, too few to train well."""
 
     keepset: int
     window: int  # of the head's ring and the SLM's full layers; sliding layers have half
@@ -121,13 +121,13 @@ def find_scale(name: str) -> Scale:
 
 
 E2B_LAYERS, E2B_SHARED = 35, 20
-FULL_EVERY = 5  # every fifth layer has full attention
+E2B_PATTERN = "SSSSF"
 
 
 def e2b_config(layers: int = E2B_LAYERS, shared: int = E2B_SHARED, vocab_size: int = 262_144) -> Gemma4TextConfig:
-    """The text model of Gemma 4 E2B; fewer layers for a checkpoint of the same widths that is quicker to work on.
+    """The text model of Gemma 4 E2B, or one of the same widths with fewer layers.
 
-    The last `shared` layers reuse keys and values and have MLPs twice as wide.
+    The last `shared` layers reuse keys and values and have MLPs of twice the width.
     """
     return _config(
         layers,
@@ -145,7 +145,7 @@ def e2b_config(layers: int = E2B_LAYERS, shared: int = E2B_SHARED, vocab_size: i
 
 
 def small_config(vocab_size: int, layers: int = 10, shared: int = 5) -> Gemma4TextConfig:
-    """The same structure in a fraction of a megabyte: written in a second."""
+    """The same structure with a fraction of a megabyte of weights."""
     return _config(
         layers,
         shared,
@@ -162,20 +162,19 @@ def small_config(vocab_size: int, layers: int = 10, shared: int = 5) -> Gemma4Te
 
 
 def _config(layers: int, shared: int, vocab_size: int, **widths: Any) -> Gemma4TextConfig:
-    full = [(index + 1) % FULL_EVERY == 0 for index in range(layers)]
     return Gemma4TextConfig(
         vocab_size=vocab_size,
         vocab_size_per_layer_input=vocab_size,
         num_hidden_layers=layers,
-        layer_types=["full_attention" if is_full else "sliding_attention" for is_full in full],
+        layer_types=layer_names((E2B_PATTERN * layers)[:layers]),
         num_key_value_heads=1,
         num_kv_shared_layers=shared,
         use_double_wide_mlp=True,
-        final_logit_softcapping=30.0,
+        final_logit_softcapping=SOFT_CAP,
         tie_word_embeddings=False,  # packed tables cannot be tied
-        pad_token_id=0,
+        pad_token_id=PAD_ID,
         eos_token_id=[1, 6],
-        bos_token_id=2,
+        bos_token_id=BOS_ID,
         **widths,
     )
 
@@ -199,16 +198,20 @@ def mobile_widths(config: Gemma4TextConfig) -> GemmaQuantizationConfig:
 
 
 MAX_POSITIONS = 4096
-LAYER_NAMES = {"S": "sliding_attention", "F": "full_attention"}
+
+
+def layer_names(pattern: str) -> list[str]:
+    """transformers' layer types; in the pattern S is sliding, F full attention."""
+    return [{"S": "sliding_attention", "F": "full_attention"}[letter] for letter in pattern]
 
 
 def verifier_config(scale: Scale) -> Gemma4TextConfig:
-    """As published for 26B-A4B, but for the number of layers and their MLPs: values from keys in full layers."""
+    """A verifier of this scale: as 26B-A4B (values from keys in full layers), with fewer layers and without experts."""
     return text_config(scale, scale.verifier, final_logit_softcapping=SOFT_CAP)
 
 
 def text_config(scale: Scale, body: BodySize, **fields: Any) -> Gemma4TextConfig:
-    """What verifier and head have in common."""
+    """A text config of verifier or head, with what both have in common."""
     attention = scale.attention
     full: dict[str, int] = {  # of full layers; the config class takes them without declaring them
         "num_global_key_value_heads": attention.global_kv_heads,
@@ -219,7 +222,7 @@ def text_config(scale: Scale, body: BodySize, **fields: Any) -> Gemma4TextConfig
         hidden_size=body.hidden,
         intermediate_size=body.intermediate,
         num_hidden_layers=len(body.pattern),
-        layer_types=[LAYER_NAMES[letter] for letter in body.pattern],
+        layer_types=layer_names(body.pattern),
         num_attention_heads=body.heads,
         num_key_value_heads=attention.kv_heads,
         head_dim=attention.head_dim,
@@ -251,7 +254,7 @@ def _verifier_e4b() -> Gemma4TextConfig:
         hidden_size=2560,
         intermediate_size=10_240,
         num_hidden_layers=len(E4B_PATTERN),
-        layer_types=[LAYER_NAMES[letter] for letter in E4B_PATTERN],
+        layer_types=layer_names(E4B_PATTERN),
         num_attention_heads=8,
         num_key_value_heads=2,
         num_kv_shared_layers=18,
@@ -263,7 +266,7 @@ def _head_e4b() -> Gemma4AssistantConfig:
         hidden_size=256,
         intermediate_size=2048,
         num_hidden_layers=4,
-        layer_types=[LAYER_NAMES[letter] for letter in "SSSF"],
+        layer_types=layer_names("SSSF"),
         num_attention_heads=4,
         num_key_value_heads=2,
         hidden_size_per_layer_input=0,
@@ -285,7 +288,7 @@ def _gemma3_270m() -> Gemma3TextConfig:
         hidden_size=640,
         intermediate_size=2048,
         num_hidden_layers=len(GEMMA3_270M_PATTERN),
-        layer_types=[LAYER_NAMES[letter] for letter in GEMMA3_270M_PATTERN],
+        layer_types=layer_names(GEMMA3_270M_PATTERN),
         num_attention_heads=4,
         num_key_value_heads=1,
         head_dim=256,
@@ -304,13 +307,13 @@ KNOWN: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def known_config(name: str) -> PreTrainedConfig | None:
-    """The config of a released model by Hub id or GGUF file name, None for one that is not known here."""
+    """The config of a released model by Hub id or GGUF file name; None: not known here."""
     build = KNOWN.get(name)
     return build() if build else None
 
 
 def head_config(scale: Scale) -> Gemma4AssistantConfig:
-    """Every layer reads the verifier's K/V."""
+    """A head of this scale; every layer reads the verifier's K/V."""
     layers = len(scale.head.pattern)
     text = text_config(scale, scale.head, vocab_size_per_layer_input=0, num_kv_shared_layers=layers)
     return Gemma4AssistantConfig(text_config=text, backbone_hidden_size=scale.verifier.hidden)

@@ -1,8 +1,9 @@
-"""What a family of SLMs says of itself, and the parts that families have in common.
+"""What a family of SLMs declares (`SlmFamily`), and the parts that families have in common.
 
-A family is one module of this package with a value `FAMILY`; a new one is a new module, no other file names it. It says
-how a config becomes the static network (`core.network.slm`), how transformers' norms become that network's norms, and
-which config fields it honours (`config_fields`). Linear layers and embeddings keep transformers' names in every family.
+A family is one module of this package with a value `FAMILY`; no other file names it, so that a new family is one new
+module. It declares how a config becomes the static network (`core.network.slm`), how transformers' norms become that
+network's, and which config fields are honoured (`config_fields`). Linear layers and embeddings have transformers' names
+in every family.
 
 Legend: d head dimension, n values of a norm.
 """
@@ -59,7 +60,7 @@ ReadVector = Callable[[str], np.ndarray]  # a parameter or buffer of the checkpo
 
 @dataclass(frozen=True)
 class Honoured:
-    """`read`: fields whose every value counts or does nothing; `only`: the values that are implemented, by field."""
+    """`read`: fields of which every value is implemented or has no effect; `only`: the implemented values, by field."""
 
     read: frozenset[str]
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class SlmFamily:
         model: transformers' class.
         honoured: the config fields.
         network: text config, ring capacities and a reader of tensors -> the static network; raises CheckpointError for
-            a part that the network does not have.
+            a part that is not implemented.
         norms: text config and norm weights as stored, without `model.` and `.weight` -> weights as the network
             multiplies by them, under its names.
         per_layer_width: text config -> width of one layer's part of the per-layer embeddings, 0 where there are none.
@@ -119,13 +120,13 @@ def find_family(config: PreTrainedConfig, checkpoint: object) -> SlmFamily:
 
 
 def layer_types(text: Any) -> list[LayerType]:
-    """By layer; a config without the field has full attention only."""
+    """Type of each layer; full attention in a config without the field."""
     names = getattr(text, "layer_types", None) or [ATTENTION_NAMES["full"]] * text.num_hidden_layers
     return [SHORT_NAMES[name] for name in names]
 
 
 def kv_sources(text: Any) -> list[int]:
-    """By layer, the one whose K/V it reads: itself, or the last storing layer of its type (`kv_sharing_modes`)."""
+    """The layer whose K/V each layer reads: itself, or the last storing one of its type (`kv_sharing_modes`)."""
     types = layer_types(text)
     modes = getattr(text, "kv_sharing_modes", None) or [STORES_KV] * len(types)
     newest: dict[str, int] = {}
@@ -209,10 +210,10 @@ def _frequencies(rotary: Any, prefix: str, owner: str) -> tuple[float, ...]:
 
 
 def scaled_query_norms(norms: Vectors, scale: float) -> dict[str, np.ndarray]:
-    """Norm weights with the factor of attention scores inside the queries' and with keys of even size.
+    """Norm weights with the factor of attention scores in those of the queries, and key channels of equal size.
 
-    A channel of the keys that is much larger than the others would take the resolution of the 8-bit ring for itself;
-    its size moves to the queries, which have 16 bits: the same scores.
+    A key channel much larger than the others would leave them little resolution in the 8-bit ring. The size of each
+    channel moves to the queries, which have 16 bits: the scores are the same.
     """
     found = dict(norms)
     for query in [name for name in found if name.endswith(QUERY_NORM)]:

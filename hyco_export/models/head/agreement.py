@@ -1,7 +1,7 @@
-"""How alike two heads draft: top-1 agreement and KL divergence per depth on response tokens.
+"""Agreement of two heads' drafts: equal best tokens and KL divergence, by depth, on response tokens.
 
-Both heads read the same tokens, those of the sequence (teacher-forced), and each its own projected state, as `unroll`
-says. Depth 1 is the paper's measure (§3.2: the quantised against the BF16 head).
+Both heads read the tokens of the sequence (teacher forcing), and each the state that it projected itself (`unroll`).
+Depth 1 is the paper's measure (§3.2: the quantised against the BF16 head).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from hyco_export.models.head.unroll import FinalNorm, RootRows, response_rows, u
 
 @dataclass(frozen=True)
 class DepthAgreement:
-    """One depth. `kl` is KL(reference || candidate) in nats per token; `positions` were compared."""
+    """One depth: `top1`, the share of equal best tokens; `kl`, KL(reference || candidate) in nats per token."""
 
     top1: float
     kl: float
@@ -51,7 +51,7 @@ def compare_heads(
 
 @torch.no_grad()
 def match_verifier(head: HeadModel, sequences: Sequence[RootRows], steps: int) -> list[float]:
-    """Share of response tokens that the head's top-1 predicts, per depth: low where it reads the wrong inputs."""
+    """Share of response tokens that the head's best token equals, by depth. A low one is a sign of wrong inputs."""
     hits, counts = [0] * steps, [0] * steps
     for rows in sequences:
         for depth, logits in enumerate(unroll(head, rows, steps)):
@@ -61,7 +61,7 @@ def match_verifier(head: HeadModel, sequences: Sequence[RootRows], steps: int) -
 
 
 def share_won_back(candidate: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    """Of the agreement that a baseline loses, the share that a candidate has again, per depth (1 = all of it)."""
+    """The share of a baseline's lost agreement that a candidate regains, by depth; 1: all of it, or none was lost."""
     return [(ours - base) / (1.0 - base) if base < 1.0 else 1.0 for ours, base in zip(candidate, baseline, strict=True)]
 
 
@@ -73,9 +73,9 @@ class ComparedPosition:
     """One root of one sequence.
 
     Attributes:
-        read: makes the feeds from the capture, at every use: at real size they are 6 MB, and hundreds are compared.
+        read: makes the feeds from the capture, at every use: 6 MB each at real size, for hundreds of positions.
         following: token ids after the root, up to K; fewer at the end of a sequence.
-        original: the original head's best token at each of these depths, fed the tokens of the sequence.
+        original: the original head's best token at each of these depths, teacher-forced.
     """
 
     read: Callable[[], Mapping[str, np.ndarray]]
@@ -84,12 +84,12 @@ class ComparedPosition:
 
     @property
     def feeds(self) -> Mapping[str, np.ndarray]:
-        """The integers the device would feed."""
+        """The integers that the device would feed to the graph."""
         return self.read()
 
 
 class _Feeds:
-    """Feeds of any root of any sequence; the sequence that was read last is kept."""
+    """Makes feeds from captures; keeps the capture that was read last."""
 
     def __init__(self, network: HeadNetwork, graph: GraphSpec, mask_value: float) -> None:
         self._network, self._graph, self._mask_value = network, graph, mask_value
@@ -97,7 +97,7 @@ class _Feeds:
         self._values: dict[str, np.ndarray] = {}
 
     def at(self, path: Path, root: int) -> dict[str, np.ndarray]:
-        """As the device's ring holds them."""
+        """The feeds of one root, with K/V in the slots of the device's ring."""
         if path != self._path:
             self._path, self._values = path, recorded(load_capture(path))
         keys = ring_positions(root, self._network.window)
@@ -114,7 +114,12 @@ def compared_positions(
     mask_value: float,
     roots_per_sequence: int,
 ) -> list[ComparedPosition]:
-    """Evenly spread response roots of every capture, as the device's ring holds them."""
+    """Evenly spread response roots of every capture.
+
+    Args:
+        paths: captures.
+        norm: applied to h for the original head, where h was captured before the verifier's final norm.
+    """
     positions, feeds = [], _Feeds(network, graph, mask_value)
     for path in paths:
         capture = load_capture(path, torch.float32)
@@ -134,7 +139,7 @@ def compared_positions(
 def _original_tokens(
     head: HeadModel, capture: Capture, network: HeadNetwork, norm: FinalNorm | None
 ) -> list[list[int]]:
-    """Best tokens of the original head, by depth then response root."""
+    """Best tokens of the original head, by depth, then by response root; teacher-forced."""
     rows = response_rows(capture, network.architecture.spans, network.window, norm)
     return [logits.argmax(dim=-1).tolist() for logits in unroll(head, rows, network.steps)]
 
@@ -164,9 +169,12 @@ class DepthShare:
 
 
 def match_original(drafts: Drafts, positions: Sequence[ComparedPosition], kept: np.ndarray) -> list[DepthShare]:
-    """Share of chain tokens equal to the original head's, by depth, where both were fed the same tokens.
+    """Share of chain tokens equal to the original head's, by depth, over the positions where both read the same tokens.
 
-    From depth 2 on that is where the chain so far equals the sequence. `kept` [C] are the ids of the rows.
+    From depth 2 on these are the positions where the chain so far equals the sequence.
+
+    Args:
+        kept: [C] token ids of the rows.
     """
     steps = drafts.chain.shape[1]
     equal, counts = [0] * steps, [0] * steps

@@ -1,7 +1,7 @@
-"""Which side of the verifier's final norm h comes from, and which one the head expects.
+"""Which side of the verifier's final norm h comes from, and which side the head expects.
 
-Values tell the first: behind an RMS norm every state divided by the norm's weight has a root mean square of 1. The
-original head's predictions tell the second: given h from the wrong side it misses the verifier's tokens more often (how
+Values show the first: after an RMS norm every state divided by the norm's weight has a root mean square of 1. The
+original head's predictions show the second: with h from the wrong side it misses the verifier's tokens more often (how
 much more depends on the head).
 
 Legend: n states, H the verifier's hidden size.
@@ -19,25 +19,25 @@ from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.unroll import FinalNorm, RootRows, unroll
 
 RMS_TOLERANCE = 0.02  # bfloat16 keeps 8 bits: values are off by 2^-9, their mean square by less
-SHARE_ON_ONE_SIDE = 0.99  # a few states may be too quiet for the norm's epsilon
-CLEAR_SIGMAS = 4.0  # of the sign test: one in 30,000 by chance
-CLEAR_SHARE = 0.05  # of the tokens: less is not worth a refusal
+SHARE_ON_ONE_SIDE = 0.99  # a few states may be so small that the norm's epsilon changes them
+CLEAR_SIGMAS = 4.0  # of the sign test: by chance once in 30,000
+CLEAR_SHARE = 0.05  # of the tokens: a smaller difference is no reason to refuse
 OTHER: dict[HiddenNorm, HiddenNorm] = {"pre": "post", "post": "pre"}
 SIDES: dict[HiddenNorm, str] = {"pre": "before", "post": "after"}
 
 
 def side_of(states: torch.Tensor, norm: FinalNorm) -> HiddenNorm:
-    """The side of the norm that states [n, H] come from, told where its weight is not 0."""
-    told = norm.weight != 0
-    rms = (states.float()[:, told] / norm.weight[told]).square().mean(dim=-1).sqrt()  # [n]
+    """The side of the norm that states [n, H] come from, by the channels where its weight is not 0."""
+    used = norm.weight != 0
+    rms = (states.float()[:, used] / norm.weight[used]).square().mean(dim=-1).sqrt()  # [n]
     return "post" if ((rms - 1.0).abs() < RMS_TOLERANCE).float().mean() >= SHARE_ON_ONE_SIDE else "pre"
 
 
 def require_side(states: torch.Tensor, norm: FinalNorm, wanted: HiddenNorm) -> None:
-    """States must come from the side that the recipe names.
+    """Refuse states from another side than the recipe names.
 
     Raises:
-        GateError: they come from the other one.
+        GateError: they come from the other side.
     """
     found = side_of(states, norm)
     if found != wanted:
@@ -49,11 +49,11 @@ def require_side(states: torch.Tensor, norm: FinalNorm, wanted: HiddenNorm) -> N
 
 @dataclass(frozen=True)
 class Readings:
-    """How well a head predicts with h read as the recipe says, and the other way.
+    """How well a head predicts with h from the side that the recipe names, and from the other one.
 
     Attributes:
         own, other: share of response tokens that its best token equals.
-        sigmas: of the sign test over the tokens that only one reading predicts; positive where the other is better.
+        sigmas: of the sign test over the tokens that only one of them predicts; positive where `other` is better.
     """
 
     own: float
@@ -63,7 +63,7 @@ class Readings:
 
 @torch.no_grad()
 def compare_readings(head: HeadModel, own: Sequence[RootRows], other: Sequence[RootRows]) -> Readings:
-    """The first depth of both readings of the same sequences."""
+    """Compare depth 1 on the same sequences, read in both ways."""
     pairs = [(_hits(head, left), _hits(head, right)) for left, right in zip(own, other, strict=True)]
     left, right = (torch.cat(hits) for hits in zip(*pairs, strict=True))  # bool [tokens]
     lost, won = int((left & ~right).sum()), int((right & ~left).sum())
@@ -77,10 +77,10 @@ def _hits(head: HeadModel, rows: RootRows) -> torch.Tensor:
 
 
 def require_reading(readings: Readings, hidden_norm: HiddenNorm) -> None:
-    """The head must not predict clearly better with the other reading.
+    """Refuse a head that predicts clearly better with h from the other side.
 
     Raises:
-        GateError: it does.
+        GateError: it does; names both shares.
     """
     if readings.sigmas < CLEAR_SIGMAS or readings.other - readings.own < CLEAR_SHARE:
         return

@@ -1,12 +1,11 @@
-"""Quantisation-aware training of the head's linear weights (Table 4 of the paper), with the option to unroll the steps.
+"""Quantisation-aware training of the head's linear weights (Table 4 of the paper), over one step or all K steps.
 
-Loss: KL divergence from the original head to the fake-quantised one on response tokens. With `unrolled_steps` = K the
-mean over the K depths, each depth fed by the own state of the head that computes it (teacher by the teacher's, student
-by the student's) and by the sequence's tokens: the device drafts that way, and one-step training does not see the
-errors that accumulate through the state.
+Loss: KL divergence from the original head (teacher) to the fake-quantised one (student) on response tokens. With
+`unrolled_steps` = K it is the mean over the K depths; at each depth a head reads the sequence's token and its own
+state. The device drafts so: training on one step would not see the errors that accumulate in the state.
 
-The processes of a launch share the packs of every step; all of them add up the gradients in the order of the packs, as
-one process does. So every number of processes gives the same bits, and all hold the same weights after a step.
+The processes of a launch divide the packs of every step among them. All add up the gradients in the order of the packs,
+as one process would: every number of processes gives the same bits.
 
 Legend: R root positions, V vocabulary.
 """
@@ -31,11 +30,11 @@ from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.unroll import RootRows, pack, unroll
 from hyco_export.models.process_group import ALONE, ProcessGroup
 
-# ---- the state of a training, for a resumed one that ends with the same bytes
+# ---- the state of a training: a resumed one ends with the same bytes
 
 Parameters = Mapping[str, torch.nn.Parameter]
 UNIT = "training"
-WEIGHT = "weight"  # beside the names of the optimiser's own tensors: step, exp_avg, exp_avg_sq
+WEIGHT = "weight"  # the optimiser's own tensors are called step, exp_avg and exp_avg_sq
 
 
 class TrainingPoint(msgspec.Struct, frozen=True):
@@ -49,7 +48,7 @@ class TrainingPoint(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """`tensors` by `<parameter>|<name>`: the weight and what the optimiser keeps of it; `curve` of the steps done."""
+    """`curve`: of the steps that are done; `tensors`: weights and the optimiser's state, by `<parameter>|<name>`."""
 
     curve: tuple[TrainingPoint, ...]
     tensors: dict[str, torch.Tensor]
@@ -65,7 +64,7 @@ def state_of(trained: Parameters, optimiser: torch.optim.Optimizer, curve: Seque
 
 
 def restore(state: TrainingState, trained: Parameters, optimiser: torch.optim.Optimizer) -> None:
-    """Put weights and moments back in place."""
+    """Load weights and the optimiser's state."""
     for key, tensor in state.tensors.items():
         name, _, kind = key.rpartition("|")
         parameter = trained[name]
@@ -76,7 +75,7 @@ def restore(state: TrainingState, trained: Parameters, optimiser: torch.optim.Op
 
 
 class Checkpoints:
-    """The newest state of a training inside an unfinished build; an older one is removed once a newer one is whole.
+    """Keeps the newest state of a training in an unfinished build.
 
     Args:
         partial: the build.
@@ -92,7 +91,7 @@ class Checkpoints:
         return step % self._every == 0
 
     def save(self, state: TrainingState) -> None:
-        """Write a state; the one before stays in force until this one is whole."""
+        """Write a state, then remove the one before."""
         name = _file_name(len(state.curve))
         with self._partial.place(name) as draft:
             save_file({key: tensor.contiguous() for key, tensor in state.tensors.items()}, draft)
@@ -102,7 +101,7 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def newest(self) -> int:
-        """Steps of the newest whole state; 0 when there is none."""
+        """Steps of the newest complete state; 0 when there is none."""
         receipt = self._partial.finished(UNIT)
         return len(receipt.note) if receipt else 0
 
@@ -151,13 +150,13 @@ def train(
     group: ProcessGroup = ALONE,
     checkpoints: Checkpoints | None = None,
 ) -> list[TrainingPoint]:
-    """Train the student's weights in place; its fake quantisers must be attached and its masters in float32.
+    """Train the student's weights in place; fake quantisers are attached, the weights behind them are float32.
 
-    Goes on from the newest checkpoint, whose points are reported first. Deterministic for a seed and a thread count,
-    wherever it was interrupted and however many processes share it.
+    Resumes from the newest checkpoint. The result depends on the seed and the number of threads, not on interruptions
+    or the number of processes.
 
     Args:
-        report: hears of every step once, from the first one on.
+        report: called with every step of the curve, those before a checkpoint included.
         checkpoints: where states are saved and found; None saves none.
 
     Raises:
@@ -177,7 +176,7 @@ def train(
 
 
 class Trainer:
-    """A student on its way: its weights and the optimiser's moments change with every step."""
+    """Student, teacher and optimiser of a training; each step changes the student's weights."""
 
     def __init__(
         self,
@@ -216,7 +215,7 @@ class Trainer:
         return TrainingPoint(number, total, rate, norm)
 
     def _round(self, parts: Sequence[Sequence[RootRows]]) -> list[float]:
-        """Add the gradients of at most one pack for each process; the losses of the packs in their order."""
+        """Add the gradients of at most one pack a process; the losses of the packs in their order."""
         if self.group.size == 1:
             return [self._backward(parts[0])]
         before = {name: parameter.grad for name, parameter in self.trained.items()}
@@ -224,14 +223,14 @@ class Trainer:
         loss = self._backward(parts[self.group.rank]) if self.group.rank < len(parts) else 0.0
         for name, parameter in self.trained.items():
             own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            # the order of one process that does all packs: ((first + second) + third) ...
+            # in the order of a single process: ((first + second) + third) ...
             given = [each for each in (before[name], *self.group.gather(own)[: len(parts)]) if each is not None]
             parameter.grad = reduce(torch.add, given)
         losses = self.group.gather(torch.tensor([loss], dtype=torch.float64, device=self._student.device))
         return [float(each) for each in losses[: len(parts)]]
 
     def _backward(self, part: Sequence[RootRows]) -> float:
-        """Add the gradients of one pack; its share of the step's loss."""
+        """Add the gradients of one pack; returns its part of the step's loss."""
         loss = packed_loss(self._student, self._teacher, pack(part), self._plan) / self._plan.accumulation
         loss.backward()
         return float(loss.detach())
@@ -248,7 +247,7 @@ def _go_on(trainer: Trainer, checkpoints: Checkpoints | None) -> Sequence[Traini
 
 
 def packed_loss(student: HeadModel, teacher: HeadModel, rows: RootRows, plan: TrainingPlan) -> torch.Tensor:
-    """Sum over the sequences of: mean over depths of the mean KL over its response tokens."""
+    """Sum over the pack's sequences of the mean over depths of the mean KL over the response tokens."""
     with torch.no_grad():
         wanted = unroll(teacher, rows, plan.unrolled_steps)
     device_type = student.device.type
@@ -272,7 +271,7 @@ def divergences(wanted: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
 
 
 def groups(sequences: Sequence[RootRows], row_limit: int) -> Iterator[list[RootRows]]:
-    """The sequences in order, as many at a time as stay within the limit (at least one): what `pack` puts together."""
+    """The sequences in order, as many at a time as have at most `row_limit` rows together (at least one)."""
     waiting: list[RootRows] = []
     for rows in sequences:
         if waiting and sum(map(len, waiting)) + len(rows) > row_limit:
@@ -284,12 +283,12 @@ def groups(sequences: Sequence[RootRows], row_limit: int) -> Iterator[list[RootR
 
 
 def packs(sequences: Sequence[RootRows], row_limit: int) -> Iterator[RootRows]:
-    """The groups put together."""
+    """The `groups`, packed."""
     return map(pack, groups(sequences, row_limit))
 
 
 def rate_factor(step: int, warmup_steps: int, steps: int) -> float:
-    """Share of the peak rate at a step: (step + 1) / warm-up, then half a cosine down to 0 after the last step."""
+    """Share of the peak rate at a step: linear warm-up, then half a cosine that reaches 0 after the last step."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
@@ -297,14 +296,14 @@ def rate_factor(step: int, warmup_steps: int, steps: int) -> float:
 
 
 def draws(count: int, plan: TrainingPlan) -> Iterator[list[int]]:
-    """For every step the indices of its sequences."""
+    """Indices of the sequences of every step."""
     order = shuffled_forever(count, plan.seed)
     for _ in range(plan.steps):
         yield list(islice(order, plan.accumulation))
 
 
 def shuffled_forever(count: int, seed: int) -> Iterator[int]:
-    """Indices 0 .. count - 1 in a new seeded order in every pass."""
+    """Indices 0 .. count - 1 again and again, each time in a new order that the seed decides."""
     generator = random.Random(seed)
     while True:
         order = list(range(count))

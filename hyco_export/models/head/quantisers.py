@@ -1,6 +1,6 @@
-"""The head's linear layers: their names and weights, the low-bit layout of each, and their fake quantisers.
+"""The head's linear layers: their names and weights, the low-bit grid of each, and their fake quantisers.
 
-Layouts are one scale per output channel (HyCo, Table 4) or per block of inputs (`weight_rounding`). The fake quantisers
+A grid has one scale per output channel (HyCo, Table 4) or per block of inputs (`weight_rounding`). The fake quantisers
 are aimet-torch's `QuantizeDequantize` and its form for blocks: forward rounds and clips, backward is a straight-through
 estimator that passes gradients inside the range and stops them outside.
 
@@ -64,20 +64,19 @@ def load_matrices(head: nn.Module, matrices: Mapping[str, IntegerMatrix]) -> Non
 
 
 def load_weight(layer: nn.Linear, real: torch.Tensor) -> None:
-    """Put a weight [N, K] into a layer of a float head; the one it had stays as it is for those who hold it."""
+    """Give a layer of a float head a new weight [N, K]; the tensor that it had is not changed."""
     layer.weight = nn.Parameter(real.to(layer.weight.dtype).to(layer.weight.device), requires_grad=False)
 
 
-# aimet-torch keeps the error by which it notices that a part of it is not installed, and that error's traceback keeps
-# every frame that led to this import with all they hold, models too, until the process ends
+# aimet-torch keeps the ImportError of an optional part; its traceback would keep every frame that led to this import,
+# with the models in them, until the process ends
 py_libpymo.IMPORT_ERROR.__traceback__ = None
 
 
 def attach(head: nn.Module, matrices: Mapping[str, IntegerMatrix]) -> None:
-    """Fake-quantise every linear layer on the grid of its matrix from now on; its weights become trainable.
+    """Fake-quantise every linear layer on the grid of its matrix; its weights become trainable, the grids stay fixed.
 
-    The grids stay fixed: they are those of the clip search, and only the weights move between their points. Unless
-    `free_grids` is called.
+    `free_grids` makes the grids trainable, too.
     """
     for name, layer in linear_layers(head):
         quantiser = _quantiser(matrices[name]).to(layer.weight.device)
@@ -107,17 +106,17 @@ def _quantiser(matrix: IntegerMatrix) -> QuantizeDequantize:
 
 
 def free_grids(head: nn.Module) -> None:
-    """Let training move the grids too: each channel's scale gets the gradient of its rounding error (LSQ)."""
+    """Make scales trainable, too: each gets the gradient of its channel's rounding error (LSQ)."""
     for _, layer in linear_layers(head):
         parametrisations: Any = layer.parametrizations
         parametrisations.weight[0].requires_grad_(True)
 
 
 def trained_matrices(head: nn.Module) -> dict[str, IntegerMatrix]:
-    """What `attach` and training left, by layer: exactly the values that the fake-quantised head computes with."""
+    """The trained integers and scales by layer: exactly the values that the fake-quantised head computes with."""
     matrices = {}
     for name, layer in list(linear_layers(head)):
-        parametrisations: Any = layer.parametrizations  # by attribute: the quantiser, and `original`, the float master
+        parametrisations: Any = layer.parametrizations  # the quantiser [0], and `original`, the float weight behind it
         parametrised = parametrisations.weight
         weight, quantiser = parametrised.original.detach(), parametrised[0]
         scales = quantiser.get_scale().detach()  # [N, 1], with blocks [N, J]
@@ -129,13 +128,13 @@ def trained_matrices(head: nn.Module) -> dict[str, IntegerMatrix]:
 
 
 def detach(head: nn.Module) -> None:
-    """Remove the fake quantisers; the float masters stay as plain weights."""
+    """Remove the fake quantisers; the float weights behind them stay."""
     for _, layer in list(linear_layers(head)):
         parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
         layer.weight.requires_grad_(False)
 
 
-# ---- the first matrix as two: one for the embedding, one for the state
+# ---- the first matrix in two: one for the embedding, one for the state
 
 
 class SplitProjection(nn.Module):
@@ -153,7 +152,7 @@ class SplitProjection(nn.Module):
 
 
 def split_projection(head: HeadModel) -> None:
-    """Put two layers in place of the first; the same function to the rounding of one sum."""
+    """Replace the first layer by two; the same function up to the rounding of one sum."""
     head.pre_projection = SplitProjection(head.pre_projection)  # type: ignore[assignment]  # declared as nn.Linear
 
 
@@ -171,7 +170,7 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
     return layer
 
 
-# ---- low-bit layouts: the recipe's width and blocks, with overrides by name
+# ---- grids: the recipe's width and blocks, with overrides by name
 
 
 @dataclass(frozen=True)
@@ -183,9 +182,10 @@ class LayerGrid:
 
 
 def linear_widths(folder: Path, split: bool) -> dict[str, int]:
-    """Inputs K of every linear layer of a head's checkpoint, by module name; reads its configuration only.
+    """Inputs K of every linear layer of a head's checkpoint, by module name; reads its config alone.
 
-    `split`: the first matrix in two (`split_projection`).
+    Args:
+        split: the first matrix is in two (`split_projection`).
     """
     head = empty_model(HeadModel, load_config(folder))
     with torch.device("meta"):
@@ -197,7 +197,7 @@ def linear_widths(folder: Path, split: bool) -> dict[str, int]:
 def layer_grids(
     widths: Mapping[str, int], bits: int, blocks: bool, overrides: Mapping[str, int]
 ) -> dict[str, LayerGrid]:
-    """The grid of each layer. Blocks exist in `bits` only: a layer of another width has one scale per output channel.
+    """The grid of each layer. Blocks have the width `bits`: a layer of another width has one scale per output channel.
 
     Args:
         widths: inputs K by module name.

@@ -1,8 +1,8 @@
-"""What the low width of each linear layer costs a head, and which layers to give 8 bits first.
+"""What each linear layer's low width costs a head, and which layers to give 8 bits first.
 
 Two measures of a layer, both KL from the original head to a changed one, the mean over K depths in nats per token:
-`kl_alone`, when this layer alone is in integers; `kl_gain`, what the head with all layers in integers wins back when
-this one alone has 8 bits. They are taken on the weights of the clip search, before training.
+`kl_alone`, when this layer alone is quantised; `kl_gain`, by how much it falls when all layers are quantised and this
+one has 8 bits. Both are measured on the weights of the clip search, before training.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from hyco_export.models.head.unroll import RootRows, unroll
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One linear layer by module name. `extra_bytes`: what 8 bits take more than now; `sqnr_db` is the weight's."""
+    """One linear layer by module name. `extra_bytes`: more bytes with 8 bits; `sqnr_db`: of the quantised weight."""
 
     name: str
     bits: int
@@ -36,7 +36,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class _Tally:
-    """Nats and counts by depth [K] of one changed head."""
+    """Sums of nats, and tokens, by depth [K], of one changed head."""
 
     nats: np.ndarray
     counts: np.ndarray
@@ -54,16 +54,16 @@ def layer_costs(
     wide: Mapping[str, IntegerMatrix],
     sequences: Sequence[RootRows],
     steps: int,
-    tell: Callable[[int, int], None],
+    report: Callable[[int, int], None],
 ) -> list[LayerCost]:
     """Costs of all layers, in the head's order.
 
     Args:
         teacher: the original head.
         student: a float one, output layer untied; left with the narrow weights.
-        narrow, wide: the original weights in their width now and in 8 bits.
-        sequences: what the divergence is taken on.
-        tell: done and total passes.
+        narrow, wide: the original weights in their present width and in 8 bits.
+        sequences: what the divergence is measured on.
+        report: called with done and total passes.
     """
     layers = dict(linear_layers(student))
     weights = linear_weights(teacher)
@@ -84,7 +84,7 @@ def layer_costs(
             load_weight(layer, _real(wide[name]))
             _count(raised[name], wanted, unroll(student, rows, steps))
             load_weight(layer, _real(narrow[name]))
-        tell(done, len(packed))
+        report(done, len(packed))
     return [
         LayerCost(
             name=name,
@@ -100,7 +100,7 @@ def layer_costs(
 
 
 def weight_sqnr_db(weight: torch.Tensor, matrix: IntegerMatrix) -> float:
-    """Signal-to-noise ratio in dB of a weight [N, K] in integers."""
+    """SQNR in dB of a weight [N, K] in integers."""
     exact = weight.detach().double()
     noise = float((exact - _real(matrix).to(exact)).square().sum())
     signal = float(exact.square().sum())
@@ -108,7 +108,7 @@ def weight_sqnr_db(weight: torch.Tensor, matrix: IntegerMatrix) -> float:
 
 
 def by_gain_per_byte(costs: Iterable[LayerCost]) -> list[LayerCost]:
-    """Layers that 8 bits help, the greatest gain for a byte first."""
+    """Layers that gain by 8 bits, the largest gain per byte first."""
     helped = [cost for cost in costs if cost.kl_gain > 0 and cost.extra_bytes > 0]
     return sorted(helped, key=lambda cost: cost.kl_gain / cost.extra_bytes, reverse=True)
 

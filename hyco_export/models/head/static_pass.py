@@ -1,8 +1,7 @@
-"""The head with its low-bit weights in float, step by step, from numpy to numpy, and behind the graph's integer inputs
-and outputs for the device.
+"""The static head network in float: with numpy inputs and outputs, and with the integer ones of the graph.
 
-The network is `core.network.head` on the torch backend: weights, table and inputs of the integer graph, without its
-16-bit activations.
+The network is `core.network.head` on the torch back end (`torch_ops`): it has weights, table and inputs of the integer
+graph, without its 16-bit activations.
 
 Legend: R roots, K steps, S steps with a runner-up.
 """
@@ -41,9 +40,9 @@ class FloatHead:
 
     @torch.no_grad()
     def draft(self, feeds: Mapping[str, np.ndarray], observe: Observer = ignore) -> dict[str, np.ndarray]:
-        """Real inputs of R roots -> `chain` int32 [K, R] and `runner_up` int32 [S, R], kept rows.
+        """Real inputs of R roots -> `chain` int32 [K, R] and `runner_up` int32 [S, R], as rows of the keep set.
 
-        The window is what the feeds hold, so that the roots of one sequence can share it.
+        The window is as long as the feeds have it: the roots of one sequence can share it.
         """
         roots, window = feeds["mask.full"].shape
         network = self.network.with_window(window)
@@ -53,11 +52,11 @@ class FloatHead:
 
 
 class TorchHeadSession:
-    """A `GraphSession`: integers in by the graph's encodings, float32 inside, ids out.
+    """A `GraphSession` of the integer graph's inputs and outputs that computes in float32.
 
     Args:
         head: network and weights.
-        graph: inputs and outputs of the integer graph it stands for.
+        graph: inputs and outputs of the integer graph.
     """
 
     def __init__(self, head: FloatHead, graph: GraphSpec) -> None:
@@ -106,14 +105,14 @@ def float_head(
 
 
 def with_projected_table(head: FloatHead) -> tuple[FloatHead, float]:
-    """The same head with the table of products, and the signal to noise ratio in dB of that table's rows."""
+    """The same head with a table of projected embeddings, and the SQNR in dB of that table."""
     projected = project_table(head.weights)
     network = msgspec.structs.replace(head.network, projected_table=True)
     return FloatHead(network, projected.weights), projected.sqnr_db
 
 
 def open_float_head(run: Path, hidden_norm: HiddenNorm | None = None) -> FloatHead:
-    """The float head of a run folder; h from the side that its `convert-head` artifact says, or from `hidden_norm`.
+    """The float head of a run folder; it reads h from the side `hidden_norm`, else as its `convert-head` artifact says.
 
     Raises:
         ArtifactError: an artifact is missing or damaged.
@@ -125,9 +124,9 @@ def open_float_head(run: Path, hidden_norm: HiddenNorm | None = None) -> FloatHe
 
 
 def open_torch_head(run: Path) -> TorchHeadSession:
-    """The float head of a run folder behind the integer contract of its `convert-head` artifact.
+    """The float head of a run folder with the integer inputs and outputs of its `convert-head` artifact.
 
-    It looks up embeddings, whichever table the graph has: it is what the graph is compared with.
+    The graph is compared with it: it looks up embeddings even where the graph has a table of projected ones.
 
     Raises:
         ArtifactError: an artifact is missing or damaged.

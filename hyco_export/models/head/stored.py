@@ -1,4 +1,4 @@
-"""From transformers' head module to what is stored: its shape, norms and weights under the static network's names."""
+"""From transformers' head to what `qat-head` stores: shape, norms and weights under the static network's names."""
 
 from collections.abc import Mapping
 
@@ -28,14 +28,14 @@ def store(head: HeadModel, matrices: Mapping[str, IntegerMatrix], bits: int) -> 
     """The head with these integer matrices (by module name) and its own float norms.
 
     Raises:
-        CheckpointError: the head has a part that the static network does not.
+        CheckpointError: as `head_architecture`.
     """
     named = {stored_name(name): matrix for name, matrix in matrices.items()}
     return StoredHead(head_architecture(head), bits, named, norm_vectors(head))
 
 
 def norm_vectors(head: HeadModel) -> dict[str, np.ndarray]:
-    """Scales of all norms, float32 [n]."""
+    """Weights of all norms, float32 [n], by the static network's names."""
     return {
         stored_name(name).removesuffix(WEIGHT_SUFFIX): parameter.detach().float().cpu().numpy()
         for name, parameter in head.named_parameters()

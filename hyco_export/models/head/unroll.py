@@ -1,10 +1,10 @@
-"""The MTP head in float: one drafting step for many root positions at once, and the K steps unrolled.
+"""The MTP head in float: one drafting step, and the K steps, for many root positions at once.
 
-The module is transformers' own head; this file only prepares what it reads, once per sequence instead of once per step.
-What a row computes is what assisted generation computes for that root (`SinglePositionMultiTokenCandidateGenerator`):
-input [embedding, state] in this order; every step at the root's position; K/V of the positions before the root, all of
-the window in full layers, in sliding layers the newest `sliding_window + 1` of them; state of step k + 1 = projected
-state of step k. Rows do not see each other.
+The module is transformers' own head; this file prepares its inputs, once per sequence instead of once per step. A row
+computes what assisted generation computes for its root (`SinglePositionMultiTokenCandidateGenerator`): the input is
+[embedding, state] in this order; every step has the root's position; K/V are those of positions before the root, all of
+the window in full layers and the newest `sliding_window + 1` in sliding layers; step k + 1 reads the projected state of
+step k. Rows do not see each other.
 
 Legend: T tokens of a sequence, R root positions, S key positions, H the verifier's hidden size, V vocabulary.
 """
@@ -27,7 +27,7 @@ from hyco_export.models.capture import Capture
 from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.verifier import ATTENTION_NAMES
 
-# ---- the verifier's final norm, for a head that is handed h from before it
+# ---- the verifier's final norm, for a hand-off with h from before it
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class FinalNorm:
     epsilon: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., H] normed in float32, in its own precision (transformers: Gemma4RMSNorm)."""
+        """norm(x), x [..., H]; computed in float32, returned in x's precision (transformers: Gemma4RMSNorm)."""
         wide = x.float()
         return (wide * torch.pow(wide.pow(2).mean(-1, keepdim=True) + self.epsilon, -0.5) * self.weight).to(x.dtype)
 
 
 def final_norm(model: PreTrainedModel) -> FinalNorm:
-    """The norm that ends the verifier's backbone."""
+    """The norm at the end of the verifier's backbone."""
     norm = model.get_decoder().norm
     return FinalNorm(norm.weight.detach().float().cpu(), norm.eps)
 
@@ -95,7 +95,7 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class RootRows:
-    """Everything R root positions read, ready for the module: consecutive roots of one sequence, or of several.
+    """The module's inputs at R root positions: consecutive roots of one sequence, or of several.
 
     Attributes:
         positions: int64 [1, R].
@@ -121,7 +121,7 @@ class RootRows:
         return self.positions.shape[1]
 
     def reaching(self, depth: int) -> torch.Tensor:
-        """int64: the rows whose sequence goes on for `depth` (from 0) more roots."""
+        """int64: the rows whose sequence has at least `depth` more roots."""
         return (self.following >= depth).nonzero()[:, 0]
 
     def select(self, rows: torch.Tensor) -> "RootRows":
@@ -138,7 +138,7 @@ class RootRows:
         )
 
     def to(self, dtype: torch.dtype, device: torch.device) -> "RootRows":
-        """The same rows in another precision, elsewhere."""
+        """The same rows in another precision, on another device."""
         lowest = torch.finfo(dtype).min  # a wider type's lowest arrives as -inf
         return RootRows(
             positions=self.positions.to(device),
@@ -153,13 +153,13 @@ class RootRows:
 
 
 def pack(parts: Sequence[RootRows]) -> RootRows:
-    """Rows of several sequences side by side, each seeing the keys of its own sequence only."""
+    """Rows of several sequences in one; each sees the keys of its own sequence only."""
     if len(parts) == 1:
         return parts[0]
     masks, keys_values = {}, {}
     for name, first in parts[0].masks.items():
         hidden = torch.finfo(first.dtype).min
-        # blocks on the diagonal; what lies outside them is 0 and must be hidden
+        # blocks on the diagonal; values outside them are 0 and must be hidden
         seen = torch.block_diag(*(torch.ones_like(part.masks[name][0, 0]) for part in parts))
         values = torch.block_diag(*(part.masks[name][0, 0] for part in parts))
         masks[name] = torch.where(seen > 0, values, hidden)[None, None]
@@ -181,12 +181,12 @@ def pack(parts: Sequence[RootRows]) -> RootRows:
 def response_rows(
     capture: Capture, spans: Mapping[str, int | None], window: int, norm: FinalNorm | None = None
 ) -> RootRows:
-    """Rows for every root whose first drafted token belongs to the response (`Capture.roots`, at least one).
+    """Rows of every root whose first drafted token belongs to the response (`Capture.roots`, at least one).
 
     Args:
         capture: one sequence.
         spans: `head_spans`.
-        window: positions of K/V the device keeps.
+        window: positions of K/V that the device keeps.
         norm: the verifier's final norm where h was captured before it.
     """
     first, last = capture.roots[0], capture.roots[-1]
@@ -215,7 +215,7 @@ def response_rows(
 def head_step(head: HeadModel, e: torch.Tensor, state: torch.Tensor, rows: RootRows) -> StepOutput:
     """One drafting step for all rows: e [R, H], state [R, H].
 
-    transformers' own forward in the same order, without its mask building (which allows one row only).
+    The operations of transformers' forward in their order, without its masks, which allow one row only.
     """
     mixed = head.pre_projection(torch.cat([e, state], dim=-1))[None]  # [1, R, head hidden]
     output = head.model(
@@ -234,8 +234,8 @@ def unroll(head: HeadModel, rows: RootRows, steps: int) -> list[torch.Tensor]:
     """Logits of depths 1 .. steps, teacher-forced tokens, own states; at depth k + 1 those of `rows.reaching(k)`.
 
     Step k of root p reads the embedding of the sequence's token at p + k and the head's own state of step k - 1, and
-    predicts the token at p + k + 1. Roots whose prediction would leave the sequence are dropped from that depth on.
-    The rows are moved to the head's precision and device first.
+    predicts the token at p + k + 1. Roots whose prediction would lie beyond the sequence are left out from that depth
+    on. The rows are moved to the head's precision and device first.
     """
     norm = head.model.norm.weight  # never quantised
     rows = rows.to(norm.dtype, norm.device)

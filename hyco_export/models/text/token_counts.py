@@ -1,7 +1,9 @@
-"""How often each token occurs in the assistant turns of conversations, counted as a stream on all cores.
+"""Counts each token in the assistant turns of conversations, as a stream, on all cores.
 
-Conversations that also calibrate or validate are skipped; a share of the rest, chosen by the id alone, is counted
-apart as held-out text. A long count keeps its state in a file and goes on from there. Legend: V vocabulary size.
+Conversations of the calibration and validation prompts are left out. A share of the rest, chosen by their ids alone, is
+held out and counted separately. A long count saves its state in a file and resumes from it.
+
+Legend: V vocabulary size.
 """
 
 import hashlib
@@ -20,12 +22,12 @@ from hyco_export.core.data.conversations import Conversation, Identities
 
 BATCH_CHARACTERS = 1 << 20  # hundreds of texts: enough for every core, and about 60 MB of encodings
 HASH_BYTES = 8
-SAVE_INTERVAL_S = 20.0  # what a killed count loses at most
+SAVE_INTERVAL_S = 20.0  # a killed count loses no more
 
 
 @dataclass
 class TokenCounts:
-    """counted, held_out: int64 [V]; the ids of the conversations that went into each, and of those left out."""
+    """`counted`, `held_out`: int64 [V]; ids of the conversations of each, and of those left out."""
 
     counted: np.ndarray
     held_out: np.ndarray
@@ -41,7 +43,7 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Conversations of about BATCH_CHARACTERS, sorted by what is done with them."""
+    """Conversations of about BATCH_CHARACTERS, divided into counted, held-out and excluded ones."""
 
     counted: list[Conversation]
     held_out: list[Conversation]
@@ -57,10 +59,13 @@ def count_tokens(
     on_batch: Callable[[int], None],
     state: Path | None = None,
 ) -> TokenCounts:
-    """Count the assistant turns; `on_batch` gets the number of conversations read so far.
+    """Count the tokens of assistant turns. The tokenizer encodes a batch while the one before is added up.
 
-    `state` is a file that a killed count of the same conversations left, or will leave; removed at the end.
-    The tokenizer encodes one batch on all cores while the one before is added up.
+    Args:
+        excluded: conversations to leave out.
+        held_out_share: share of the others that is counted separately.
+        on_batch: called with the number of conversations read so far.
+        state: file of the saved state, from which an interrupted count resumes; removed at the end.
     """
     counts = _load(state, vocab_size)
     saved = time.monotonic()
@@ -77,13 +82,13 @@ def count_tokens(
 
 
 def is_held_out(conversation_id: str, share: float) -> bool:
-    """True for about `share` of all ids, always the same ones."""
+    """True for about `share` of all ids, and always for the same ones."""
     digest = hashlib.blake2b(conversation_id.encode(), digest_size=HASH_BYTES).digest()
     return int.from_bytes(digest, "little") < share * 2 ** (8 * HASH_BYTES)
 
 
 def _encoded_ahead(tokenizer: Tokenizer, batches: Iterator[_Batch]) -> Iterator[tuple[_Batch, list[Encoding]]]:
-    """Each batch with the encodings of its texts; without Python's lock, the tokenizer is at the next one meanwhile."""
+    """Each batch with the encodings of its texts; the next one is encoded meanwhile, in a thread."""
     with ThreadPoolExecutor(max_workers=1) as encoder:
 
         def begin(batch: _Batch) -> Future[list[Encoding]]:
@@ -140,7 +145,7 @@ class _State(msgspec.Struct, frozen=True):
 
 
 def _save(path: Path, counts: TokenCounts) -> None:
-    """Write the state beside `path`, then let it take its place."""
+    """Write the state beside `path`, then rename it."""
     arrays = (counts.counted.tobytes(), counts.held_out.tobytes())
     state = _State(*arrays, counts.counted_ids, counts.held_out_ids, counts.excluded_ids)
     partial = path.with_name(f"{path.name}.part")
@@ -149,7 +154,7 @@ def _save(path: Path, counts: TokenCounts) -> None:
 
 
 def _load(path: Path | None, vocab_size: int) -> TokenCounts:
-    """The count that `path` holds; an empty one where it holds none, or was not written to its end."""
+    """The count in the file; an empty one where the file is missing or not complete."""
     try:
         state = msgspec.msgpack.decode(b"" if path is None else path.read_bytes(), type=_State)
     except (OSError, msgspec.DecodeError):

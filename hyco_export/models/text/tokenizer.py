@@ -1,8 +1,8 @@
 """A checkpoint's tokenizer as the `tokenizers` library reads it (a third of the memory of transformers' own loading),
 and the token ids of a conversation.
 
-However a tokenizer is opened, by `open_tokenizer` or by transformers (`verifier.read_tokenizer`), it is `cleaned`
-first: a file also keeps its last user's settings (truncation, padding, dropout), which must not change a text's ids.
+A tokenizer that was opened by `open_tokenizer` or by transformers (`verifier.read_tokenizer`) is `cleaned` first: its
+file may hold settings of its last use (truncation, padding, dropout), which must not change a text's ids.
 """
 
 import random
@@ -36,7 +36,7 @@ TEMPLATES_IN_JSON = ("tokenizer_config.json", "chat_template.json")
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """The tokenizer, and what the checkpoint calls special besides the marks in the file.
+    """A tokenizer, and the tokens that other files of the checkpoint call special.
 
     Attributes:
         special_names: entries that its tokenizer configuration names.
@@ -66,10 +66,10 @@ def open_tokenizer(folder: Path) -> TokenizerFile:
 
 
 def cleaned(backend: Tokenizer, folder: Path) -> TokenizerFile:
-    """The tokenizer of a checkpoint folder without what its last user had set, and with all control tokens marked.
+    """The tokenizer of a checkpoint folder without settings of its last use, and with all control tokens marked.
 
-    Changes `backend` in place: nothing is cut or padded, a text has one spelling (dropout draws one of many), markers
-    are found in a text, and an added token with a role is left out of a decoded text whatever its mark in the file.
+    Changes `backend` in place: nothing is cut or padded; a text has one tokenization (dropout draws one of many);
+    control tokens are found in texts; added tokens with a role count as special, whatever their mark in the file.
 
     Raises:
         CheckpointError: a configuration or template file that cannot be read.
@@ -96,7 +96,7 @@ def _json(path: Path) -> dict[str, Any]:
     """The object of a JSON file; an empty one where there is no file.
 
     Raises:
-        CheckpointError: not an object.
+        CheckpointError: unreadable, or not an object.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.is_file() else {}
@@ -117,10 +117,10 @@ def _special_names(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def require_named_files(folder: Path) -> None:
-    """The tokenizer is in `tokenizer.json`, for every reader.
+    """Refuse a checkpoint whose tokenizer transformers would read from another file than `tokenizer.json`.
 
     Raises:
-        CheckpointError: its configuration sends transformers to another file, or is not an object.
+        CheckpointError: its configuration names another file, or is not an object.
     """
     config, *_ = [_json(folder / file) for file in NAMING_FILES]
     listed = config.get(VERSIONED_FILES) or []
@@ -134,8 +134,7 @@ def require_named_files(folder: Path) -> None:
 
 
 def stated_ids(path: Path) -> frozenset[int]:
-    """Ids that a configuration file writes under keys like `eos_token_id`, alone or in a list, also of the models in a
-    multimodal configuration.
+    """Ids under keys like `eos_token_id` of a configuration file, also in the parts of a multimodal one.
 
     Raises:
         CheckpointError: not an object, or such a key holds no ids; names file and field.
@@ -157,7 +156,7 @@ def _role_ids(config: Mapping[str, Any], path: Path) -> Iterator[int]:
 
 
 def token_ids(value: int | Iterable[int] | None) -> tuple[int, ...]:
-    """What a configuration writes under `eos_token_id`: none, one or several ids."""
+    """The ids of a configuration's `eos_token_id`: none, one or several."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
@@ -167,7 +166,7 @@ def _templates(folder: Path) -> Iterator[str]:
     """Texts of all chat templates of a checkpoint.
 
     Raises:
-        CheckpointError: one that is not text.
+        CheckpointError: a template cannot be read as text.
     """
     for pattern in TEMPLATE_FILES:
         for path in sorted(folder.glob(pattern)):
@@ -186,17 +185,17 @@ def _templates(folder: Path) -> Iterator[str]:
 # ---- token ids of a conversation: by the chat template, or as plain text without one
 
 BETWEEN_TURNS = "\n\n"
-TRIES = 4  # of other random numbers, for every prompt
+TRIES = 4  # with other random numbers, for every prompt
 LATER = timedelta(days=400, hours=7, minutes=13, seconds=17)
-PROBE = "a"  # a text, to tell the tokens that a tokenizer puts before every text from the text's own
+PROBE = "a"  # a text that shows which tokens a tokenizer puts before every text
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Ids of a conversation up to the opening of the model's turn, through the chat template.
+    """Ids of a conversation by the chat template, up to where the model's answer begins.
 
     Raises:
         RecipeError: the template refuses the conversation.
-        CheckpointError: it is no template, or writes no token.
+        CheckpointError: it is not a template, or writes no token.
     """
     turns = [dict(message) for message in messages]
     template = f"the chat template of {tokenizer.name_or_path}"
@@ -220,7 +219,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping
 
 
 def _takes_a_question(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Does the template write a plain turn of the user?"""
+    """Does the template accept a single turn of the user?"""
     with suppress(Exception):  # a template may call anything
         tokenizer.apply_chat_template([{"role": "user", "content": PROBE}], add_generation_prompt=True)
         return True
@@ -228,10 +227,10 @@ def _takes_a_question(tokenizer: PreTrainedTokenizerFast) -> bool:
 
 
 def require_written(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> None:
-    """The chat template writes what the messages say, and nothing but that: their last words, at any time.
+    """Refuse a chat template that drops the last turn's content, or depends on time or chance.
 
     Raises:
-        CheckpointError: other last words give the same ids, or the same words others at another time or try.
+        CheckpointError: another content gives the same ids, or the same content gives other ids at another time or try.
         RecipeError: the template refuses the conversation.
     """
     if tokenizer.chat_template is None or not messages:
@@ -252,7 +251,7 @@ def require_written(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mappi
 
 
 def _tried_again(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> Iterator[list[int]]:
-    """The ids of the same messages at another time, and by other random numbers; leaves the process's own alone."""
+    """Ids of the same messages at another time, and with other random numbers; the process's own state is restored."""
     with _another_time():
         yield encode_prompt(tokenizer, messages)
     state = random.getstate()
@@ -266,7 +265,7 @@ def _tried_again(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[
 
 @contextmanager
 def _another_time() -> Iterator[None]:
-    """Templates are written as if more than a year had gone by: year, month, day, weekday and hour are others."""
+    """In the block chat templates see a date more than a year ahead: year, month, day, weekday and hour differ."""
 
     class Later(datetime):
         @classmethod
@@ -282,14 +281,15 @@ def _another_time() -> Iterator[None]:
 
 
 def encode_turns(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Ids up to where the next word of the assistant begins; of no messages, what begins every text.
+    """Ids of a conversation up to where the assistant's next answer begins; of no messages, what begins every text.
 
-    Raises: as `encode_prompt`.
+    Raises:
+        RecipeError, CheckpointError: as `encode_prompt`.
     """
     if tokenizer.chat_template is not None and messages:
         return encode_prompt(tokenizer, messages)
     text = "".join(message["content"].strip() + BETWEEN_TURNS for message in messages)
-    return _opening(tokenizer) + encode_text(tokenizer, text)
+    return _text_prefix(tokenizer) + encode_text(tokenizer, text)
 
 
 def encode_text(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
@@ -297,18 +297,18 @@ def encode_text(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return cast(list[int], tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _opening(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """What a tokenizer puts before every text; what it puts behind (`add_eos_token`) would end what is to go on."""
+def _text_prefix(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The ids that a tokenizer puts before every text, without those that it puts after it (`add_eos_token`)."""
     whole, bare = cast(list[int], tokenizer(PROBE).input_ids), encode_text(tokenizer, PROBE)
     starts = (first for first in range(len(whole)) if whole[first : first + len(bare)] == bare)
     return whole[: next(starts, 0)]
 
 
 def require_rows(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], rows: int) -> None:
-    """Every id has a row of the model's embedding.
+    """Refuse ids without a row in the model's embedding.
 
     Raises:
-        CheckpointError: the tokenizer knows more tokens than the model, and the text has one of them.
+        CheckpointError: the tokenizer has more tokens than the model, and the text contains one of them.
     """
     beyond = max(ids, default=0)
     if beyond >= rows:
@@ -319,11 +319,11 @@ def require_rows(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], rows: i
 
 
 def require_one_reading(tokenizer: PreTrainedTokenizerFast, folder: Path, texts: Sequence[str]) -> None:
-    """The checkpoint's tokenizer.json, which counts, and transformers' tokenizer, which asks, have the same entries and
-    give equal ids.
+    """Refuse a checkpoint whose tokenizer.json, by which tokens are counted, differs from transformers' tokenizer, by
+    which prompts are encoded.
 
     Raises:
-        CheckpointError: they do not: another file of the checkpoint changes what transformers makes of it.
+        CheckpointError: their entries or the ids of a text differ: transformers also read another file.
     """
     backend = open_tokenizer(folder).backend
     counting = backend.encode_batch(list(texts), add_special_tokens=False)

@@ -1,6 +1,6 @@
-"""Finds the byte-exact map between a verifier's vocabulary and that of a drafter with another tokenizer.
+"""Maps a verifier's vocabulary to that of a drafter with another tokenizer, by the bytes of their tokens.
 
-Both vocabularies hold the same bytes under other ids: a token of both can be drafted; all else is only read.
+A token of both can be drafted. All other tokens of the verifier can only be read, as several tokens of the drafter.
 
 Legend: V the verifier's vocabulary, C mapped tokens.
 """
@@ -30,16 +30,16 @@ def map_vocabularies(
     kept: Collection[int] | None = None,
     specials: Mapping[str, str] | None = None,
 ) -> TokenBridge:
-    """The map.
+    """The map between two vocabularies.
 
     Args:
-        kept: verifier ids that may be drafted; None = all.
-        specials: special tokens that mean the same on both sides, the verifier's name first. Others stand for no text:
-            a special of the verifier without a partner is read as the text of its name.
+        kept: verifier ids that may be drafted; None: all.
+        specials: special tokens with the same meaning, by the verifier's name. The verifier's other specials are read
+            as the text of their names.
 
     Raises:
-        CheckpointError: no token in common, or a tokenizer that cannot spell a blank.
-        RecipeError: a special that is not in its vocabulary.
+        CheckpointError: no token in common, or the drafter cannot spell a blank.
+        RecipeError: a special is not in its vocabulary.
     """
     ours, theirs = spelling(verifier.tokenizer, verifier.size), spelling(drafter.tokenizer, drafter.size)
     partners = _partners(verifier, drafter, specials or {})
@@ -64,7 +64,7 @@ def map_vocabularies(
 def _pairs(ours: Spelling, theirs: Spelling, allowed: Collection[int]) -> Iterable[tuple[int, int]]:
     """(drafter id, verifier id) of every byte string that both have a token for.
 
-    Where a side has several tokens for it (a byte token beside a letter), the one that its tokenizer writes is meant.
+    Where a side has several tokens for it (a byte token and a letter), the one that its tokenizer writes is taken.
     """
     here, there = _by_bytes(ours), _by_bytes(theirs)
     for content in here.keys() & there.keys():
@@ -73,7 +73,7 @@ def _pairs(ours: Spelling, theirs: Spelling, allowed: Collection[int]) -> Iterab
 
 
 def _by_bytes(side: Spelling) -> dict[bytes, int]:
-    """The id of every byte string: byte tokens only where there is no other, and of others the first."""
+    """The id of every byte string: a byte token only where there is no other, and the first of several others."""
     byte_tokens = set(side.byte_ids.tolist())
     found: dict[bytes, int] = {}
     for token, content in enumerate(side.entries):
@@ -83,7 +83,7 @@ def _by_bytes(side: Spelling) -> dict[bytes, int]:
 
 
 def _partners(verifier: Vocabulary, drafter: Vocabulary, specials: Mapping[str, str]) -> dict[int, int]:
-    """Ids of the specials that mean the same."""
+    """Ids of the specials with the same meaning: verifier's id -> drafter's id."""
     return {
         _special(verifier, name, "verifier"): _special(drafter, partner, "SLM") for name, partner in specials.items()
     }
@@ -97,9 +97,9 @@ def _special(side: Vocabulary, name: str, role: str) -> int:
 
 
 def _reading(verifier: Vocabulary, ours: Spelling, theirs: Spelling, partners: Mapping[int, int]) -> list[list[int]]:
-    """The drafter's ids for every verifier id [V]: a partner, or the bytes of the entry (a special's: of its name).
+    """The drafter's ids for every verifier id [V]: its partner, or ids of the entry's bytes (of a special: its name's).
 
-    Bytes that the drafter has no token for are no text either (halves of characters, invalid ones): read as a blank.
+    Bytes without a token of the drafter (parts of characters, invalid ones) are read as a blank.
     """
     backend = verifier.tokenizer.backend
     contents = [content or (backend.id_to_token(token) or " ").encode() for token, content in enumerate(ours.entries)]

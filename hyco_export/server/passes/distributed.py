@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hyco_export.errors import ProcessGroupError
-from hyco_export.models.process_group import Line, ProcessGroup
+from hyco_export.models.process_group import BroadcastChannel, ProcessGroup
 from hyco_export.server.interfaces import Check, Prefill
 from hyco_export.server.metrics import place_of
 from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier
@@ -58,7 +58,7 @@ class Followers:
             the middle of one that hangs: the followers hang in it too, and would not read the message.
     """
 
-    def __init__(self, group: ProcessGroup, line: Line) -> None:
+    def __init__(self, group: ProcessGroup, line: BroadcastChannel) -> None:
         self.group = group
         self._line = line
         self._failed: BaseException | None = None
@@ -163,7 +163,7 @@ class LeadingSession(TorchVerifierSession):
         return message
 
 
-def follow(verifier: Verifier, line: Line) -> None:
+def follow(verifier: Verifier, line: BroadcastChannel) -> None:
     """Make the leader's passes until it ends.
 
     Raises:

@@ -20,7 +20,7 @@ VOCAB = 512
 
 def write(folder: Path, seed: int = 1, tokenizer: Path | None = None) -> Path:
     folder.mkdir()
-    write_packed_slm(folder, small_config(VOCAB), tokenizer, seed, lambda done, total: None)
+    write_packed_slm(folder, small_config(VOCAB), tokenizer, seed, lambda share: None)
     return folder
 
 

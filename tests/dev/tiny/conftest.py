@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hyco_export.core.files import CHECKPOINTS
+from hyco_export.dev.tiny.card import load_family
 from hyco_export.dev.tiny.family import DEFAULT_SEED, train_family
 from tests.support.shared import built_once
 
@@ -21,3 +22,9 @@ def quick_family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     return AutoTokenizer.from_pretrained(CHECKPOINTS / "verifier")
+
+
+@pytest.fixture(scope="session")
+def family():
+    """The committed verifier, head and SLM."""
+    return load_family(CHECKPOINTS)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from hyco_export.core.files import CHECKPOINTS
 from hyco_export.dev.tiny.card import load_family
-from hyco_export.dev.tiny.corpus import HELD_OUT_SUBJECTS
+from hyco_export.dev.tiny.corpus import HELD_OUT_NAMES
 from hyco_export.dev.tiny.family import run_side_by_side, train_family
 from hyco_export.errors import HycoError
 
@@ -59,7 +59,7 @@ def test_conversations_are_training_dialogues():
     conversations = [json.loads(line) for line in lines]
     assert 600 <= len(conversations) <= 1000
     assert all([turn["role"] for turn in item["messages"]][:2] == ["user", "assistant"] for item in conversations)
-    assert not {item["id"].removeprefix("stdlib/") for item in conversations} & HELD_OUT_SUBJECTS
+    assert not {item["id"].removeprefix("stdlib/") for item in conversations} & HELD_OUT_NAMES
 
 
 def test_card_names_data_licence_and_numbers():

@@ -1,4 +1,6 @@
-"""Packing: what transformers unpacks is what training computed."""
+"""Training sees LSQ's gradients, and what transformers unpacks is what training computed."""
+
+import json
 
 import pytest
 import torch
@@ -6,29 +8,57 @@ from safetensors.torch import load_file
 from transformers import Gemma4ForCausalLM
 from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear, _unpack_int2, _unpack_int4
 
+from hyco_export.core.files import CHECKPOINTS
 from hyco_export.dev.tiny.configs import slm_config
-from hyco_export.dev.tiny.packing import attach_fake_quant, integer_range, module_width, pack, save_packed
-from hyco_export.errors import CheckpointError
+from hyco_export.dev.tiny.packing import FakeQuant, attach_fake_quant, module_width, packing_config, save_packed
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("bits", "lowest", "highest"), [(2, -2, 1), (4, -8, 7), (8, -128, 127)])
+def test_values_and_gradients_are_those_of_the_lsq_paper(bits: int, lowest: int, highest: int) -> None:
+    weight, given = normal(6, 40).requires_grad_(), normal(6, 40).flip(0)
+    quantiser = FakeQuant(weight.detach(), bits).double()
+    with torch.no_grad():
+        quantiser.log_scale -= 0.3  # some weights lie beyond the ends of the grid
+    scale = quantiser.scale.detach()
+    steps = weight.detach() / scale
+    below, above = steps < lowest, steps > highest
+    between = ~(below | above)
+    assert below.any() and above.any() and between.any()
+    # Esser et al. 2020, equations 1 to 3 and 5
+    integers = torch.where(below, float(lowest), torch.where(above, float(highest), steps.round()))
+    by_scale = torch.where(between, integers - steps, integers)
+
+    result = quantiser(weight)
+    to_weight, to_log_scale = torch.autograd.grad((result * given).sum(), (weight, quantiser.log_scale))
+    torch.testing.assert_close(result, integers * scale)
+    torch.testing.assert_close(to_weight, given * between)
+    torch.testing.assert_close(to_log_scale, (given * by_scale).sum(1, keepdim=True) * scale)  # d scale / d log scale
+
+
+def test_a_row_of_zeros_has_a_scale_and_stays_zero() -> None:
+    quantiser = FakeQuant(torch.zeros(2, 8), 4)
+    assert quantiser.log_scale.isfinite().all()
+    assert not quantiser(torch.zeros(2, 8)).any()
 
 
 @pytest.mark.parametrize(("bits", "unpack"), [(2, _unpack_int2), (4, _unpack_int4)])
 def test_transformers_unpacks_what_was_packed(bits, unpack):
-    low, high = integer_range(bits)
-    integers = torch.randint(low, high + 1, (5, 24), generator=torch.Generator().manual_seed(0)).to(torch.int8)
-    packed = pack(integers, bits)
-    assert packed.dtype == torch.uint8
-    assert packed.shape == (5, 24 * bits // 8)
-    assert torch.equal(unpack(packed, 24), integers)
+    weight = normal(5, 24).float()
+    quantiser = FakeQuant(weight, bits)
+    packed = quantiser.packed(weight)
+    assert packed.integers.dtype == "uint8"
+    assert packed.integers.shape == (5, 24 * bits // 8)
+    unpacked = unpack(torch.from_numpy(packed.integers), 24)
+    torch.testing.assert_close(unpacked * torch.from_numpy(packed.scales)[:, None], quantiser(weight))
 
 
-def test_eight_bits_are_stored_unchanged():
-    integers = torch.arange(-128, 128, dtype=torch.int8)[None]
-    assert torch.equal(pack(integers, 8), integers)
-
-
-def test_odd_widths_are_refused():
-    with pytest.raises(CheckpointError, match="6 columns cannot be packed 4 to a byte"):
-        pack(torch.zeros(2, 6, dtype=torch.int8), 2)
+def test_the_widths_are_those_of_the_committed_checkpoint() -> None:
+    config = json.loads((CHECKPOINTS / "slm" / "config.json").read_text())
+    assert json.loads(json.dumps(packing_config().to_dict())) == config["quantization_config"]
 
 
 @pytest.fixture(scope="module")

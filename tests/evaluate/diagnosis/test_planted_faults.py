@@ -39,7 +39,7 @@ from hyco_export.evaluate.diagnosis.server_probe import probe, server_head_findi
 from hyco_export.graph.writer import read_weight, weight_tensor
 from hyco_export.models.capture import greedy_answer
 from hyco_export.models.fused_layers import FusedStack
-from hyco_export.models.golden import DEPTH, golden_tree
+from hyco_export.models.golden_tree import DEPTH, golden_tree
 from hyco_export.models.verifier import load_verifier
 from hyco_export.protocol import acceptance, sampling
 from hyco_export.protocol.wire import Handoff, ServerInfo
