@@ -15,9 +15,9 @@ from hyco_export.errors import interrupt_keeps
 from hyco_export.protocol.server_address import LOOPBACK, USUAL_PORT, url_of
 from hyco_export.stages.declarations import Stage
 from hyco_export.stages.forecast import forecast
-from hyco_export.stages.plan import chain_to, require_stage, stages_of
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
+from hyco_export.stages.table import chain_to, require_stage, stages_of
 
 
 def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> None:

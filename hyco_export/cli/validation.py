@@ -13,8 +13,9 @@ from hyco_export.cli.console import ConsoleProgress, output, show_next, show_row
 from hyco_export.cli.invocation import command_line, completed
 from hyco_export.cli.options import Reach, open_run, require_built, transport_to
 from hyco_export.stages.declarations import use_threads
-from hyco_export.stages.plan import require_current, stages_of
+from hyco_export.stages.plan import require_current
 from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.table import stages_of
 
 REPORT_FOLDER = "validate"
 

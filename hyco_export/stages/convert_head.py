@@ -13,72 +13,48 @@ beside the original head. The float head looks up embeddings also where the grap
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
+import onnx
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.artifact import (
     CAPTURE,
     ENCODINGS_FILE,
     FINAL_NORM_FILE,
-    HEAD,
     HEAD_SAMPLES_FILE,
     KEEPSET,
-    QAT_HEAD,
 )
-from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, write_spec
+from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, GraphSpec, HeadSpec, write_spec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.estimates.shapes import ROOTS_PER_SEQUENCE, SAVED_EVERY
 from hyco_export.core.files import write_json
 from hyco_export.core.golden import write_samples
-from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm, KvShape
+from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvShape
 from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.memory import release_freed
 from hyco_export.core.network import head as network_head
 from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.quantisation import handoff_encodings, head_encodings
-from hyco_export.stages.capture import sequence_paths
-from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
+from hyco_export.graph.lint import require_clean
+from hyco_export.graph.parity import ReferenceSession
+from hyco_export.graph.qdq_ops import QdqOps
+from hyco_export.models.checkpoints import checkpoint_digest
+from hyco_export.models.head.agreement import ComparedPosition, Drafts, compared_positions, match_original, run_session
+from hyco_export.models.head.calibration import activation_ranges, captured_ranges, clipped_shares
+from hyco_export.models.head.static_pass import FloatHead, TorchHeadSession, float_head, with_projected_table
+from hyco_export.models.head.unroll import load_norm
+from hyco_export.models.verifier import load_head
+from hyco_export.stages.captured import sequence_paths
+from hyco_export.stages.declarations import Metrics, Progress
 from hyco_export.stages.head_golden import write_golden_files
-
-if TYPE_CHECKING:
-    from hyco_export.core.device_spec import GraphSpec
-    from hyco_export.models.head.agreement import ComparedPosition, Drafts
-    from hyco_export.models.head.static_pass import FloatHead
+from hyco_export.stages.table import ConvertHeadConfig
 
 GRAPH_FILE = f"{HEAD_GRAPH}.onnx"
 
 
-class ConvertHeadConfig(msgspec.Struct, frozen=True):
-    """What changes the bytes of the graph."""
-
-    head: recipes.HeadGraph
-    calibration: recipes.Calibration
-    hidden_norm: HiddenNorm
-    dtype: recipes.Dtype  # of the original head, which the graph is compared with
-
-
-def config(recipe: recipes.Recipe) -> ConvertHeadConfig:
-    """The recipe's fields that this stage reads."""
-    dtype = recipe.models.require_head().dtype
-    return ConvertHeadConfig(recipe.head, recipe.calibration, recipe.models.hidden_norm, dtype)
-
-
-def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
-    """The original head, and the verifier whose digest the artifact carries."""
-    return {"head": recipe.models.require_head(), "verifier": recipe.models.verifier}
-
-
 def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Calibrate, emit, compare; see the module for the files."""
-    from hyco_export.graph.parity import ReferenceSession
-    from hyco_export.models.checkpoints import checkpoint_digest
-    from hyco_export.models.head.agreement import run_session
-    from hyco_export.models.head.calibration import captured_ranges, clipped_shares
-    from hyco_export.models.head.static_pass import TorchHeadSession, float_head, with_projected_table
-
     settings, calibration = config.head, config.calibration
     head = float_head(inputs, settings.steps, settings.runner_up_steps, settings.window, config.hidden_norm)
     keepset = read_keepset(inputs[KEEPSET])
@@ -116,7 +92,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     }
 
 
-def _table_metrics(plain: "FloatHead", projected: "FloatHead", sqnr_db: float) -> Metrics:
+def _table_metrics(plain: FloatHead, projected: FloatHead, sqnr_db: float) -> Metrics:
     """Both tables' sizes, and what the second rounding to 8 bits costs."""
     sizes = {
         "embeddings_bytes": plain.weights.tables[network_head.TABLE].integers.nbytes,
@@ -126,20 +102,14 @@ def _table_metrics(plain: "FloatHead", projected: "FloatHead", sqnr_db: float) -
 
 
 def _emit(
-    head: "FloatHead",
+    head: FloatHead,
     paths: Sequence[Path],
     grids: Mapping[str, Encoding],
     calibration: recipes.Calibration,
     path: Path,
     progress: Progress,
-) -> "GraphSpec":
+) -> GraphSpec:
     """Write the integer graph on ranges seen in the captures, and these; its inputs and outputs."""
-    import onnx
-
-    from hyco_export.graph.lint import require_clean
-    from hyco_export.graph.qdq_ops import QdqOps
-    from hyco_export.models.head.calibration import activation_ranges
-
     mask_value = calibration.mask_value
 
     def report(done: int) -> None:
@@ -158,7 +128,7 @@ def _emit(
 
 def _spec(
     network: HeadNetwork,
-    graph: "GraphSpec",
+    graph: GraphSpec,
     grids: Mapping[str, Encoding],
     keepset: KeepSet,
     verifier_digest: str,
@@ -183,13 +153,10 @@ def _spec(
 def _positions(
     config: ConvertHeadConfig,
     network: HeadNetwork,
-    graph: "GraphSpec",
+    graph: GraphSpec,
     inputs: Mapping[str, Path],
     paths: Sequence[Path],
-) -> list["ComparedPosition"]:
-    from hyco_export.models.head.agreement import compared_positions
-    from hyco_export.models.head.unroll import load_norm
-    from hyco_export.models.verifier import load_head
+) -> list[ComparedPosition]:
 
     norm = load_norm(inputs[CAPTURE] / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
     original = load_head(inputs["head"], config.dtype)
@@ -197,7 +164,7 @@ def _positions(
     return compared_positions(network, graph, paths, original, norm, mask_value, ROOTS_PER_SEQUENCE)
 
 
-def remarks(floating: "Drafts", integer: "Drafts", kept: np.ndarray) -> list[str]:
+def remarks(floating: Drafts, integer: Drafts, kept: np.ndarray) -> list[str]:
     """What the agreement of two sessions does not say: a head of zeros agrees with itself in everything."""
     found = []
     for name, drafts in (("the trained head", floating), ("the head's graph", integer)):
@@ -210,12 +177,8 @@ def remarks(floating: "Drafts", integer: "Drafts", kept: np.ndarray) -> list[str
     return found
 
 
-def _compare(
-    integer: "Drafts", floating: "Drafts", positions: Sequence["ComparedPosition"], keepset: KeepSet
-) -> Metrics:
+def _compare(integer: Drafts, floating: Drafts, positions: Sequence[ComparedPosition], keepset: KeepSet) -> Metrics:
     """The graph on CPU against its weights in float, step by step, and against the original head."""
-    from hyco_export.models.head.agreement import match_original
-
     return {
         "positions": len(positions),
         **_equal_shares(integer, floating),
@@ -227,7 +190,7 @@ def _compare(
     }
 
 
-def _equal_shares(integer: "Drafts", floating: "Drafts") -> Metrics:
+def _equal_shares(integer: Drafts, floating: Drafts) -> Metrics:
     """Shares of equal ids: over all chain ids, by depth, and of runner-ups."""
     same = integer.chain == floating.chain  # [n, K]
     seconds = integer.runner_up == floating.runner_up  # [n, S]
@@ -238,11 +201,6 @@ def _equal_shares(integer: "Drafts", floating: "Drafts") -> Metrics:
     }
 
 
-def _by_depth(drafts: "Drafts", positions: Sequence["ComparedPosition"], kept: np.ndarray) -> list[float]:
-    from hyco_export.models.head.agreement import match_original
+def _by_depth(drafts: Drafts, positions: Sequence[ComparedPosition], kept: np.ndarray) -> list[float]:
 
     return [round(depth.share, 4) for depth in match_original(drafts, positions, kept)]
-
-
-NEEDS = (CAPTURE, QAT_HEAD, KEEPSET)
-STAGE = Stage(HEAD, revision=5, needs=NEEDS, config=config, sources=sources, build=build)

@@ -7,9 +7,9 @@ Files:
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, KEEPSET, QAT_HEAD
 from hyco_export.core.encodings import Encoding
@@ -17,6 +17,7 @@ from hyco_export.core.estimates.shapes import GOLDEN_TREES
 from hyco_export.core.golden import (
     LIKELY_ROOT,
     Golden,
+    GoldenRoot,
     GoldenSession,
     GoldenText,
     GoldenTree,
@@ -27,14 +28,17 @@ from hyco_export.core.golden import (
 )
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset import KeepSet
+from hyco_export.core.network.weight_files import read_head
+from hyco_export.core.network.weights import read_kept_table
 from hyco_export.core.recipe import Dtype
-from hyco_export.stages.capture import read_answers, read_trees, sequence_paths
+from hyco_export.models.capture import Capture, load_capture, save_capture
+from hyco_export.models.embedding_table import find_embedding, scaled_row
+from hyco_export.models.generation_rules import checkpoint_suppressed_ids
+from hyco_export.models.golden import Walk, chain_logits, choose_walks, golden_root, load_stored, on_grids, table_lookup
+from hyco_export.models.head.unroll import load_norm
+from hyco_export.models.verifier import load_config, load_head
+from hyco_export.stages.captured import read_answers, read_trees, sequence_paths
 from hyco_export.stages.declarations import Metrics, Progress
-
-if TYPE_CHECKING:
-    from hyco_export.core.golden import GoldenRoot
-    from hyco_export.models.capture import Capture
-    from hyco_export.models.golden import Walk
 
 
 def write_golden_files(
@@ -49,10 +53,6 @@ def write_golden_files(
     progress: Progress,
 ) -> Metrics:
     """Choose positions on the validation captures, draft there with transformers' head; the expected acceptance."""
-    from hyco_export.models.capture import load_capture, save_capture
-    from hyco_export.models.golden import choose_walks
-    from hyco_export.models.verifier import load_config
-
     paths = sequence_paths(inputs[CAPTURE], "validation")
     answers = read_answers(inputs[CAPTURE], "validation")
     captures = [load_capture(path) for path in paths]
@@ -112,13 +112,6 @@ class _Truth:
         steps: int,
         window: int,
     ) -> None:
-        from hyco_export.core.network.weight_files import read_head
-        from hyco_export.core.network.weights import read_kept_table
-        from hyco_export.models.embedding_table import find_embedding, scaled_row
-        from hyco_export.models.generation_rules import checkpoint_suppressed_ids
-        from hyco_export.models.golden import load_stored, table_lookup
-        from hyco_export.models.head.unroll import load_norm
-        from hyco_export.models.verifier import load_head
 
         self._keepset, self._grids, self._steps, self._window = keepset, grids, steps, window
         self._head = load_head(inputs["head"], "float32")
@@ -132,12 +125,8 @@ class _Truth:
         self._allowed = np.flatnonzero(allowed)
         self._norm = load_norm(inputs[CAPTURE] / FINAL_NORM_FILE) if hidden_norm == "pre" else None
 
-    def roots(self, walk: "Walk", capture: "Capture") -> tuple["GoldenRoot", ...]:
+    def roots(self, walk: Walk, capture: Capture) -> tuple[GoldenRoot, ...]:
         """Drafts of both at every root of a walk."""
-        import torch
-
-        from hyco_export.models.golden import chain_logits, golden_root, on_grids
-
         kept = torch.from_numpy(self._keepset.ids.astype(np.int64))
         allowed = torch.from_numpy(self._allowed)
         arrived, ids = on_grids(capture, self._grids), capture.ids.tolist()
