@@ -1,20 +1,25 @@
-"""Functions named by their place, so that a table of them loads no module before one is called."""
+"""A function named by its place, so that a table of functions loads no module before one of them is called."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 
-def deferred(place: str) -> Callable[..., Any]:
-    """The function at "module:function"; its module is loaded at the first call.
+@dataclass(frozen=True)
+class Deferred:
+    """The function at `place`, "module:function"; every call looks it up, the first one loads its module.
 
-    Every call looks the function up again in its module. A place that does not exist shows at the call: whoever keeps a
-    table of places tests all of them.
+    A place that does not exist shows at the call: the tests of a table look up all of them.
     """
-    module, name = place.split(":")
 
-    def call(*arguments: Any, **named: Any) -> Any:
-        return getattr(import_module(module), name)(*arguments, **named)
+    place: str
 
-    call.__qualname__ = call.__name__ = name
-    return call
+    def find(self) -> Callable[..., Any]:
+        """The function itself."""
+        module, name = self.place.split(":")
+        found: Callable[..., Any] = getattr(import_module(module), name)
+        return found
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.find()(*arguments, **named)

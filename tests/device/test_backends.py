@@ -27,7 +27,7 @@ from hyco_export.models.head.calibration import recorded
 from hyco_export.models.head.static_pass import float_head
 from hyco_export.models.slm.packed import stock_model
 from hyco_export.protocol.tree import ROOT, depths, path_to
-from hyco_export.stages import capture, convert_head, convert_slm, qat_head
+from hyco_export.stages import capture, captured, convert_head, convert_slm, qat_head
 from hyco_export.stages.declarations import Silent
 from hyco_export.stages.table import CaptureConfig, ConvertHeadConfig, ConvertSlmConfig, QatConfig
 from tests.support import builders
@@ -178,7 +178,7 @@ def write_keepset(folder: Path, verifier: Path) -> None:
 def test_head_of_a_back_end_drafts_what_its_graph_says_of_the_capture(head_run: Path, backend: str) -> None:
     head = open_head(head_run, backend)
     spec, kept = head.spec, read_keepset(head_run / "build-keepset").ids
-    values = recorded(load_capture(capture.sequence_paths(head_run / "capture", "validation")[0]))
+    values = recorded(load_capture(captured.sequence_paths(head_run / "capture", "validation")[0]))
     grids = spec.handoff.encodings
     integers = {name: grids[name].quantize(array) for name, array in values.items()}
     folders = {stage: head_run / stage for stage in ("qat-head", "build-keepset", "capture")}
