@@ -52,7 +52,7 @@ from hyco_export.models.slm.static_pass import open_torch_slm
 from hyco_export.stages.declarations import Metrics, Progress
 from hyco_export.stages.table import CompileConfig
 
-# How much of a compiled graph the x86 emulator can afford to prove. Knows its speed by weights and rows only.
+# How much of a compiled graph the x86 emulator can afford to compare.
 
 
 TILE_ROWS = 32  # rows that cost what one row costs

@@ -2,10 +2,10 @@
 
 Files:
     head.onnx                  the QDQ graph: integers in, kept rows out
-    head.json                  `core.device_spec.HeadSpec`: sizes, hand-off grids, inputs and outputs
+    head.json                  `core.device_spec.HeadSpec`: sizes, hand-off encodings, inputs and outputs
     head_samples.safetensors   feeds of some validation positions (`core.golden`), for the compiler's parity
-    encodings.json             every grid of the graph by tensor name
-    and those of `stages.head_golden`, by which a running server and device are judged
+    encodings.json             every encoding of the graph by tensor name
+    and those of `stages.parts.head_golden`, by which a running server and device are judged
 
 Metrics tell how the graph on CPU drafts beside the same weights step by step in float, fed the same 8-bit inputs, and
 beside the original head. The float head looks up embeddings also where the graph has a table of products.
@@ -25,7 +25,7 @@ from hyco_export.core.artifact import (
     HEAD_SAMPLES_FILE,
     KEEPSET,
 )
-from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, GraphSpec, HeadSpec, write_spec
+from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, GraphSpec, HeadSpec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.estimates.shapes import ROOTS_PER_SEQUENCE, SAVED_EVERY
 from hyco_export.core.files import write_json
@@ -47,7 +47,7 @@ from hyco_export.models.head.unroll import load_norm
 from hyco_export.models.verifier import load_head
 from hyco_export.stages.captured import sequence_paths
 from hyco_export.stages.declarations import Metrics, Progress
-from hyco_export.stages.head_golden import write_golden_files
+from hyco_export.stages.parts.head_golden import write_golden_files
 from hyco_export.stages.table import ConvertHeadConfig
 
 GRAPH_FILE = f"{HEAD_GRAPH}.onnx"
@@ -61,11 +61,13 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     learned = sequence_paths(inputs[CAPTURE], "calibration")
     held_out = sequence_paths(inputs[CAPTURE], "validation")
 
-    grids = handoff_encodings(captured_ranges(learned, calibration.activation_percentile))
+    handoff_encoding = handoff_encodings(captured_ranges(learned, calibration.activation_percentile))
     emitted, table_db = with_projected_table(head) if settings.projected_table else (head, None)
-    graph = _emit(emitted, learned, grids, calibration, out_dir / GRAPH_FILE, progress)
-    spec = _spec(head.network, graph, grids, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value)
-    write_spec(out_dir / HEAD_SPEC_FILE, spec)
+    graph = _emit(emitted, learned, handoff_encoding, calibration, out_dir / GRAPH_FILE, progress)
+    spec = _spec(
+        head.network, graph, handoff_encoding, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value
+    )
+    write_json(out_dir / HEAD_SPEC_FILE, spec)
     positions = _positions(config, head.network, graph, inputs, held_out)
     progress.note(f"comparing drafts at {len(positions)} validation positions")
     floating = run_session(TorchHeadSession(head, graph), positions)
@@ -75,7 +77,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     write_samples(out_dir / HEAD_SAMPLES_FILE, {HEAD_GRAPH: [position.feeds for position in positions[::SAVED_EVERY]]})
     steps, window = settings.steps, settings.window
     golden = write_golden_files(
-        inputs, keepset, grids, config.hidden_norm, config.dtype, steps, window, out_dir, progress
+        inputs, keepset, handoff_encoding, config.hidden_norm, config.dtype, steps, window, out_dir, progress
     )
     release_freed()  # transformers' modules are freed by a collection only
     integer = run_session(ReferenceSession(out_dir / GRAPH_FILE), positions)
@@ -84,7 +86,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     return {
         **_compare(integer, floating, positions, keepset),
         "golden": golden,
-        "clipped_share": {name: round(share, 6) for name, share in clipped_shares(held_out, grids).items()},
+        "clipped_share": {name: round(share, 6) for name, share in clipped_shares(held_out, handoff_encoding).items()},
         "round_bytes": spec.handoff.round_bytes,
         "row_bytes": spec.handoff.row_bytes,
         "bytes": (out_dir / GRAPH_FILE).stat().st_size,
@@ -104,7 +106,7 @@ def _table_metrics(plain: FloatHead, projected: FloatHead, sqnr_db: float) -> Me
 def _emit(
     head: FloatHead,
     paths: Sequence[Path],
-    grids: Mapping[str, Encoding],
+    handoff_encoding: Mapping[str, Encoding],
     calibration: recipes.Calibration,
     path: Path,
     progress: Progress,
@@ -115,8 +117,8 @@ def _emit(
     def report(done: int) -> None:
         progress.step("captures seen by calibration", done, len(paths))
 
-    ranges = activation_ranges(head, paths, grids, mask_value, report)
-    encodings = head_encodings(head.network, ranges, grids, mask_value)
+    ranges = activation_ranges(head, paths, handoff_encoding, mask_value, report)
+    encodings = head_encodings(head.network, ranges, handoff_encoding, mask_value)
     write_json(path.parent / ENCODINGS_FILE, encodings)
     ops = QdqOps(HEAD_GRAPH, head.weights, encodings)
     network_head.build(ops, head.network)
@@ -129,7 +131,7 @@ def _emit(
 def _spec(
     network: HeadNetwork,
     graph: GraphSpec,
-    grids: Mapping[str, Encoding],
+    handoff_encoding: Mapping[str, Encoding],
     keepset: KeepSet,
     verifier_digest: str,
     mask_value: float,
@@ -142,7 +144,7 @@ def _spec(
         vocab_size=shape.vocab_size,
         keepset_digest=keepset.digest,
         verifier_digest=verifier_digest,
-        handoff=HandoffSpec(shape.backbone, network.window, network.hidden_norm, kv, dict(grids)),
+        handoff=HandoffSpec(shape.backbone, network.window, network.hidden_norm, kv, dict(handoff_encoding)),
         spans=shape.spans,
         inv_freq=shape.inv_freq,
         mask_value=mask_value,

@@ -9,8 +9,8 @@ Files:
     slm_opening.safetensors           K/V rows of the attention-sink token (BOS) in the rings' integers, if stored
     slm_bridge.safetensors            the map of both vocabularies, for an SLM with another tokenizer
     slm_samples.safetensors           sample feeds of both graphs
-    encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
-    and, where the recipe asks for them, those of `stages.sensitivity`
+    encodings.json, sqnr.json         every encoding; SQNR by layer, top-1 agreement, clipping
+    and, where the recipe asks for them, those of `stages.parts.sensitivity`
 
 Three gates: float parity with transformers' model, weights equal one by one, graphs without lint findings. Activations
 have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales are not used, and switched off in the
@@ -40,7 +40,6 @@ from hyco_export.core.device_spec import (
     GraphSpec,
     TensorSpec,
     to_integers,
-    write_spec,
 )
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.estimates.shapes import SAMPLES_PER_GRAPH
@@ -62,17 +61,17 @@ from hyco_export.models.slm.float import open_checkpoint
 from hyco_export.models.slm.surgery import slm_network
 from hyco_export.stages.captured import captured_texts, long_texts
 from hyco_export.stages.declarations import Metrics, Progress
-from hyco_export.stages.sensitivity import Subject, write_slm_evidence
-from hyco_export.stages.slm_proofs import Trial, refer, require_equal, weight_pairs
-from hyco_export.stages.slm_surgery import (
+from hyco_export.stages.parts.sensitivity import QuantisedSlm, write_slm_evidence
+from hyco_export.stages.parts.slm_proofs import ComparedText, find_reference, require_equal, weight_pairs
+from hyco_export.stages.parts.slm_surgery import (
     Surgery,
     bridge_metrics,
     find_columns,
     open_for,
     operate,
     rounding_of,
-    with_opening,
-    without_opening,
+    with_sink,
+    without_sink,
 )
 from hyco_export.stages.table import ConvertSlmConfig
 
@@ -115,12 +114,12 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     calibration = long_texts(columns.read(texts), config.graph.rows)
     surgery = operate(checkpoint, _rings(config), columns.kept, out_dir)
     if config.graph.stored_opening:
-        surgery = with_opening(surgery, calibration[0][0], config.graph.rows, config.calibration.mask_value)
-        calibration, validation = (
-            without_opening(ids, surgery, config.graph.rows) for ids in (calibration, validation)
-        )
-    trial = Trial(validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes)
-    reference = refer(inputs["slm"], checkpoint, surgery, trial, progress)
+        surgery = with_sink(surgery, calibration[0][0], config.graph.rows, config.calibration.mask_value)
+        calibration, validation = (without_sink(ids, surgery, config.graph.rows) for ids in (calibration, validation))
+    compared = ComparedText(
+        validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes
+    )
+    reference = find_reference(inputs["slm"], checkpoint, surgery, compared, progress)
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, out_dir, progress), out_dir)
     equal = require_equal(weight_pairs(reference.weights, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     parity, original_best = reference.parity, reference.original_best
@@ -128,8 +127,8 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     release_freed()
     quality = _measure(config, surgery, graphs, validation, original_best, out_dir)
     if config.graph.evidence_passes:
-        subject = Subject(surgery, graphs.encodings, config.calibration.mask_value)
-        write_slm_evidence(subject, quality, config.graph, validation, out_dir, progress)
+        quantised = QuantisedSlm(surgery, graphs.encodings, config.calibration.mask_value)
+        write_slm_evidence(quantised, quality, config.graph, validation, out_dir, progress)
     token = surgery.sink.token if surgery.sink else None
     spec = slm_spec(
         surgery.network,
@@ -141,7 +140,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         token,
     )
     columns.write(out_dir)
-    write_spec(out_dir / SLM_SPEC_FILE, spec)
+    write_json(out_dir / SLM_SPEC_FILE, spec)
     if surgery.sink:
         write_attention_sink(out_dir / SLM_SINK_FILE, surgery.sink, graphs.tree)
     _write_samples(config, surgery, graphs, validation, out_dir)
@@ -192,7 +191,7 @@ def _calibrate(
 
 
 def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, Encoding], out_dir: Path) -> Graphs:
-    """Write both graphs and the table of grids.
+    """Write both graphs and the table of encodings.
 
     Raises:
         CompileError: a graph breaks a rule of the NPU.

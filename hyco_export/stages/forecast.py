@@ -1,8 +1,8 @@
 """The dry run: what each stage would do, and what it would take. Builds nothing and fetches nothing but small configs.
 
 Works without checkpoints and data too: what is not on this machine is named as missing, and a checkpoint's shape taken
-from its config on the Hub or from what is known of released models. Knows where shapes come from; the work that the
-data make is counted below, the arithmetic is `core.estimates`.
+from its config on the Hub or from what is known of released models. What
+the data amount to is counted below; the arithmetic is `core.estimates`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ from hyco_export.models.verifier import load_config, load_tokenizer, read_tokeni
 from hyco_export.stages.captured import PROMPT_SPLITS
 from hyco_export.stages.checks import check_sources, require_generation, require_lengths
 from hyco_export.stages.declarations import Stage
+from hyco_export.stages.parts.slm_surgery import rounding_of
 from hyco_export.stages.plan import plan
 from hyco_export.stages.run_folder import RunFolder
-from hyco_export.stages.slm_surgery import rounding_of
 
 # What a recipe's data amount to before anything runs: prompts are counted where they are at hand, answers expected.
 

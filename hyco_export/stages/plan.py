@@ -3,20 +3,13 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 from hyco_export.core.artifact import artifact_key, read_manifest, require_no_strays, verify
-from hyco_export.core.data.conversations import identities
-from hyco_export.core.data.prompts import require_counted, require_prompts
-from hyco_export.core.data.readers import list_files, read_conversations
-from hyco_export.core.data.sources import OnCount, local_folders
-from hyco_export.core.recipe import Checkpoint
-from hyco_export.core.recipe_sections import as_source
 from hyco_export.errors import ArtifactError, RecipeError, StrayFileError
-from hyco_export.stages.declarations import Progress, Source, Stage, version_changes
+from hyco_export.stages.declarations import Source, Stage, version_changes
 from hyco_export.stages.run_folder import RunFolder
 
 
@@ -113,29 +106,3 @@ def require_current(run: RunFolder, stages: Sequence[Stage]) -> None:
         if manifest.revision != stage.revision or manifest.config != config:
             message = f"{folder} was built with other settings or code than recipe {run.recipe.name} asks for"
             raise ArtifactError(message, f"build it again: hyco-export {stage.name}")
-
-
-def prepare_data(run: RunFolder, planned: Sequence[PlannedStage], progress: Progress) -> None:
-    """Write the conversations that no local path holds, and refuse prompts that cannot be used, before any stage."""
-    stale = [item.stage.sources(run.recipe) for item in planned if not item.fresh]
-    references = {name: source for sources in stale for name, source in sources.items()}
-    data = {name: source for name, source in references.items() if not isinstance(source, Checkpoint)}
-    for name, source in data.items():
-        run.source(name, source, _reading(name, as_source(source).limit, progress))
-        for folder in local_folders(source, run.recipe_folder):
-            if remark := list_files(folder).remark:
-                progress.note(f"$.data.{name}: {remark}")
-    paths = {name: run.source(name, source) for name, source in data.items()}
-    if "calibration" in data and "validation" in data:
-        require_prompts(paths["calibration"], paths["validation"], run.recipe.validation.prompts)
-    if "conversations" in data:
-        asked = (read_conversations(paths[name]) for name in ("calibration", "validation") if name in data)
-        found, field = read_conversations(paths["conversations"]), f"$.data.conversations: {paths['conversations']}"
-        _, remarks = require_counted(found, field, identities(chain(*asked)))
-        for remark in remarks:
-            progress.note(f"$.data.conversations: {remark}")
-
-
-def _reading(name: str, limit: int | None, progress: Progress) -> OnCount:
-    """Shows how many conversations of a data source are read."""
-    return lambda done: progress.step(f"{name} read", done, limit or done)

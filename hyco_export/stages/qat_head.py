@@ -4,7 +4,7 @@ Files:
     head.safetensors   integers, scales, norms and shape (`core.network.weight_files`)
     agreement.json     top-1 agreement and KL with the original head per depth: rounded, clip-searched, trained, 8-bit
     curve.jsonl        one line a step: step, loss, learning rate, gradient norm
-    and, where the recipe asks for them, those of `stages.sensitivity`
+    and, where the recipe asks for them, those of `stages.parts.sensitivity`
 
 Rounded, clip-searched and 8-bit weights have one scale per output channel whatever the recipe asks for, so that all its
 options are compared with the same; a row of their own shows the options before training.
@@ -54,7 +54,7 @@ from hyco_export.models.process_group import current_group
 from hyco_export.models.verifier import TORCH_DTYPES, load_head
 from hyco_export.stages.captured import sequence_paths, training_paths
 from hyco_export.stages.declarations import Metrics, Progress
-from hyco_export.stages.sensitivity import Heads, write_evidence
+from hyco_export.stages.parts.sensitivity import Heads, write_evidence
 from hyco_export.stages.table import QatConfig
 
 AGREEMENT_FILE = "agreement.json"
@@ -86,7 +86,7 @@ def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
     """
     head_architecture(load_head(sources["head"], config.dtype))
     release_freed()
-    _grids(config.qat, linear_widths(sources["head"], config.qat.split_projection))
+    layer_grids(linear_widths(sources["head"], config.qat.split_projection), config.qat)
 
 
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
@@ -147,17 +147,12 @@ def _asks_for_more(qat: recipes.Qat) -> bool:
 
 def _on_chosen_grids(qat: recipes.Qat, weights: Mapping[str, torch.Tensor]) -> dict[str, IntegerMatrix]:
     """Untrained weights on the grids that the recipe wants."""
-    grids = _grids(qat, {name: weight.shape[1] for name, weight in weights.items()})
+    grids = layer_grids({name: weight.shape[1] for name, weight in weights.items()}, qat)
     return searched_on(weights, grids, _clip_ratios(qat))
 
 
 def _clip_ratios(qat: recipes.Qat) -> np.ndarray:
     return np.linspace(qat.clip_ratio_high, qat.clip_ratio_low, qat.clip_ratio_count)
-
-
-def _grids(qat: recipes.Qat, widths: Mapping[str, int]) -> dict[str, LayerGrid]:
-
-    return layer_grids(widths, qat.weight_bits, qat.grid == "lpbq", qat.overrides)
 
 
 def _reading(config: QatConfig) -> Reading:

@@ -8,12 +8,17 @@ from pathlib import Path
 from hyco_export.core.artifact import artifact_name
 from hyco_export.core.data.conversations import Conversation
 from hyco_export.core.data.sources import OnCount, at_hand, path_at_hand, prepared, source_digest
+from hyco_export.core.deferred import Deferred
 from hyco_export.core.files import folder_lock
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.recipe_sections import Reference
 from hyco_export.errors import RecipeError, StorageError
-from hyco_export.models.checkpoints import checkpoint_digest, checkpoint_folder, checkpoint_origin
 from hyco_export.stages.declarations import Source, Stage
+
+# of huggingface_hub's weight, and not asked before a command's options are checked
+checkpoint_digest = Deferred("hyco_export.models.checkpoints:checkpoint_digest")
+checkpoint_folder = Deferred("hyco_export.models.checkpoints:checkpoint_folder")
+checkpoint_origin = Deferred("hyco_export.models.checkpoints:checkpoint_origin")
 
 DATA_FOLDER = ".data"  # conversations of Hub sets, mixes and selections, as the stages read them
 

@@ -23,7 +23,7 @@ from hyco_export.core.files import storage_errors
 from hyco_export.core.memory import measured, release_freed
 from hyco_export.errors import interrupt_keeps
 from hyco_export.stages.declarations import LIBRARIES, Progress, Silent, Stage, library_versions, use_threads
-from hyco_export.stages.plan import PlannedStage, plan, prepare_data
+from hyco_export.stages.plan import PlannedStage, plan
 from hyco_export.stages.run_folder import RunFolder, origins
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
         StorageError: a file could not be read or written; the same stays.
     """
     from hyco_export.models.process_group import current_group  # torch and transformers: not before there is work
-    from hyco_export.stages.checks import check_all
+    from hyco_export.stages.checks import check_all, prepare_data
 
     group = current_group()
     if not group.main:

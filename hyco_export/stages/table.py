@@ -13,7 +13,7 @@ import msgspec
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.artifact import CAPTURE, COMPILE, HEAD, KEEPSET, QAT_HEAD, SLM
-from hyco_export.core.deferred import deferred
+from hyco_export.core.deferred import Deferred
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.recipe import Recipe
 from hyco_export.core.targets import Target, find_target
@@ -146,7 +146,7 @@ def convert_slm_sources(recipe: Recipe) -> Mapping[str, Source]:
 
 
 COMPILER = "onnxruntime-qnn"
-find_compiler = deferred("hyco_export.graph.smaller_binaries:find_compiler")
+find_compiler = Deferred("hyco_export.graph.smaller_binaries:find_compiler")
 
 
 class CompileConfig(msgspec.Struct, frozen=True):
@@ -172,13 +172,14 @@ def no_sources(recipe: Recipe) -> Mapping[str, Source]:
 
 CAPTURE_STAGE = Stage(
     name=CAPTURE,
+    summary="Record the verifier's greedy answers and the hand-offs the head reads.",
     revision=3,
     needs=(),
     config=capture_config,
     sources=capture_sources,
-    build=deferred("hyco_export.stages.capture:build"),
-    check=deferred("hyco_export.stages.capture:check"),
-    estimate=deferred("hyco_export.core.estimates.stages:capture_estimate"),
+    build=Deferred("hyco_export.stages.capture:build"),
+    check=Deferred("hyco_export.stages.capture:check"),
+    estimate=Deferred("hyco_export.core.estimates.stages:capture_estimate"),
     resumable=True,
     shared=True,
 )
@@ -188,61 +189,66 @@ CAPTURE_TEXT_STAGE = Stage(
     needs=(),
     config=capture_text_config,
     sources=capture_sources,
-    build=deferred("hyco_export.stages.capture_text:build"),
-    check=deferred("hyco_export.stages.capture_text:check"),
-    estimate=deferred("hyco_export.core.estimates.stages:capture_text_estimate"),
+    build=Deferred("hyco_export.stages.capture_text:build"),
+    check=Deferred("hyco_export.stages.capture_text:check"),
+    estimate=Deferred("hyco_export.core.estimates.stages:capture_text_estimate"),
 )
 QAT_HEAD_STAGE = Stage(
     name=QAT_HEAD,
+    summary="Train the MTP head's 4-bit weights by KL from the original head.",
     revision=2,
     needs=(CAPTURE,),
     config=qat_config,
     sources=head_sources,
-    build=deferred("hyco_export.stages.qat_head:build"),
-    check=deferred("hyco_export.stages.qat_head:check"),
-    estimate=deferred("hyco_export.core.estimates.stages:qat_estimate"),
+    build=Deferred("hyco_export.stages.qat_head:build"),
+    check=Deferred("hyco_export.stages.qat_head:check"),
+    estimate=Deferred("hyco_export.core.estimates.stages:qat_estimate"),
     resumable=True,
     shared=True,
 )
 BUILD_KEEPSET_STAGE = Stage(
     name=KEEPSET,
+    summary="Choose the token ids both drafters may propose, and their 8-bit embedding table.",
     revision=3,
     needs=(CAPTURE,),
     config=keepset_config,
     sources=keepset_sources,
-    build=deferred("hyco_export.stages.build_keepset:build"),
-    check=deferred("hyco_export.stages.build_keepset:check"),
-    estimate=deferred("hyco_export.core.estimates.stages:keepset_estimate"),
+    build=Deferred("hyco_export.stages.build_keepset:build"),
+    check=Deferred("hyco_export.stages.build_keepset:check"),
+    estimate=Deferred("hyco_export.core.estimates.stages:keepset_estimate"),
     resumable=True,
 )
 CONVERT_HEAD_STAGE = Stage(
     name=HEAD,
+    summary="Write the head's K steps as one integer graph.",
     revision=5,
     needs=(CAPTURE, QAT_HEAD, KEEPSET),
     config=convert_head_config,
     sources=head_sources,
-    build=deferred("hyco_export.stages.convert_head:build"),
-    estimate=deferred("hyco_export.core.estimates.stages:convert_head_estimate"),
+    build=Deferred("hyco_export.stages.convert_head:build"),
+    estimate=Deferred("hyco_export.core.estimates.stages:convert_head_estimate"),
 )
 CONVERT_SLM_STAGE = Stage(
     name=SLM,
+    summary="Turn the SLM into static integer graphs over K/V rings.",
     revision=1,
     needs=(CAPTURE, KEEPSET),
     config=convert_slm_config,
     sources=convert_slm_sources,
-    build=deferred("hyco_export.stages.convert_slm:build"),
-    check=deferred("hyco_export.stages.convert_slm:check"),
-    estimate=deferred("hyco_export.core.estimates.stages:convert_slm_estimate"),
+    build=Deferred("hyco_export.stages.convert_slm:build"),
+    check=Deferred("hyco_export.stages.convert_slm:check"),
+    estimate=Deferred("hyco_export.core.estimates.stages:convert_slm_estimate"),
     resumable=True,
 )
 COMPILE_STAGE = Stage(
     name=COMPILE,
+    summary="Compile the graphs into Hexagon context binaries.",
     revision=1,
     needs=(HEAD, SLM),
     config=compile_config,
     sources=no_sources,
-    build=deferred("hyco_export.stages.compile:build"),
-    estimate=deferred("hyco_export.core.estimates.stages:compile_estimate"),
+    build=Deferred("hyco_export.stages.compile:build"),
+    estimate=Deferred("hyco_export.core.estimates.stages:compile_estimate"),
     per_target=True,
 )
 

@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto
 
 from hyco_export.core.artifact import file_digest
-from hyco_export.core.device_spec import GraphSpec, HeadSpec, SlmSpec, write_spec
+from hyco_export.core.device_spec import GraphSpec, HeadSpec, SlmSpec
+from hyco_export.core.files import write_json
 from hyco_export.core.golden import write_samples
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.recipe import CompileGates
@@ -65,11 +66,11 @@ def slm_spec(tree: GraphSpec, prefill: GraphSpec) -> SlmSpec:
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """The two converted artifacts; the SLM's float twin is its own QDQ graph."""
     head, slm = tmp_path / "convert-head", tmp_path / "convert-slm"
-    write_spec(head / "head.json", head_spec(save(best_of_mlp(), head, "head")))
+    write_json(head / "head.json", head_spec(save(best_of_mlp(), head, "head")))
     write_samples(head / "head_samples.safetensors", {"head": feeds(3, 0)})
     tree = save(two_layer_mlp(seed=1), slm, "slm_tree")
     prefill = save(two_layer_mlp(seed=2), slm, "slm_prefill")
-    write_spec(slm / "slm.json", slm_spec(tree, prefill))
+    write_json(slm / "slm.json", slm_spec(tree, prefill))
     write_samples(slm / "slm_samples.safetensors", {"slm_tree": feeds(2, 1), "slm_prefill": feeds(2, 2)})
     monkeypatch.setattr("hyco_export.stages.compile.open_torch_slm", float_twins)
     return {"convert-head": head, "convert-slm": slm}

@@ -22,7 +22,7 @@ from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.stages import convert_slm
 from hyco_export.stages.declarations import Silent
-from hyco_export.stages.slm_proofs import Pair, require_equal
+from hyco_export.stages.parts.slm_proofs import Pair, require_equal
 from hyco_export.stages.table import ConvertSlmConfig
 from tests.support.packed_slm import VOCAB, edit_config, edit_tensors, random_ids, save_packed_slm, slm_config
 

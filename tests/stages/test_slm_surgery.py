@@ -30,9 +30,9 @@ from hyco_export.server.access import LocalTransport
 from hyco_export.server.assembly import open_server_engine
 from hyco_export.stages.checks import require_family
 from hyco_export.stages.declarations import Silent
+from hyco_export.stages.parts.slm_surgery import find_columns
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
-from hyco_export.stages.slm_surgery import find_columns
 from hyco_export.stages.table import chain_to, stages_of
 
 GREEDY = wire.Sampling(0.0, 0, 1.0)

@@ -1,6 +1,6 @@
 """The two proofs of `convert-slm`: the static network is transformers' model, and no integer of a weight has changed.
 
-Knows what is compared and the limits; models and files come in. Legend: V vocabulary.
+Legend: V vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ from hyco_export.models.slm.reference_weights import (
 from hyco_export.models.slm.static_pass import FloatSlm, find_attention_sink
 from hyco_export.models.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
 from hyco_export.stages.declarations import Progress
-from hyco_export.stages.slm_surgery import Surgery
+from hyco_export.stages.parts.slm_surgery import Surgery
 
 MAX_RELATIVE_DIFFERENCE = 1e-3  # of the logits' standard deviation: float32 sums in another order stay far below
 COMPARED_ROWS = 8192
@@ -64,7 +64,7 @@ def require_parity(
     kept: np.ndarray,
     ids: Sequence[int],
     rows: int,
-    tell: Callable[[int, int], None],
+    on_case: Callable[[int, int], None],
 ) -> dict[str, float]:
     """Largest logit difference by scenario, in standard deviations of transformers' logits.
 
@@ -81,7 +81,7 @@ def require_parity(
                 f"the limit is {MAX_RELATIVE_DIFFERENCE:.0e}",
                 REPORT_HINT,
             )
-        tell(done, len(cases))
+        on_case(done, len(cases))
     return found
 
 
@@ -162,7 +162,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ComparedText:
     """Text and passes of the comparisons."""
 
     sequences: Sequence[Sequence[int]]
@@ -176,8 +176,12 @@ class Trial:
         return [token for ids in self.sequences for token in ids]
 
 
-def refer(
-    folder: Path, checkpoint: PackedCheckpoint | FloatCheckpoint, surgery: Surgery, trial: Trial, progress: Progress
+def find_reference(
+    folder: Path,
+    checkpoint: PackedCheckpoint | FloatCheckpoint,
+    surgery: Surgery,
+    compared: ComparedText,
+    progress: Progress,
 ) -> Reference:
     """Parity with transformers' model, and what it says of the weights.
 
@@ -185,30 +189,32 @@ def refer(
         GateError: the static network is not transformers' model.
     """
     if isinstance(checkpoint, FloatCheckpoint):
-        return _float_reference(folder, checkpoint, surgery, trial, progress)
-    return _packed_reference(folder, surgery, trial, progress)
+        return _float_reference(folder, checkpoint, surgery, compared, progress)
+    return _packed_reference(folder, surgery, compared, progress)
 
 
-def _packed_reference(folder: Path, surgery: Surgery, trial: Trial, progress: Progress) -> Reference:
+def _packed_reference(folder: Path, surgery: Surgery, compared: ComparedText, progress: Progress) -> Reference:
 
     stock = stock_model(folder)
     parity = require_parity(
-        stock, surgery.float_slm, surgery.tables, surgery.kept, trial.ids, trial.rows, _teller(progress)
+        stock, surgery.float_slm, surgery.tables, surgery.kept, compared.ids, compared.rows, _on_case(progress)
     )
     return Reference(parity, ReferenceWeights(TrueLinears(stock, {OUTPUT_LAYER: surgery.kept}), true_tables(stock)))
 
 
 def _float_reference(
-    folder: Path, checkpoint: FloatCheckpoint, surgery: Surgery, trial: Trial, progress: Progress
+    folder: Path, checkpoint: FloatCheckpoint, surgery: Surgery, compared: ComparedText, progress: Progress
 ) -> Reference:
 
     stock, kept = float_stock(folder), surgery.kept
     original, embeddings = original_slm(checkpoint, surgery.network, kept), OriginalEmbeddings(checkpoint)
-    parity = require_parity(stock, original, embeddings, kept, trial.ids, trial.rows, _teller(progress))
+    parity = require_parity(stock, original, embeddings, kept, compared.ids, compared.rows, _on_case(progress))
     sink = None
     if surgery.sink is not None:
-        sink = find_attention_sink(original, embeddings, surgery.sink.token, trial.rows, trial.mask_value)
-    best = best_rows(original, embeddings, trial.mask_value, trial.sequences, trial.rows, trial.max_passes, sink)
+        sink = find_attention_sink(original, embeddings, surgery.sink.token, compared.rows, compared.mask_value)
+    best = best_rows(
+        original, embeddings, compared.mask_value, compared.sequences, compared.rows, compared.max_passes, sink
+    )
 
     def written(module: str) -> IntegerMatrix:
         matrix = surgery.weights.matrices[module.removeprefix(MODEL_PREFIX)]
@@ -221,5 +227,5 @@ def _float_reference(
     return Reference(parity, ReferenceWeights(linears, nearest_tables(stock, scale_counts)), best)
 
 
-def _teller(progress: Progress) -> Callable[[int, int], None]:
+def _on_case(progress: Progress) -> Callable[[int, int], None]:
     return lambda done, total: progress.step("parity with transformers", done, total)

@@ -44,7 +44,7 @@ from hyco_export.stages.declarations import Metrics, Progress
 def write_golden_files(
     inputs: Mapping[str, Path],
     keepset: KeepSet,
-    grids: Mapping[str, Encoding],
+    handoff_encoding: Mapping[str, Encoding],
     hidden_norm: HiddenNorm,
     dtype: Dtype,
     steps: int,
@@ -59,10 +59,10 @@ def write_golden_files(
     sliding = load_config(inputs["verifier"]).get_text_config().sliding_window
     walks = choose_walks([(capture.answer_start, len(capture)) for capture in captures], sliding, steps)
     texts = sorted({walk.text for walk in walks})
-    truth = _Truth(inputs, keepset, grids, hidden_norm, dtype, steps, window)
+    reference = _ReferenceHeads(inputs, keepset, handoff_encoding, hidden_norm, dtype, steps, window)
     sessions = []
     for done, walk in enumerate(walks, 1):
-        roots = truth.roots(walk, captures[walk.text])
+        roots = reference.roots(walk, captures[walk.text])
         sessions.append(GoldenSession(texts.index(walk.text), roots))
         progress.step("golden sessions drafted by transformers' head", done, len(walks))
     for number, text in enumerate(texts):
@@ -99,21 +99,21 @@ def choose_trees(trees: Sequence[GoldenTree]) -> tuple[GoldenTree, ...]:
     return tuple(likely[place] for place in np.linspace(0, len(likely) - 1, GOLDEN_TREES).round().astype(int))
 
 
-class _Truth:
+class _ReferenceHeads:
     """transformers' head twice: with the artifact's weights, and as it was published."""
 
     def __init__(
         self,
         inputs: Mapping[str, Path],
         keepset: KeepSet,
-        grids: Mapping[str, Encoding],
+        handoff_encoding: Mapping[str, Encoding],
         hidden_norm: HiddenNorm,
         dtype: Dtype,
         steps: int,
         window: int,
     ) -> None:
 
-        self._keepset, self._grids, self._steps, self._window = keepset, grids, steps, window
+        self._keepset, self._handoff_encoding, self._steps, self._window = keepset, handoff_encoding, steps, window
         self._head = load_head(inputs["head"], "float32")
         load_stored(self._head, read_head(inputs[QAT_HEAD]).matrices)
         self._published = load_head(inputs["head"], dtype)
@@ -129,7 +129,7 @@ class _Truth:
         """Drafts of both at every root of a walk."""
         kept = torch.from_numpy(self._keepset.ids.astype(np.int64))
         allowed = torch.from_numpy(self._allowed)
-        arrived, ids = on_grids(capture, self._grids), capture.ids.tolist()
+        arrived, ids = on_grids(capture, self._handoff_encoding), capture.ids.tolist()
         found = []
         for root in walk.roots(self._steps):
             logits = chain_logits(self._head, arrived, root, self._window, self._steps, self._norm, self._lookup, kept)

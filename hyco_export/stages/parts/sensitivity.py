@@ -27,7 +27,7 @@ from hyco_export.models.head.sensitivity import LayerCost, by_gain_per_byte, lay
 from hyco_export.models.head.stored import stored_name
 from hyco_export.models.head.unroll import RootRows
 from hyco_export.stages.declarations import Metrics, Progress
-from hyco_export.stages.slm_surgery import Surgery
+from hyco_export.stages.parts.slm_surgery import Surgery
 
 SENSITIVITY_CSV, SENSITIVITY_SVG, SUGGESTION_FILE = "sensitivity.csv", "sensitivity.svg", "suggestion.json"
 WIDE_BITS = 8
@@ -77,10 +77,10 @@ def write_evidence(
 ) -> Metrics:
     """Rank layers on `learned`, try combinations on `held_out`, write the files; the suggestion for the manifest."""
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         progress.step("passes that measure single layers", done, total)
 
-    costs = layer_costs(heads.teacher, heads.student, heads.narrow, heads.wide, learned, steps, tell)
+    costs = layer_costs(heads.teacher, heads.student, heads.narrow, heads.wide, learned, steps, report)
     _write_costs(costs, out_dir)
     combinations = _combinations(heads, by_gain_per_byte(costs), held_out, steps, progress)
     suggestion = _suggest(combinations)
@@ -142,12 +142,12 @@ def _suggest(combinations: Sequence[Combination]) -> Suggestion:
     return Suggestion(chosen.sentence, dict.fromkeys(chosen.layers, WIDE_BITS), tuple(combinations))
 
 
-# The part of `convert-slm` that says which layers its activations' grids cost most.
+# The part of `convert-slm` that says which layers the rounding of their activations costs most.
 
 
 @dataclass(frozen=True)
-class Subject:
-    """The float SLM with its tables, and the grids of its integer graph."""
+class QuantisedSlm:
+    """The float SLM with its tables, and the encodings of its integer graph."""
 
     surgery: Surgery
     encodings: Mapping[str, Encoding]
@@ -155,7 +155,7 @@ class Subject:
 
 
 def write_slm_evidence(
-    subject: Subject,
+    quantised: QuantisedSlm,
     quality: SlmQuality,
     graph: SlmGraph,
     sequences: Sequence[Sequence[int]],
@@ -165,15 +165,15 @@ def write_slm_evidence(
     """One row for each tensor that `quality` judges."""
     names = list(quality.layers)
     divergences = row_divergences(
-        subject.surgery.float_slm,
-        grids_by_row(names, subject.encodings),
-        subject.surgery.tables,
+        quantised.surgery.float_slm,
+        grids_by_row(names, quantised.encodings),
+        quantised.surgery.tables,
         graph.rows,
-        subject.mask_value,
+        quantised.mask_value,
         sequences,
         graph.evidence_passes,
         lambda done, total: progress.step("passes that measure single layers", done, total),
-        subject.surgery.sink,
+        quantised.surgery.sink,
     )
     rows = [{"tensor": name, "sqnr_db": quality.layers[name], "kl_alone_nats": divergences[name]} for name in names]
     write_csv(out_dir / SENSITIVITY_CSV, rows)

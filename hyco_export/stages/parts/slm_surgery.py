@@ -1,6 +1,6 @@
 """What `convert-slm` makes of a checkpoint before calibration: network, weights and host tables, and their files.
 
-Knows the recipe's wish for unquantised checkpoints; no graph. Legend: V kept tokens.
+Legend: V kept tokens.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Surgery:
 
 
 def rounding_of(weights: SlmWeights | None) -> Rounding | None:
-    """The recipe's wish as the checkpoint's reader takes it; None where it has none."""
+    """How the recipe has an unquantised checkpoint rounded; None where it says nothing."""
     if weights is None:
         return None
     ratios = np.linspace(weights.clip_ratio_high, weights.clip_ratio_low, weights.clip_ratio_count)
@@ -91,12 +91,12 @@ def operate(
     return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)
 
 
-def with_opening(surgery: Surgery, token: int, rows: int, mask_value: float) -> Surgery:
+def with_sink(surgery: Surgery, token: int, rows: int, mask_value: float) -> Surgery:
     """The same with the kept K/V rows of the token that begins every text."""
     return replace(surgery, sink=find_attention_sink(surgery.float_slm, surgery.tables, token, rows, mask_value))
 
 
-def without_opening(sequences: Sequence[Sequence[int]], surgery: Surgery, rows: int) -> list[list[int]]:
+def without_sink(sequences: Sequence[Sequence[int]], surgery: Surgery, rows: int) -> list[list[int]]:
     """The rest of the sequences that begin with the sink and fill a pass after it.
 
     Raises:
