@@ -221,7 +221,7 @@ def test_layers_that_cannot_be_cut_into_blocks_are_named_before_training(run):
 def mixed(run, tmp_path_factory):
     """qat-head and convert-head with blocks of 8 inputs, wide layers, and evidence; metrics by stage."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantisers, "LPBQ_BLOCK", 8)
+        patch.setitem(quantisers.GRID_BLOCKS, "lpbq", 8)
         config = with_qat(split_projection=True, grid="lpbq", overrides=MIXED, evidence_sequences=2, trained_grids=True)
         inputs = {**run[1], **{name: tmp_path_factory.mktemp(name) for name in ("qat-head", "convert-head")}}
         metrics = {"qat-head": qat_head.build(config, inputs, inputs["qat-head"], Silent())}
