@@ -13,10 +13,31 @@ from typing import Annotated
 import typer
 
 import hyco_export
+from hyco_export.cli.arguments import (
+    CaOption,
+    DryRunOption,
+    InsecureOption,
+    LinkOption,
+    LinkWaitsOption,
+    RecipeArgument,
+    RecipeOption,
+    RunOption,
+    ServerTokensOption,
+    TargetOption,
+    TokenOption,
+    only,
+    with_rule_options,
+)
+from hyco_export.cli.console import show_error
+from hyco_export.cli.dev_commands import dev
 from hyco_export.cli.invocation import Invocation, is_main
+from hyco_export.core.files import storage_error
+from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.errors import HycoError
 from hyco_export.protocol.server_address import LOOPBACK, USUAL_PORT
 from hyco_export.protocol.wire import LARGEST_STEP_BYTES
+from hyco_export.stages.declarations import Stage
+from hyco_export.stages.table import STAGES
 
 app = typer.Typer(
     name="hyco-export",
@@ -24,35 +45,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-dev = typer.Typer(
-    help="For work on this program: train the embedded family, create checkpoints, compare speeds.",
-    no_args_is_help=True,
-)
 app.add_typer(dev, name="dev")
 
-RECIPE_HELP = "Recipe (YAML). Default: the embedded tiny family."
-RecipeArgument = Annotated[Path | None, typer.Argument(metavar="RECIPE", help=RECIPE_HELP, show_default=False)]
-RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="The same, as an option.", show_default=False)]
 UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
-SHARED_COMMANDS = ("capture", "qat-head", "build-keepset", "convert-head", "convert-slm", "compile", "run", "serve")
-RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
-TargetOption = Annotated[str | None, typer.Option("--target", help="NPU target, e.g. sm8850. Default: the recipe's.")]
-ServerTokensOption = Annotated[
-    Path | None,
-    typer.Option("--token-file", help="File of bearer tokens, one a line. Default: the one in HYCO_TOKEN, or none."),
-]
-TokenOption = Annotated[
-    Path | None,
-    typer.Option("--token-file", help="File with the bearer token. Default: the one in HYCO_TOKEN, or none."),
-]
-CaOption = Annotated[Path | None, typer.Option("--ca", help="Authority of the server's certificate (PEM).")]
-InsecureOption = Annotated[bool, typer.Option("--insecure", help="Send the token without TLS.")]
-LinkOption = Annotated[str | None, typer.Option("--link", help="Count times as over lte, 5g-nsa or wifi.")]
-LinkWaitsOption = Annotated[
-    bool, typer.Option("--link-waits", help="Sleep what the link takes; specedge-pd drafts meanwhile.")
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
+SHARED_COMMANDS = (*(stage.name for stage in STAGES), "run", "serve")  # of the processes of a launch together
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,56 +69,28 @@ def launched(
         raise typer.Exit()
 
 
-@app.command()
-def capture(
-    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
-) -> None:
-    """Record the verifier's greedy answers and the hand-offs the head reads."""
-    _run_stage("capture", _only(path, recipe), run, None, dry_run)
+def _add_stage(stage: Stage) -> None:
+    """The command that builds this stage; one whose artifact depends on the target takes `--target` too."""
+
+    def build(
+        path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
+    ) -> None:
+        _build_stage(stage.name, only(path, recipe), run, None, dry_run)
+
+    def build_for_target(
+        path: RecipeArgument = None,
+        recipe: RecipeOption = None,
+        run: RunOption = None,
+        target: TargetOption = None,
+        dry_run: DryRunOption = False,
+    ) -> None:
+        _build_stage(stage.name, only(path, recipe), run, target, dry_run)
+
+    app.command(stage.name, help=stage.summary)(build_for_target if stage.per_target else build)
 
 
-@app.command("qat-head")
-def qat_head(
-    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
-) -> None:
-    """Train the MTP head's 4-bit weights by KL from the original head."""
-    _run_stage("qat-head", _only(path, recipe), run, None, dry_run)
-
-
-@app.command("build-keepset")
-def build_keepset(
-    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
-) -> None:
-    """Choose the token ids both drafters may propose, and their 8-bit embedding table."""
-    _run_stage("build-keepset", _only(path, recipe), run, None, dry_run)
-
-
-@app.command("convert-head")
-def convert_head(
-    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
-) -> None:
-    """Write the head's K steps as one integer graph."""
-    _run_stage("convert-head", _only(path, recipe), run, None, dry_run)
-
-
-@app.command("convert-slm")
-def convert_slm(
-    path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
-) -> None:
-    """Turn the SLM into static integer graphs over K/V rings."""
-    _run_stage("convert-slm", _only(path, recipe), run, None, dry_run)
-
-
-@app.command("compile")
-def compile_(
-    path: RecipeArgument = None,
-    recipe: RecipeOption = None,
-    run: RunOption = None,
-    target: TargetOption = None,
-    dry_run: DryRunOption = False,
-) -> None:
-    """Compile the graphs into Hexagon context binaries."""
-    _run_stage("compile", _only(path, recipe), run, target, dry_run)
+for stage in STAGES:
+    _add_stage(stage)
 
 
 @app.command()
@@ -134,9 +102,9 @@ def run(
     dry_run: DryRunOption = False,
 ) -> None:
     """Everything: build what is not fresh, start the server, validate against it, stop it."""
-    from hyco_export.cli.build import run_everything
+    from hyco_export.cli.run import run_everything
 
-    raise typer.Exit(run_everything(_only(path, recipe), run, target, dry_run))
+    raise typer.Exit(run_everything(only(path, recipe), run, target, dry_run))
 
 
 @app.command()
@@ -178,13 +146,12 @@ def serve(
 ) -> None:
     """Serve the verifier over HTTP (hyco_export/protocol/PROTOCOL.md)."""
     from hyco_export.cli.serve import ListenOptions, serve_run
-    from hyco_export.core.numerics import BYTES_PER_MB
     from hyco_export.server.admission import Batching, ServeOptions
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
     options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, idle_s, compiled)
     listen = ListenOptions(host.strip("[]"), port, tls_cert, tls_key, token_file, insecure, pad_replies)
-    serve_run(_only(path, recipe), run, listen, device, threads, options, replicas)
+    serve_run(only(path, recipe), run, listen, device, threads, options, replicas)
 
 
 @app.command()
@@ -204,14 +171,15 @@ def validate(
     ] = None,
 ) -> None:
     """Drive a server and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run, 3 our own fault."""
-    from hyco_export.cli.options import reach_of
+    from hyco_export.cli.connection import connect_options
     from hyco_export.cli.validation import validate_run
 
-    reach = reach_of(token_file, ca, insecure, link, link_waits)
-    raise typer.Exit(validate_run(server, _only(path, recipe), run, target, reach, traces))
+    connecting = connect_options(token_file, ca, insecure, link, link_waits)
+    raise typer.Exit(validate_run(server, only(path, recipe), run, target, connecting, traces))
 
 
 @app.command()
+@with_rule_options
 def replay(
     trace: Annotated[list[Path], typer.Argument(help="JSONL files of one system, from `validate --traces`.")],
     rule: Annotated[str | None, typer.Option(help="Acceptance rule. Default: all of them.")] = None,
@@ -219,14 +187,12 @@ def replay(
         list[float] | None, typer.Option(help="For the epsilon rules; may be repeated. Default: 0.005.")
     ] = None,
     stop_needs_draw: Annotated[bool, typer.Option("--stop-needs-draw", help="No stop by a threshold alone.")] = False,
-    posterior_threshold: Annotated[float | None, typer.Option(help="For `typical`. Default: 0.09.")] = None,
-    posterior_alpha: Annotated[float | None, typer.Option(help="For `typical`. Default: 0.3.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the table there.")] = None,
+    **options: float | None,
 ) -> None:
     """Judge logged trees by other acceptance rules, offline, each round on its own."""
     from hyco_export.cli.validation import replay_traces
 
-    options = {"posterior_threshold": posterior_threshold, "posterior_alpha": posterior_alpha}
     given = {name: value for name, value in options.items() if value is not None}
     replay_traces(trace, rule, epsilon or [], stop_needs_draw, given, json_path)
 
@@ -254,11 +220,11 @@ def bench(
 ) -> None:
     """Compare systems over prompts and seeds, interleaved; a run that was stopped goes on."""
     from hyco_export.cli.bench import BenchOptions, bench_run, split_names
-    from hyco_export.cli.options import reach_of
+    from hyco_export.cli.connection import connect_options
 
     options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
-    reach = reach_of(token_file, ca, insecure, link, link_waits)
-    bench_run(server, _only(path, recipe), run, target, options, reach)
+    connecting = connect_options(token_file, ca, insecure, link, link_waits)
+    bench_run(server, only(path, recipe), run, target, options, connecting)
 
 
 @app.command()
@@ -277,97 +243,7 @@ def targets() -> None:
     list_targets()
 
 
-@dev.command("bench-peers")
-def bench_peers(
-    path: RecipeArgument = None,
-    recipe: RecipeOption = None,
-    run: RunOption = None,
-    prompts: Annotated[int, typer.Option(help="Validation prompts to answer.", min=1)] = 20,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.", min=1)] = 128,
-    vllm_python: Annotated[
-        Path | None, typer.Option(help="A Python that has vLLM's CPU build. Default: vLLM is left out.")
-    ] = None,
-) -> None:
-    """Answer greedily beside transformers and vLLM on the same weights. Exit 1 when a text differs, or when the
-    server is not twice as fast as transformers with the same head."""
-    from hyco_export.cli.dev import bench_peers
-
-    raise typer.Exit(bench_peers(_only(path, recipe), run, prompts, max_new_tokens, vllm_python))
-
-
-@dev.command("bench-counting")
-def bench_counting(
-    path: RecipeArgument = None,
-    recipe: RecipeOption = None,
-    run: RunOption = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder with a tokenizer.json. Default: the recipe's verifier.")
-    ] = None,
-    created: Annotated[
-        int | None, typer.Option(help="Count this many created conversations, not the recipe's.", min=1)
-    ] = None,
-) -> None:
-    """Measure the keep set's counting against the tokenizer's raw speed."""
-    from hyco_export.cli.dev import measure_counting
-
-    measure_counting(_only(path, recipe), run, tokenizer, created)
-
-
-@dev.command("train-tiny")
-def train_tiny(
-    out: Annotated[Path, typer.Argument(help="New folder for the three checkpoints.")],
-    quick: Annotated[bool, typer.Option(help="A handful of steps: right shapes, no skill.")] = False,
-) -> None:
-    """Train the embedded family again from the text on this machine."""
-    from hyco_export.cli.dev import train_tiny_family
-
-    train_tiny_family(out, quick)
-
-
-@dev.command("create-checkpoints")
-def create_checkpoints(
-    out: Annotated[Path, typer.Argument(help="New folder for three checkpoints, prompts and a recipe.")],
-    scale: Annotated[
-        str,
-        typer.Option(
-            help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 4.7 GB; middle; small; "
-            "respelled: the embedded family with an SLM of another vocabulary."
-        ),
-    ] = "full",
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of the tokenizer to fill up. Default: the embedded family's.")
-    ] = None,
-) -> None:
-    """Write checkpoints with random weights in real shapes, to try a pipeline without the real ones."""
-    from hyco_export.cli.dev import create_checkpoint_family
-
-    create_checkpoint_family(out, scale, tokenizer)
-
-
-@dev.command("fit-estimates")
-def fit_estimates(
-    scales: Annotated[
-        list[str] | None, typer.Option("--scale", help="full, middle, small; several are better.")
-    ] = None,
-) -> None:
-    """Measure the stages on created checkpoints; print the coefficients of --dry-run's estimates that fit."""
-    from hyco_export.cli.dev import refit_estimates
-
-    refit_estimates(scales or ["small", "middle"])
-
-
-def _only(path: Path | None, option: Path | None) -> Path | None:
-    """The recipe, whichever way it was given.
-
-    Raises:
-        HycoError: both ways.
-    """
-    if path is not None and option is not None:
-        raise HycoError(f"two recipes: {path} and --recipe {option}", "give one")
-    return path or option
-
-
-def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool) -> None:
+def _build_stage(name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool) -> None:
     from hyco_export.cli.build import build_stage
 
     build_stage(name, recipe, run, target, dry_run)
@@ -388,8 +264,6 @@ def main() -> None:
     try:
         _run_app()
     except HycoError as error:
-        from hyco_export.cli.console import show_error
-
         show_error(error)
         sys.exit(error.exit_code)
     except Exception:
@@ -403,8 +277,6 @@ def _run_app() -> None:
     try:
         app()
     except Exception as error:
-        from hyco_export.core.files import storage_error
-
         refused = storage_error(error)
         if refused is None:
             raise

@@ -5,14 +5,17 @@ from pathlib import Path
 
 import msgspec
 
+from hyco_export.cli.connection import ConnectOptions, transport_to
 from hyco_export.cli.console import ConsoleProgress, output
-from hyco_export.cli.options import Reach, open_run, require_built, require_readable_twice, transport_to
-from hyco_export.cli.serve import server_process
+from hyco_export.cli.options import open_run, require_built, require_readable_twice
+from hyco_export.cli.server_process import server_process
 from hyco_export.cli.validation import subject_of
 from hyco_export.core.data.prompts import PROMPT_COUNT
 from hyco_export.core.files import folder_lock, write_json
+from hyco_export.device.backends import find_backend
+from hyco_export.device.systems import find_baseline, find_system
 from hyco_export.errors import HycoError, counted, interrupt_keeps
-from hyco_export.evaluate.traces import kept_generations
+from hyco_export.evaluate.traces import TraceStore, kept_generations
 from hyco_export.stages.run_folder import RunFolder
 
 BENCH_FOLDER, RESULT_FILE = "bench", "systems.json"
@@ -35,15 +38,13 @@ def bench_run(
     run_dir: Path | None,
     target: str | None,
     options: BenchOptions,
-    reach: Reach,
+    connecting: ConnectOptions,
 ) -> None:
     """Run it against the server at `server`, or against one of its own for the length of the run.
 
     Raises:
         HycoError: systems that `require_systems` refuses, an unknown back end or number.
     """
-    from hyco_export.device.backends import find_backend
-
     require_systems(options.systems)
     find_backend(options.backend)
     if server is None:
@@ -58,13 +59,13 @@ def bench_run(
 
     with interrupt_keeps(kept):
         if server is not None:
-            _bench(run, server, options, reach, folder)
+            _bench(run, server, options, connecting, folder)
             return
         with server_process(recipe_path, run.root, kept) as own:
-            _bench(run, own.url, options, msgspec.structs.replace(reach, still_there=own.require_running), folder)
+            _bench(run, own.url, options, msgspec.structs.replace(connecting, still_there=own.require_running), folder)
 
 
-def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach, folder: Path) -> None:
+def _bench(run: RunFolder, url: str, options: BenchOptions, connecting: ConnectOptions, folder: Path) -> None:
     import torch
 
     from hyco_export.evaluate.bench import (
@@ -79,9 +80,8 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach, folder
     from hyco_export.evaluate.connect import connect, read_prompts, wire_sampling
     from hyco_export.evaluate.metrics import caveats
     from hyco_export.evaluate.runs import DeviceRunner
-    from hyco_export.evaluate.traces import TraceStore
 
-    transport, clock = transport_to(url, reach, run.recipe.validation.seed)
+    transport, clock = transport_to(url, connecting, run.recipe.validation.seed)
     subject = subject_of(run)
     connection = connect(subject, url, transport)
     recipe, limits = run.recipe, run.recipe.validation
@@ -105,8 +105,8 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach, folder
         code=code_digest(),
         server=connection.info.server,
         clock=connection.info.clock,
-        link=reach.link,
-        link_waits=reach.link_waits,
+        link=connecting.link,
+        link_waits=connecting.link_waits,
     )
     with folder_lock(folder, "trace folder", "benching", "--out"):
         store = TraceStore(folder, plan, plan.systems)
@@ -116,7 +116,7 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach, folder
         measured = measure_bench(plan, store, connection.artifacts.keepset)
         write_json(folder / RESULT_FILE, measured)
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
-    over = f", times as over {reach.link}" if reach.link else ""
+    over = f", times as over {connecting.link}" if connecting.link else ""
     title = f"{counted(len(prompts), 'prompt')}{seeds}, device back end {plan.backend}{over}"
     output.print(bench_table(measured, title), crop=False)
     for line in caveats(measured):
@@ -130,8 +130,6 @@ def require_systems(names: Sequence[str]) -> None:
     Raises:
         HycoError: no name, one twice, one that is no system, or a first one that the others cannot be compared with.
     """
-    from hyco_export.device.systems import find_baseline, find_system
-
     if not names:
         raise HycoError("--systems names no system", "give at least one, the baseline first")
     find_baseline(names[0])

@@ -9,6 +9,7 @@ import msgspec
 
 from hyco_export.cli.console import output, problems, show_metrics
 from hyco_export.cli.invocation import PROGRAM, imply
+from hyco_export.core.artifact import MANIFEST_NAME, read_manifest, verify, verify_file
 from hyco_export.errors import ArtifactError, HycoError, counted
 
 
@@ -21,8 +22,6 @@ def inspect_path(path: Path) -> None:
     if not path.exists():
         raise HycoError(f"{path} does not exist", "give an artifact folder, or a context binary (.bin) in one")
     if path.is_dir():
-        from hyco_export.core.artifact import verify
-
         _require_artifact(path)
         with _built_from(path):
             manifest = verify(path)
@@ -59,8 +58,6 @@ def _built_from(artifact: Path) -> Iterator[None]:
 
 def _require_built(file: Path) -> None:
     """Raises ArtifactError: the manifest beside the file, where there is one, names another content."""
-    from hyco_export.core.artifact import MANIFEST_NAME, read_manifest, verify_file
-
     if (file.parent / MANIFEST_NAME).is_file():
         verify_file(file.parent, file.name, read_manifest(file.parent))
     else:
@@ -73,8 +70,6 @@ def _require_artifact(folder: Path) -> None:
     Raises:
         ArtifactError: the folder is one of these; the hint names what can be inspected.
     """
-    from hyco_export.core.artifact import MANIFEST_NAME
-
     if (folder / MANIFEST_NAME).is_file():
         return
     artifacts = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))

@@ -1,8 +1,6 @@
-"""What the command line says, as values: a recipe with its run folder, and how a server is reached."""
+"""What the command line says of a recipe and its run folder."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,14 +9,8 @@ from hyco_export.core.recipe import Validation
 from hyco_export.core.recipe_loading import check_recipe, embedded_recipe, load_recipe
 from hyco_export.core.targets import find_target
 from hyco_export.device.systems import find_baseline, find_system
-from hyco_export.errors import ArtifactError, HycoError, RecipeError, ServerError
+from hyco_export.errors import ArtifactError, HycoError, RecipeError
 from hyco_export.stages.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from hyco_export.device.interfaces import Transport
-
-
-RESTART_S = 60.0  # a server that is started again is waited for that long in the middle of a run
 
 
 def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None = None) -> RunFolder:
@@ -85,53 +77,3 @@ def require_known_systems(plan: Validation) -> None:
         find_baseline(plan.systems[0])
     except HycoError as error:
         raise RecipeError(f"$.validation.systems: {error.message}", error.hint) from error
-
-
-class Reach(msgspec.Struct, frozen=True):
-    """How a server is reached: what it is shown, how it is known, and the link that is counted on the way."""
-
-    token: str = ""
-    authority: Path | None = None
-    insecure: bool = False
-    link: str | None = None
-    link_waits: bool = False
-    still_there: Callable[[], None] | None = None  # raises where waiting for the server is no use
-
-
-def reach_of(
-    token_file: Path | None, authority: Path | None, insecure: bool, link: str | None, link_waits: bool
-) -> Reach:
-    """What the command line says, with the token in it.
-
-    Raises:
-        HycoError: no such link, or `link_waits` without one.
-        ServerError: the token file cannot be used, or holds more than the one token that a client has.
-    """
-    from hyco_export.device.link import find_link
-    from hyco_export.protocol.security import read_tokens
-
-    if link_waits and link is None:
-        raise HycoError("--link-waits: there is no link to wait for", "give --link, or leave it out")
-    if link is not None:
-        find_link(link)
-    tokens = read_tokens(token_file)
-    if len(tokens) > 1:
-        raise ServerError(f"{token_file} holds {len(tokens)} tokens, a client shows one", "give a file with one")
-    return Reach(tokens[0] if tokens else "", authority, insecure, link, link_waits)
-
-
-def transport_to(url: str, reach: Reach, seed: int) -> tuple["Transport", Callable[[], float]]:
-    """Calls to the server at `url`, and the clock that measures them; they wait for a server that is started again.
-
-    Raises:
-        HycoError: no such link, a URL or file that cannot be used, or nobody answers.
-    """
-    from hyco_export.device.calls import RetryingTransport
-    from hyco_export.device.client import Access, HttpTransport
-    from hyco_export.device.link import over_link
-
-    direct = HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))
-    patient = RetryingTransport(direct, RESTART_S, still_there=reach.still_there)
-    transport, clock = over_link(patient, reach.link, seed, reach.link_waits)
-    direct.info()  # a dead URL is said at once, before any file is hashed
-    return transport, clock

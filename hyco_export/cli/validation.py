@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import hyco_export
+from hyco_export.cli.connection import ConnectOptions, transport_to
 from hyco_export.cli.console import ConsoleProgress, output, show_next, show_rows
 from hyco_export.cli.invocation import command_line, completed
-from hyco_export.cli.options import Reach, open_run, require_built, transport_to
+from hyco_export.cli.options import open_run, require_built
+from hyco_export.core.files import write_json
+from hyco_export.evaluate.replay import chosen_settings, replay
+from hyco_export.evaluate.traces import read_traces, require_writable
 from hyco_export.stages.declarations import use_threads
-from hyco_export.stages.plan import require_current, stages_of
+from hyco_export.stages.plan import require_current
 from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.table import stages_of
 
 REPORT_FOLDER = "validate"
 
@@ -28,14 +33,14 @@ def validate_run(
     recipe_path: Path | None,
     run_dir: Path | None,
     target: str | None,
-    reach: Reach,
+    connecting: ConnectOptions,
     traces: Path | None,
 ) -> int:
     """Validate the artifacts of a run against a server that somebody started."""
-    return validate_in(open_run(recipe_path, run_dir, target), server, reach, traces)
+    return validate_in(open_run(recipe_path, run_dir, target), server, connecting, traces)
 
 
-def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = None) -> int:
+def validate_in(run: RunFolder, url: str, connecting: ConnectOptions, traces: Path | None = None) -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not.
 
     Raises:
@@ -44,8 +49,6 @@ def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = No
         OSError: the same of `traces`.
     """
     if traces is not None:
-        from hyco_export.evaluate.traces import require_writable
-
         require_writable(traces)
     require_built(run)
 
@@ -55,12 +58,12 @@ def validate_in(run: RunFolder, url: str, reach: Reach, traces: Path | None = No
     recipe = run.recipe
     started = Unfinished(str(run.root), recipe.name, recipe.target, url, started_at, hyco_export.__version__)
     with run.lock(), unfinished_report(started, run.root / REPORT_FOLDER, completed):
-        return _validate(run, url, reach, traces)
+        return _validate(run, url, connecting, traces)
 
 
-def _validate(run: RunFolder, url: str, reach: Reach, traces: Path | None) -> int:
+def _validate(run: RunFolder, url: str, connecting: ConnectOptions, traces: Path | None) -> int:
     run.recipe.models.require_head()
-    transport, clock = transport_to(url, reach, run.recipe.validation.seed)
+    transport, clock = transport_to(url, connecting, run.recipe.validation.seed)
     subject = subject_of(run)
 
     from hyco_export.evaluate.report import write_report  # heavy: after what is said at once
@@ -119,10 +122,6 @@ def replay_traces(
     json_path: Path | None,
 ) -> None:
     """Print what each rule would have committed on the logged trees."""
-    from hyco_export.core.files import write_json
-    from hyco_export.evaluate.replay import chosen_settings, replay
-    from hyco_export.evaluate.traces import read_traces
-
     settings = chosen_settings(rule, epsilons, stop_needs_draw, options)
     traces = [trace for path in paths for trace in read_traces(path)]
     rows = [replay(traces, one) for one in settings]

@@ -30,7 +30,6 @@ import msgspec
 import numpy as np
 
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.files import write_json
 from hyco_export.core.handoff import HandoffSpec, KvShape
 from hyco_export.errors import ArtifactError
 
@@ -118,11 +117,6 @@ class SlmSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Spec = TypeVar("Spec", HeadSpec, SlmSpec)
-
-
-def write_spec(path: Path, spec: HeadSpec | SlmSpec) -> None:
-    """Store a spec as JSON."""
-    write_json(path, spec)
 
 
 def read_spec(path: Path, kind: type[Spec]) -> Spec:

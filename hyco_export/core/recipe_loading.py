@@ -234,7 +234,8 @@ def _qat_rules(recipe: Recipe, target: Target) -> tuple[Rule, ...]:
         ),
         (
             recipe.qat.grid == "per-channel" or recipe.qat.weight_bits == LPBQ_BITS,
-            f"$.qat.grid is lpbq, which has {LPBQ_BITS} bits, and $.qat.weight_bits is {recipe.qat.weight_bits}",
+            f"$.qat.grid is {recipe.qat.grid}, which has {LPBQ_BITS} bits, "
+            f"and $.qat.weight_bits is {recipe.qat.weight_bits}",
         ),
     )
 

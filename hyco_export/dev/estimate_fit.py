@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -28,8 +29,8 @@ from hyco_export.models.families.released_configs import Scale
 from hyco_export.models.shapes import head_shape, slm_shape, verifier_shape
 from hyco_export.models.verifier import load_config
 from hyco_export.stages.forecast import expected_work
-from hyco_export.stages.plan import estimators_of, stages_of
 from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.table import stages_of
 
 STEPS = 4  # of the solver; terms that swap places in a maximum settle in two
 RELATIVE_STEP = 1e-2  # of a coefficient, to see how an estimate moves: large against rounding to whole bytes
@@ -131,7 +132,7 @@ def measure(scale: Scale, folder: Path, on_progress: Progress) -> list[MeasuredS
         manifest = read_manifest(run.folder(stage))
         binaries = sum(record.size_bytes for name, record in manifest.files.items() if name.endswith(".bin"))
         took = Estimate(manifest.size_bytes, manifest.total_rss_bytes, binary_bytes=binaries)
-        estimator = estimators_of(recipe)[stage.name]
+        estimator = cast(Estimator, stage.estimate)  # every stage of the table has one that takes coefficients
         found.append(MeasuredStage(stage.name, scale.name, estimator, recipe, family, work, took, manifest.wall_s))
     return found
 

@@ -1,37 +1,30 @@
 """The systems that can be run, by name: each is a configuration of the same parts (HyCo, Table 2), not a code path.
 
 A system names its drafter, acceptance rule, draft side and offload policy. A new system is a row in `SYSTEMS`, and at
-most one new class each with a row in `DRAFTERS`, `POLICIES` or `acceptance.RULES`; the driver stays as it is.
+most one new class each with a row in `DRAFTERS`, `POLICIES` or `acceptance.RULES`; the driver stays as it is. A new
+drafter is a module of `drafters/` with its options in `core.recipe.Drafting`, which reaches it whole.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from hyco_export.device.backends import Device
-from hyco_export.device.drafters import (
-    ChainRule,
-    Drafter,
-    HybridDrafter,
-    NullDrafter,
-    ProactiveSpecEdgeDrafter,
-    SlmChainDrafter,
-    SpecEdgeDrafter,
-    TreeRule,
-)
+from hyco_export.core.deferred import Deferred
+from hyco_export.core.recipe import Drafting
 from hyco_export.device.interfaces import Request
-from hyco_export.device.kv_state import HeadState, ReplyChain
 from hyco_export.device.offload import AskForAll, AskForNone, KeepConfident, OffloadPolicy
-from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import EPSILON, RULES
 
+if TYPE_CHECKING:
+    from hyco_export.device.backends import Device
+    from hyco_export.device.drafters import Drafter
+
 NOTHING = "nothing"  # the drafter of systems whose device drafts nothing
 EVERYTHING, CONFIDENT, ALONE = "everything", "confident", "alone"  # offload policies
-ALONE_RULE = ChainRule(confidence=0.0, longest=1)  # the SLM by itself: a token a pass
 
 
 class System(msgspec.Struct, frozen=True):
@@ -103,21 +96,14 @@ SYSTEMS: dict[str, System] = {
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the systems of one run share: the recipe's drafting and the server's facts."""
+    """What the systems of one run share: the recipe's drafting, whole, and the server's facts."""
 
-    tree: TreeRule  # of the hybrid drafters
-    specedge: TreeRule
-    specedge_passes: int
+    drafting: Drafting
     epsilon: float  # for systems with the epsilon rule
     server_steps: int  # K, for systems that draft on the server
     head_digest: str  # key of the head artifact, for systems whose device runs the head
     vocab_size: int
     stop_ids: frozenset[int]
-    sled: ChainRule
-    synera: ChainRule  # its confidence is also that of the tokens which stay
-    synera_unverified: int  # tokens that stay in a row, at most
-    passes_ahead_count: bool = False  # of proactive drafting (a reading)
-    stop_needs_draw: bool = False  # for systems with a threshold
     trace: bool = False  # ask for what each round was judged by
 
 
@@ -147,10 +133,11 @@ def find_baseline(name: str) -> System:
     return system
 
 
-def make_drafter(system: System, settings: Settings, device: Device | None) -> Drafter:
+def make_drafter(system: System, settings: Settings, device: "Device | None") -> "Drafter":
     """The system's drafter; it may serve one generation after another. `device` may be None where none is needed."""
     if not system.needs_device:
-        return NullDrafter()
+        drafter: Drafter = null_drafter()
+        return drafter
     if device is None:
         raise HycoError(f"system {system.name} drafts on the device, but none was opened", "choose a device back end")
     return DRAFTERS[system.drafter].make(device, settings)
@@ -184,7 +171,7 @@ def make_request(
 
 def make_acceptance(system: System, settings: Settings) -> wire.Acceptance:
     """The system's rule with those of the run's options that it reads."""
-    values = {EPSILON: settings.epsilon, "stop_needs_draw": settings.stop_needs_draw}
+    values = {EPSILON: settings.epsilon, "stop_needs_draw": settings.drafting.stop_needs_draw}
     reads = RULES[system.rule].options
     return msgspec.structs.replace(
         wire.EXACT, rule=system.rule, **{name: value for name, value in values.items() if name in reads}
@@ -192,54 +179,28 @@ def make_acceptance(system: System, settings: Settings) -> wire.Acceptance:
 
 
 class DrafterRow(NamedTuple):
-    """How a drafter is made. `runs_head`: it needs the hand-off of every reply."""
+    """How a drafter is made: by a function of its module, loaded when it is called. `runs_head`: it needs the hand-off
+    of every reply."""
 
-    make: Callable[[Device, Settings], Drafter]
+    make: Callable[["Device", Settings], "Drafter"]
     runs_head: bool = False
 
 
-def _hybrid(device: Device, settings: Settings, passes: int = 1) -> Drafter:
-    head, slm = HeadState(device.head, device.handoff), SlmState(device.slm)
-    return HybridDrafter(head, slm, device.slm_ids, settings.tree, settings.stop_ids, passes)
-
-
-def _reply_chain(device: Device, settings: Settings) -> Drafter:
-    return HybridDrafter(ReplyChain(), SlmState(device.slm), device.slm_ids, settings.tree, settings.stop_ids)
-
-
-def _specedge(device: Device, settings: Settings) -> Drafter:
-    slm = SlmState(device.slm)
-    return SpecEdgeDrafter(slm, device.slm_ids, settings.specedge, settings.stop_ids, settings.specedge_passes)
-
-
-def _specedge_pd(device: Device, settings: Settings) -> Drafter:
-    return ProactiveSpecEdgeDrafter(
-        SlmState(device.slm),
-        device.slm_ids,
-        settings.specedge,
-        settings.stop_ids,
-        settings.specedge_passes,
-        settings.passes_ahead_count,
-    )
-
-
-def _slm_chain(device: Device, settings: Settings, rule: ChainRule) -> Drafter:
-    return SlmChainDrafter(SlmState(device.slm), device.slm_ids, rule, settings.stop_ids)
-
-
+null_drafter = Deferred("hyco_export.device.drafters.drafter:NullDrafter")
+HYBRID, SPECEDGE, SLM_CHAIN = (f"hyco_export.device.drafters.{name}" for name in ("hybrid", "specedge", "slm_chain"))
 DRAFTERS: dict[str, DrafterRow] = {
-    "hybrid": DrafterRow(_hybrid, runs_head=True),
-    "hybrid-2p": DrafterRow(partial(_hybrid, passes=2), runs_head=True),
-    "reply-chain": DrafterRow(_reply_chain),
-    "specedge": DrafterRow(_specedge),
-    "specedge-pd": DrafterRow(_specedge_pd),
-    "slm-alone": DrafterRow(partial(_slm_chain, rule=ALONE_RULE)),
-    "sled": DrafterRow(lambda device, settings: _slm_chain(device, settings, settings.sled)),
-    "synera": DrafterRow(lambda device, settings: _slm_chain(device, settings, settings.synera)),
+    "hybrid": DrafterRow(Deferred(f"{HYBRID}:make_hybrid"), runs_head=True),
+    "hybrid-2p": DrafterRow(partial(Deferred(f"{HYBRID}:make_hybrid"), passes=2), runs_head=True),
+    "reply-chain": DrafterRow(Deferred(f"{HYBRID}:make_reply_chain")),
+    "specedge": DrafterRow(Deferred(f"{SPECEDGE}:make_specedge")),
+    "specedge-pd": DrafterRow(Deferred(f"{SPECEDGE}:make_proactive")),
+    "slm-alone": DrafterRow(Deferred(f"{SLM_CHAIN}:make_alone")),
+    "sled": DrafterRow(Deferred(f"{SLM_CHAIN}:make_sled")),
+    "synera": DrafterRow(Deferred(f"{SLM_CHAIN}:make_synera")),
 }
 
 POLICIES: dict[str, Callable[[Settings], OffloadPolicy]] = {
     EVERYTHING: lambda settings: AskForAll(),
-    CONFIDENT: lambda settings: KeepConfident(settings.synera.confidence, settings.synera_unverified),
+    CONFIDENT: lambda settings: KeepConfident(settings.drafting.synera.confidence, settings.drafting.synera.unverified),
     ALONE: lambda settings: AskForNone(),
 }

@@ -1,7 +1,6 @@
 """Runs generations of named systems over prompts, with the device back ends of a run folder opened once each."""
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -9,9 +8,9 @@ from typing import Protocol, Self
 
 import msgspec
 
-from hyco_export.core.recipe import Drafting, Recipe
+from hyco_export.core.recipe import Recipe
 from hyco_export.device.backends import Device, open_device
-from hyco_export.device.drafters import ChainRule, Drafter, TreeRule
+from hyco_export.device.drafters import Drafter
 from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Transport
 from hyco_export.device.systems import Settings, find_system, make_drafter, make_policy, make_request
@@ -104,40 +103,15 @@ class DeviceRunner:
 
 def run_settings(recipe: Recipe, head_digest: str, info: ServerInfo, trace: bool = False) -> Settings:
     """What all systems of a run share."""
-    drafting = recipe.drafting
     return Settings(
-        tree=tree_rule(drafting),
-        specedge=specedge_rule(drafting),
-        specedge_passes=drafting.specedge.passes,
+        drafting=recipe.drafting,
         epsilon=recipe.validation.epsilon,
         server_steps=recipe.head.steps,
         head_digest=head_digest,
         vocab_size=info.vocab_size,
         stop_ids=frozenset(info.stop_ids),
-        sled=ChainRule(drafting.sled.confidence, drafting.sled.longest),
-        synera=ChainRule(drafting.synera.confidence, drafting.synera.longest),
-        synera_unverified=drafting.synera.unverified,
-        passes_ahead_count=drafting.specedge.passes_ahead == "counted",
-        stop_needs_draw=drafting.stop_needs_draw,
         trace=trace,
     )
-
-
-def tree_rule(drafting: Drafting) -> TreeRule:
-    """The recipe's drafting as the scoring rule: an edge costs the log of the chain's assumed acceptance."""
-    return TreeRule(
-        math.log(drafting.chain_acceptance),
-        drafting.budget,
-        drafting.candidates_per_row,
-        drafting.slm_temperature,
-        drafting.second_pass_nodes,
-    )
-
-
-def specedge_rule(drafting: Drafting) -> TreeRule:
-    """The same for the tree that the SLM grows alone."""
-    own = drafting.specedge
-    return TreeRule(math.log(own.edge_factor), drafting.budget, own.children_per_row, drafting.slm_temperature)
 
 
 def prompt_seed(seed: int, prompt_id: str) -> int:

@@ -92,19 +92,10 @@ def _target_numbers(model: onnx.ModelProto, path: Path) -> tuple[int, int, int]:
     return htp_arch, soc_model, vtcm_mb
 
 
-def check_context(context_model: Path, spec: GraphSpec, target: Target) -> tuple[Path, ContextInfo]:
-    """The binary beside `context_model` and its description, both checked against `spec` and `target`.
-
-    Raises:
-        CompileError: the first thing that differs.
-    """
-    return check_shared([context_model], [spec], target)
-
-
-def check_shared(
+def check_context(
     context_models: Sequence[Path], specs: Sequence[GraphSpec], target: Target
 ) -> tuple[Path, ContextInfo]:
-    """The same for the one binary of several `context_models`, which holds one graph of `specs` for each.
+    """The one binary of these `context_models`, with a graph of `specs` for each, and its description, both checked.
 
     Raises:
         CompileError: the first thing that differs.

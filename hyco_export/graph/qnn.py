@@ -105,7 +105,7 @@ def compile_context(
         with Worker(log) as worker:
             cost = worker.ask(job, qnn_process.Compiled, subject=name)
         _require_narrowed(cost.two_bit_weights, two_bit, name)
-        binary, info = check_context(context_model, spec, target)
+        binary, info = check_context([context_model], [spec], target)
     except BaseException as error:
         _discard(context_model)
         if is_fallback(error):

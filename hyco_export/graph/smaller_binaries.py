@@ -24,7 +24,7 @@ from hyco_export.core.device_spec import GraphSpec
 from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError
 from hyco_export.graph import qnn_process
-from hyco_export.graph.context_check import check_shared
+from hyco_export.graph.context_check import check_context
 from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.qnn_process import ContextInfo, Worker
 
@@ -158,7 +158,7 @@ def compile_shared(
     try:
         with Worker(log) as worker:
             cost = worker.ask(job, qnn_process.Compiled, subject=" and ".join(names))
-        binary, info = check_shared(context_models, specs, target)
+        binary, info = check_context(context_models, specs, target)
     except BaseException:
         for path in out_dir.glob(f"*_{SUFFIX}_ctx*"):
             path.unlink()

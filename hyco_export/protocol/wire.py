@@ -7,10 +7,11 @@ cache indices, floats from the device other than sampling settings.
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from hyco_export.errors import ProtocolError
 
@@ -52,14 +53,15 @@ PAPER_SAMPLING = Sampling(temperature=1.0, top_k=64, top_p=0.95)  # of all syste
 class Acceptance(msgspec.Struct, frozen=True, array_like=True):
     """The acceptance rule of a session, a name in `acceptance.RULES`, and options that some rules read.
 
-    `stop_needs_draw`: no stop token is accepted by a threshold alone. The last two are Medusa's, for `typical`.
+    `stop_needs_draw`: no stop token is accepted by a threshold alone. The last two are Medusa's, for `typical`. A field
+    with a description is also an option of `hyco-export replay`.
     """
 
     rule: str
     epsilon: float
     stop_needs_draw: bool = False
-    posterior_threshold: float = 0.09
-    posterior_alpha: float = 0.3
+    posterior_threshold: Annotated[float, Meta(description="For `typical`.")] = 0.09
+    posterior_alpha: Annotated[float, Meta(description="For `typical`.")] = 0.3
 
 
 EXACT = Acceptance("exact", epsilon=1.0)  # every option has the value that switches it off, or its default

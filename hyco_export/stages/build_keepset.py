@@ -16,29 +16,28 @@ Legend: V vocabulary size, n kept tokens.
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import numpy as np
+from tokenizers import Tokenizer
 
-from hyco_export.core.artifact import CAPTURE, KEEPSET, WORK_FOLDER
+from hyco_export.core.artifact import CAPTURE, WORK_FOLDER
 from hyco_export.core.data.conversations import identities
 from hyco_export.core.data.readers import conversation_count, list_files, read_conversations
 from hyco_export.core.files import Declared, TensorWriter, write_json
 from hyco_export.core.keepset import KEEPSET_FILE, MISSING, KeepSet, Ranking, curve, kept_share, rank, smallest_size
 from hyco_export.core.memory import release_freed
-from hyco_export.core.recipe import Dtype, Recipe
+from hyco_export.core.recipe import Dtype
 from hyco_export.errors import RecipeError
-from hyco_export.stages.capture import read_answers
-from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from hyco_export.models.embedding_table import EmbeddingSource
-    from hyco_export.models.text.token_counts import TokenCounts
-    from hyco_export.models.text.tokenizer import TokenizerFile
-    from hyco_export.models.text.vocabulary import FixedPart
+from hyco_export.evaluate.charts import coverage_picture, write_picture
+from hyco_export.models.embedding_table import EmbeddingSource, find_embedding, quantized_blocks
+from hyco_export.models.generation_rules import checkpoint_suppressed_ids
+from hyco_export.models.text.token_counts import TokenCounts, count_tokens
+from hyco_export.models.text.tokenizer import TokenizerFile, open_tokenizer
+from hyco_export.models.text.vocabulary import FixedPart, find_fixed_part, require_room
+from hyco_export.stages.captured import read_answers
+from hyco_export.stages.declarations import Metrics, Progress
+from hyco_export.stages.table import KeepSetConfig
 
 COVERAGE_FILE = "coverage.json"
 CURVE_FILE = "curve.json"
@@ -49,43 +48,12 @@ PROMPT_SETS = ("calibration", "validation")  # not counted
 SHOWN_SHARES = (0.9, 0.95, 0.98, 0.99, 0.999)  # the size that each of them takes stands in coverage.json
 
 
-class KeepSetConfig(msgspec.Struct, frozen=True):
-    """What changes the artifact's bytes."""
-
-    size: int | None
-    scripts: tuple[str, ...]
-    held_out_share: float
-    verifier_dtype: Dtype  # the embedding factor is rounded to it
-    coverage: float | None = None  # instead of the size
-
-
-def keepset_config(recipe: Recipe) -> KeepSetConfig:
-    """The recipe's part of this stage."""
-    choice = recipe.keepset
-    dtype = recipe.models.verifier.dtype
-    return KeepSetConfig(choice.size, choice.scripts, choice.held_out_share, dtype, choice.coverage)
-
-
-def keepset_sources(recipe: Recipe) -> Mapping[str, Source]:
-    """Checkpoint and data files read here."""
-    return {
-        "verifier": recipe.models.verifier,
-        "conversations": recipe.data.conversations,
-        "calibration": recipe.data.calibration,
-        "validation": recipe.data.validation,
-    }
-
-
-def check_keepset(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
+def check(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
     """Refuse an impossible size or script in about a second, so that it can be asked before a chain starts.
 
     Raises:
         RecipeError: unknown script; a size below the fixed part or above the vocabulary.
     """
-    from hyco_export.models.embedding_table import find_embedding
-    from hyco_export.models.text.tokenizer import open_tokenizer
-    from hyco_export.models.text.vocabulary import require_room
-
     vocab_size = find_embedding(inputs["verifier"]).vocab_size
     fixed = _fixed_part(inputs["verifier"], open_tokenizer(inputs["verifier"]), vocab_size, config.scripts)
     release_freed()
@@ -93,12 +61,8 @@ def check_keepset(config: KeepSetConfig, inputs: Mapping[str, Path]) -> None:
         require_room(config.size, fixed, vocab_size)
 
 
-def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
+def build(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Write the files of the module's list; the coverage is also the stage's metrics."""
-    from hyco_export.models.embedding_table import find_embedding
-    from hyco_export.models.text.tokenizer import open_tokenizer
-    from hyco_export.models.text.vocabulary import require_room
-
     tokenizer = open_tokenizer(inputs["verifier"])
     embedding = find_embedding(inputs["verifier"])
     fixed = _fixed_part(inputs["verifier"], tokenizer, embedding.vocab_size, config.scripts)
@@ -123,7 +87,7 @@ def build_keepset(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Pa
     return coverage
 
 
-def require_counted_tokens(size: int, ranking: Ranking, counts: "TokenCounts") -> None:
+def require_counted_tokens(size: int, ranking: Ranking, counts: TokenCounts) -> None:
     """What fills a keep set beyond its fixed part is chosen by counts: there must be some.
 
     Raises:
@@ -156,15 +120,12 @@ def remarks(config: KeepSetConfig, coverage: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _fixed_part(verifier: Path, tokenizer: "TokenizerFile", vocab_size: int, scripts: tuple[str, ...]) -> "FixedPart":
+def _fixed_part(verifier: Path, tokenizer: TokenizerFile, vocab_size: int, scripts: tuple[str, ...]) -> FixedPart:
     """What is always kept; nothing that the checkpoint never generates."""
-    from hyco_export.models.generation_rules import checkpoint_suppressed_ids
-    from hyco_export.models.text.vocabulary import find_fixed_part
-
     return find_fixed_part(tokenizer, vocab_size, scripts, checkpoint_suppressed_ids(verifier, vocab_size))
 
 
-def size_for(coverage: float | None, ranking: Ranking, counts: "TokenCounts") -> int:
+def size_for(coverage: float | None, ranking: Ranking, counts: TokenCounts) -> int:
     """The smallest size that keeps the share `coverage` of the held-out tokens.
 
     Raises:
@@ -189,7 +150,7 @@ def size_for(coverage: float | None, ranking: Ranking, counts: "TokenCounts") ->
     return size
 
 
-def sizes_by_share(ranking: Ranking, counts: "TokenCounts") -> dict[str, int | None]:
+def sizes_by_share(ranking: Ranking, counts: TokenCounts) -> dict[str, int | None]:
     """By share of the held-out tokens: the smallest size that keeps it; None where no known tokens do."""
     if not counts.held_out.any():
         return {}
@@ -197,10 +158,8 @@ def sizes_by_share(ranking: Ranking, counts: "TokenCounts") -> dict[str, int | N
     return {str(share): smallest_size(ranking, shares, share) for share in SHOWN_SHARES}
 
 
-def save_keepset(path: Path, keepset: KeepSet, embedding: "EmbeddingSource", dtype: Dtype) -> None:
+def save_keepset(path: Path, keepset: KeepSet, embedding: EmbeddingSource, dtype: Dtype) -> None:
     """Write the ids with their rows of the 8-bit table (`core.keepset.KEEPSET_FILE`) as a stream: 242 MB."""
-    from hyco_export.models.embedding_table import quantized_blocks
-
     n = len(keepset)
     declared = {
         "ids": Declared("int32", (n,)),
@@ -214,8 +173,7 @@ def save_keepset(path: Path, keepset: KeepSet, embedding: "EmbeddingSource", dty
             writer.put("table_scale", block.scale, first)
 
 
-def _write_reports(out_dir: Path, coverage: dict[str, Any], ranking: Ranking, counts: "TokenCounts") -> None:
-    from hyco_export.evaluate.charts import coverage_picture, write_picture
+def _write_reports(out_dir: Path, coverage: dict[str, Any], ranking: Ranking, counts: TokenCounts) -> None:
 
     rows = curve(ranking, counts.held_out, counts.counted, coverage["size"])
     ids = {
@@ -229,7 +187,7 @@ def _write_reports(out_dir: Path, coverage: dict[str, Any], ranking: Ranking, co
 
 
 def describe(
-    keepset: KeepSet, fixed: "FixedPart", counts: "TokenCounts", answers: Mapping[str, np.ndarray]
+    keepset: KeepSet, fixed: FixedPart, counts: TokenCounts, answers: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """What the keep set consists of, and how much text it covers: held-out conversations, and answers [V] by split."""
     kept = keepset.rows(np.arange(keepset.vocab_size)) != MISSING
@@ -278,14 +236,12 @@ def count_answers(capture: Path, vocab_size: int) -> dict[str, np.ndarray]:
 def _count_conversations(
     config: KeepSetConfig,
     inputs: Mapping[str, Path],
-    tokenizer: "Tokenizer",
+    tokenizer: Tokenizer,
     vocab_size: int,
     state: Path,
     progress: Progress,
-) -> "TokenCounts":
+) -> TokenCounts:
     """Count the recipe's conversations without those of the calibration and validation sets."""
-    from hyco_export.models.text.token_counts import count_tokens
-
     state.parent.mkdir(exist_ok=True)
     path = inputs["conversations"]
     total = conversation_count(path)
@@ -299,15 +255,3 @@ def _count_conversations(
         lambda done: progress.step("conversations counted", done, total),
         state,
     )
-
-
-STAGE = Stage(
-    name=KEEPSET,
-    revision=3,
-    needs=(CAPTURE,),
-    config=keepset_config,
-    sources=keepset_sources,
-    build=build_keepset,
-    check=check_keepset,
-    resumable=True,
-)

@@ -15,66 +15,38 @@ take every n-th prompt each.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import msgspec
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hyco_export.core import recipe as recipes
-from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, PartialBuild
-from hyco_export.core.data.conversations import Conversation, Message, prompt_messages
+from hyco_export.core.artifact import FINAL_NORM_FILE, PartialBuild
+from hyco_export.core.data.conversations import Conversation, prompt_messages
 from hyco_export.core.data.prompts import prompt_named, read_prompts
 from hyco_export.core.data.readers import list_files
 from hyco_export.core.files import write_json
 from hyco_export.core.golden import GoldenTree
-from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.memory import release_freed
 from hyco_export.errors import ArtifactError, RecipeError
-from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
+from hyco_export.models.capture import greedy_answer, sampled_answers, save_capture, teacher_forced
+from hyco_export.models.golden_tree import golden_tree
+from hyco_export.models.head.unroll import final_norm, save_norm
+from hyco_export.models.process_group import current_group
+from hyco_export.models.text.tokenizer import encode_prompt, require_one_reading, require_rows, require_written
+from hyco_export.models.verifier import handoff_values, load_config, load_tokenizer, load_verifier
+from hyco_export.stages.captured import (
+    ANSWERS_FILE,
+    PROMPT_SPLITS,
+    SEQUENCES_FOLDER,
+    SPLITS,
+    TREES_FOLDER,
+    Answer,
+    Split,
+    sequence_name,
+)
+from hyco_export.stages.declarations import Metrics, Progress
+from hyco_export.stages.table import CaptureConfig
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-Split = Literal["calibration", "sampled", "validation"]
-PROMPT_SPLITS: tuple[Split, ...] = ("calibration", "validation")
-SPLITS: tuple[Split, ...] = ("calibration", "sampled", "validation")
-ANSWERS_FILE = "answers.jsonl"
-SEQUENCES_FOLDER = "sequences"
-TREES_FOLDER = "trees"
 NORM_UNIT = "final-norm"
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """One line of answers.jsonl."""
-
-    id: str
-    split: Split
-    messages: tuple[Message, ...]
-    prompt_ids: list[int]
-    answer_ids: list[int]
-    text: str
-
-
-class CaptureConfig(msgspec.Struct, frozen=True):
-    """What changes the bytes of a capture."""
-
-    capture: recipes.Capture
-    hidden_norm: HiddenNorm
-    dtype: recipes.Dtype
-    sampling: recipes.Sampling = recipes.Sampling()  # of the sampled answers
-
-
-def config(recipe: recipes.Recipe) -> CaptureConfig:
-    """The recipe's fields that this stage reads."""
-    return CaptureConfig(recipe.capture, recipe.models.hidden_norm, recipe.models.verifier.dtype, recipe.sampling)
-
-
-def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
-    """The verifier and the two prompt files."""
-    return {
-        "verifier": recipe.models.verifier,
-        "calibration": recipe.data.calibration,
-        "validation": recipe.data.validation,
-    }
 
 
 @dataclass(frozen=True)
@@ -100,9 +72,6 @@ def check(config: CaptureConfig, inputs: Mapping[str, Path]) -> None:
         CheckpointError: a tokenizer or template that cannot be read, that does not fit the model, of which transformers
             makes another one, or that writes something else than the messages.
     """
-    from hyco_export.models.text.tokenizer import encode_prompt, require_one_reading, require_rows, require_written
-    from hyco_export.models.verifier import load_config, load_tokenizer
-
     tokenizer = load_tokenizer(inputs["verifier"])
     rows = load_config(inputs["verifier"]).get_text_config().vocab_size
     texts: list[str] = []
@@ -122,9 +91,6 @@ def check(config: CaptureConfig, inputs: Mapping[str, Path]) -> None:
 
 def build(config: CaptureConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Answer every prompt, then capture its sequences; see the module for the files."""
-    from hyco_export.models.process_group import current_group
-    from hyco_export.models.verifier import handoff_values, load_config
-
     group = current_group()
     partial = PartialBuild(out_dir)
     prompts = list(_prompts(inputs))
@@ -153,10 +119,6 @@ def _capture_prompts(
     progress: Progress,
 ) -> None:
     """Do the units of these prompts, one after the other; the model is not loaded where nothing is left to do."""
-    from hyco_export.models.head.unroll import final_norm, save_norm
-    from hyco_export.models.process_group import current_group
-    from hyco_export.models.verifier import load_tokenizer, load_verifier
-
     if not prompts and partial.finished(NORM_UNIT):
         return
     group = current_group()
@@ -172,8 +134,8 @@ def _capture_prompts(
 
 def _capture_prompt(
     config: CaptureConfig,
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerFast",
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     partial: PartialBuild,
     prompt: Prompt,
 ) -> None:
@@ -221,12 +183,9 @@ def _gather(partial: PartialBuild, prompts: Sequence[Prompt]) -> Metrics:
 
 
 def _answers(
-    config: CaptureConfig, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", prompt: Prompt
+    config: CaptureConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: Prompt
 ) -> Iterator[Answer]:
     """The greedy answer to a prompt, then its sampled ones."""
-    from hyco_export.models import capture as capturing
-    from hyco_export.models.text.tokenizer import encode_prompt
-
     messages = prompt_messages(prompt.conversation)
     prompt_ids = encode_prompt(tokenizer, [msgspec.to_builtins(m) for m in messages])
     limit = _answer_limit(config, prompt.split, len(prompt_ids))
@@ -235,26 +194,22 @@ def _answers(
         text = str(tokenizer.decode(ids, skip_special_tokens=True))
         return Answer(prompt.conversation.id, kind, messages, prompt_ids, ids, text)
 
-    yield answer(prompt.split, capturing.greedy_answer(model, prompt_ids, limit))
+    yield answer(prompt.split, greedy_answer(model, prompt_ids, limit))
     wanted = config.capture.sampled_answers
     if prompt.split == "calibration" and wanted:
-        for ids in capturing.sampled_answers(model, prompt_ids, limit, wanted, config.sampling, prompt.number):
+        for ids in sampled_answers(model, prompt_ids, limit, wanted, config.sampling, prompt.number):
             yield answer("sampled", ids)
 
 
-def _capture(config: CaptureConfig, model: "PreTrainedModel", answer: Answer, path: Path) -> None:
+def _capture(config: CaptureConfig, model: PreTrainedModel, answer: Answer, path: Path) -> None:
     """Capture one sequence."""
-    from hyco_export.models import capture as capturing
-
     ids = (answer.prompt_ids + answer.answer_ids)[: config.capture.sequence_limit]
-    captured = capturing.teacher_forced(model, ids, len(answer.prompt_ids), config.hidden_norm)
-    capturing.save_capture(path, captured)
+    captured = teacher_forced(model, ids, len(answer.prompt_ids), config.hidden_norm)
+    save_capture(path, captured)
 
 
-def _golden_tree(config: CaptureConfig, model: "PreTrainedModel", answer: Answer) -> GoldenTree | None:
+def _golden_tree(config: CaptureConfig, model: PreTrainedModel, answer: Answer) -> GoldenTree | None:
     """Probabilities behind a place of the answer; None where it is too short."""
-    from hyco_export.models.golden_tree import golden_tree
-
     ids = (answer.prompt_ids + answer.answer_ids)[: config.capture.sequence_limit]
     return golden_tree(model, ids, len(answer.prompt_ids), config.sampling)
 
@@ -282,70 +237,3 @@ def _answer_limit(config: CaptureConfig, split: Split, prompt_tokens: int) -> in
         )
     wanted = limit.max_new_tokens if split == "calibration" else limit.validation_max_new_tokens
     return min(wanted, room)
-
-
-def sequence_name(split: Split, index: int) -> str:
-    """File name of the index-th capture of a split."""
-    return f"{split}-{index:04d}.safetensors"
-
-
-def sequence_paths(folder: Path, split: Split) -> list[Path]:
-    """All captures of a split, in prompt order.
-
-    Raises:
-        ArtifactError: there are none.
-    """
-    found = sorted((folder / SEQUENCES_FOLDER).glob(f"{split}-*.safetensors"))
-    if not found:
-        raise ArtifactError(f"{folder} holds no {split} captures", "build it again: hyco-export capture")
-    return found
-
-
-def read_trees(folder: Path) -> list[GoldenTree]:
-    """The golden trees of the validation answers, in prompt order.
-
-    Raises:
-        ArtifactError: one cannot be read.
-    """
-    paths = sorted((folder / TREES_FOLDER).glob("*.json"))
-    try:
-        return [msgspec.json.decode(path.read_bytes(), type=GoldenTree) for path in paths]
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ArtifactError(f"{folder / TREES_FOLDER}: {error}", "build it again: hyco-export capture") from error
-
-
-def training_paths(folder: Path) -> list[Path]:
-    """Captures that train the head: of the greedy and of the sampled answers.
-
-    Raises:
-        ArtifactError: there are none.
-    """
-    sampled = sorted((folder / SEQUENCES_FOLDER).glob("sampled-*.safetensors"))
-    return [*sequence_paths(folder, "calibration"), *sampled]
-
-
-def read_answers(folder: Path, split: Split | None = None) -> list[Answer]:
-    """Lines of answers.jsonl, of one split or all.
-
-    Raises:
-        ArtifactError: the file is missing or a line is not an answer.
-    """
-    path = folder / ANSWERS_FILE
-    try:
-        answers = [msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines()]
-    except (OSError, msgspec.DecodeError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export capture") from error
-    return [answer for answer in answers if split is None or answer.split == split]
-
-
-STAGE = Stage(
-    CAPTURE,
-    revision=3,
-    needs=(),
-    config=config,
-    sources=sources,
-    build=build,
-    check=check,
-    resumable=True,
-    shared=True,
-)

@@ -14,15 +14,13 @@ binary is only read back: x86 cannot load it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from math import ceil, prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+import onnx
 
-from hyco_export.core import recipe as recipes
-from hyco_export.core.artifact import COMPILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, file_digest
+from hyco_export.core.artifact import HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, file_digest
 from hyco_export.core.device_spec import (
     HEAD_GRAPH,
     HEAD_SPEC_FILE,
@@ -40,19 +38,21 @@ from hyco_export.core.golden import read_samples
 from hyco_export.core.memory import release_freed
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, linears_of_width
 from hyco_export.core.numerics import BYTES_PER_MB
-from hyco_export.core.targets import Target, find_target
+from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError, GateError
-from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
+from hyco_export.graph.context_check import require_io_spec
+from hyco_export.graph.index import GraphIndex
+from hyco_export.graph.io_spec import read_io_spec
+from hyco_export.graph.lint import require_clean
+from hyco_export.graph.parity import OutputParity, ParityLimits, ParityReport, ReferenceSession, compare_sessions
+from hyco_export.graph.qnn import CompiledContext, compile_context, open_context, two_bit_backend
+from hyco_export.graph.qnn_process import TwoBit
+from hyco_export.graph.smaller_binaries import SharedContext, compile_shared
+from hyco_export.models.slm.static_pass import open_torch_slm
+from hyco_export.stages.declarations import Metrics, Progress
+from hyco_export.stages.table import CompileConfig
 
-if TYPE_CHECKING:
-    import onnx
-
-    from hyco_export.graph.parity import OutputParity, ParityReport
-    from hyco_export.graph.qnn import CompiledContext
-    from hyco_export.graph.qnn_process import TwoBit
-    from hyco_export.graph.smaller_binaries import SharedContext
-
-# How much of a compiled graph the x86 emulator can afford to prove. Knows its speed by weights and rows only.
+# How much of a compiled graph the x86 emulator can afford to compare.
 
 
 TILE_ROWS = 32  # rows that cost what one row costs
@@ -60,16 +60,14 @@ WEIGHTS_PER_S = 8_000_000  # 7-11 million on two cores
 BUDGET_S = 120  # for the feeds of one graph, one feed at least: a draft of a full-size head takes this long
 
 
-def affordable_feeds(model: "onnx.ModelProto", most: int) -> int:
+def affordable_feeds(model: onnx.ModelProto, most: int) -> int:
     """Feeds of this graph that fit the budget: at least one, at most `most` (0 stays 0)."""
     feeds = BUDGET_S * WEIGHTS_PER_S // max(1, linear_work(model))
     return min(most, max(1, feeds))
 
 
-def linear_work(model: "onnx.ModelProto") -> int:
+def linear_work(model: onnx.ModelProto) -> int:
     """Weights that one run reads: those of every linear layer, once for each tile of its rows and each time it runs."""
-    from hyco_export.graph.index import GraphIndex
-
     index = GraphIndex(model)
     work = 0
     for node in index.nodes:
@@ -82,19 +80,9 @@ def linear_work(model: "onnx.ModelProto") -> int:
 
 CONTEXTS_FILE, PARITY_FILE = "contexts.json", "parity.json"
 LOG_FILE = "compile.log"  # beside the artifact, not in it: it holds times
-COMPILER = "onnxruntime-qnn"
 NARROW_BITS = 2  # of weights that the binary can store in less than their INT4 carrier
 SLM_GRAPHS = (SLM_TREE_GRAPH, SLM_PREFILL_GRAPH)  # layers of the head have the same names
 SHARED = "slm_shared"  # its entry in contexts.json and in the metrics
-
-
-class CompileConfig(msgspec.Struct, frozen=True):
-    """What changes the bytes of the binaries, and the limits they must keep."""
-
-    target: Target
-    gates: recipes.CompileGates
-    compiler: str  # an upgrade changes the bytes
-    c_compiler: bool = False  # is there one, where the recipe asks for what needs one
 
 
 @dataclass(frozen=True)
@@ -111,28 +99,12 @@ class Job:
 class Reading:
     """What compiling needs to know of a graph: its 2-bit weights, and how many feeds the emulator can afford."""
 
-    two_bit: "TwoBit | None"
+    two_bit: TwoBit | None
     feeds: int
-
-
-def config(recipe: recipes.Recipe) -> CompileConfig:
-    """The recipe's fields that this stage reads."""
-    from hyco_export.graph.smaller_binaries import find_compiler
-
-    compiler = f"{COMPILER} {metadata.version(COMPILER)}"
-    can_build = recipe.compile.two_bit_weights and find_compiler() is not None
-    return CompileConfig(find_target(recipe.target), recipe.compile, compiler, can_build)
-
-
-def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
-    """Nothing but the converted graphs."""
-    return {}
 
 
 def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Compile, check, compare; see the module for files and gates."""
-    from hyco_export.graph.qnn import compile_context
-
     contexts: dict[str, CompiledContext] = {}
     reports: dict[str, ParityReport] = {}
     jobs = _jobs(inputs)
@@ -178,7 +150,6 @@ def _head_job(folder: Path) -> Job:
 
 
 def _slm_jobs(slm_folder: Path) -> list[Job]:
-    from hyco_export.models.slm.static_pass import open_torch_slm
 
     slm = read_spec(slm_folder / SLM_SPEC_FILE, SlmSpec)
     floats = open_torch_slm(slm_folder)
@@ -189,11 +160,8 @@ def _slm_jobs(slm_folder: Path) -> list[Job]:
     ]
 
 
-def _two_bit(weights: Path, progress: Progress) -> "TwoBit | None":
+def _two_bit(weights: Path, progress: Progress) -> TwoBit | None:
     """The SLM's 2-bit weights and the backend that stores them so; None, and a note, where it cannot be built."""
-    from hyco_export.graph.qnn import two_bit_backend
-    from hyco_export.graph.qnn_process import TwoBit
-
     try:
         return TwoBit(str(two_bit_backend()), linears_of_width(weights, NARROW_BITS))
     except CompileError as error:
@@ -201,44 +169,33 @@ def _two_bit(weights: Path, progress: Progress) -> "TwoBit | None":
         return None
 
 
-def _read(job: Job, two_bit: "TwoBit | None", most_feeds: int) -> Reading:
+def _read(job: Job, two_bit: TwoBit | None, most_feeds: int) -> Reading:
     """Check one graph, and take from it what is needed, so that it does not stay in memory while it is compiled.
 
     Raises:
         CompileError: the graph is not the one its JSON promises, or breaks a rule.
     """
-    import onnx
-
-    from hyco_export.graph.context_check import require_io_spec
-    from hyco_export.graph.io_spec import read_io_spec
-    from hyco_export.graph.lint import require_clean
-
     model = onnx.load(job.model, load_external_data=False)
     require_io_spec(read_io_spec(model, job.spec.name), job.spec, job.model.name)
     require_clean(model, job.model.name, job.model.parent)
     return Reading(_held_by(model, two_bit), affordable_feeds(model, most_feeds))
 
 
-def _held_by(model: "onnx.ModelProto", two_bit: "TwoBit | None") -> "TwoBit | None":
+def _held_by(model: onnx.ModelProto, two_bit: TwoBit | None) -> TwoBit | None:
     """The 2-bit weights that this graph has."""
     stored = {tensor.name for tensor in model.graph.initializer}
     names = tuple(name for name in two_bit.names if name in stored) if two_bit else ()
     return msgspec.structs.replace(two_bit, names=names) if two_bit and names else None
 
 
-def _share(slm: Path, out_dir: Path, target: Target, log: Path, two_bit: "TwoBit | None") -> "SharedContext":
+def _share(slm: Path, out_dir: Path, target: Target, log: Path, two_bit: TwoBit | None) -> SharedContext:
     """Both SLM graphs, which passed on their own, in one binary."""
-    from hyco_export.graph.smaller_binaries import compile_shared
-
     models = [slm / f"{name}.onnx" for name in SLM_GRAPHS]
     return compile_shared(models, out_dir, SLM_GRAPHS, target, log, two_bit)
 
 
-def _compare(job: Job, context: "CompiledContext", config: CompileConfig, count: int, log: Path) -> "ParityReport":
+def _compare(job: Job, context: CompiledContext, config: CompileConfig, count: int, log: Path) -> ParityReport:
     """Run the first `count` sample feeds through the binary and the QDQ graph on the CPU."""
-    from hyco_export.graph.parity import ParityLimits, ReferenceSession, compare_sessions
-    from hyco_export.graph.qnn import open_context
-
     gates = config.gates
     limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)
     feeds = read_samples(job.samples)[job.spec.name][:count]
@@ -246,7 +203,7 @@ def _compare(job: Job, context: "CompiledContext", config: CompileConfig, count:
         return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, job.float_session)
 
 
-def _require_parity(report: "ParityReport") -> None:
+def _require_parity(report: ParityReport) -> None:
     """Let only a binary through that computes its graph.
 
     Raises:
@@ -262,7 +219,7 @@ def _require_parity(report: "ParityReport") -> None:
             )
 
 
-def _metrics(context: "CompiledContext", report: "ParityReport | None") -> Metrics:
+def _metrics(context: CompiledContext, report: ParityReport | None) -> Metrics:
     (graph,) = context.info.graphs
     return {
         "binary_mb": round(context.binary_bytes / BYTES_PER_MB, 3),
@@ -280,7 +237,7 @@ def _metrics(context: "CompiledContext", report: "ParityReport | None") -> Metri
     }
 
 
-def _shared_metrics(shared: "SharedContext", contexts: Mapping[str, "CompiledContext"]) -> Metrics:
+def _shared_metrics(shared: SharedContext, contexts: Mapping[str, CompiledContext]) -> Metrics:
     separate_bytes = sum(contexts[name].binary_bytes for name in SLM_GRAPHS)
     return {
         "binary_mb": round(shared.binary_bytes / BYTES_PER_MB, 3),
@@ -293,7 +250,7 @@ def _shared_metrics(shared: "SharedContext", contexts: Mapping[str, "CompiledCon
     }
 
 
-def _parity_metrics(output: "OutputParity") -> Metrics:
+def _parity_metrics(output: OutputParity) -> Metrics:
     """Ids: the share of equal ones. Real outputs: dB against the QDQ graph, and of both against float."""
     if output.max_steps is None:
         return {"equal_share": round(output.equal_share, 4)}
@@ -306,14 +263,3 @@ def _parity_metrics(output: "OutputParity") -> Metrics:
         **{name: round(figure, 1) for name, figure in figures.items() if figure is not None},
         "outside_share": round(output.outside_share, 6),
     }
-
-
-STAGE = Stage(
-    COMPILE,
-    revision=1,
-    needs=(HEAD, SLM),
-    config=config,
-    sources=sources,
-    build=build,
-    per_target=True,
-)

@@ -2,10 +2,10 @@
 
 Files:
     head.onnx                  the QDQ graph: integers in, kept rows out
-    head.json                  `core.device_spec.HeadSpec`: sizes, hand-off grids, inputs and outputs
+    head.json                  `core.device_spec.HeadSpec`: sizes, hand-off encodings, inputs and outputs
     head_samples.safetensors   feeds of some validation positions (`core.golden`), for the compiler's parity
-    encodings.json             every grid of the graph by tensor name
-    and those of `stages.head_golden`, by which a running server and device are judged
+    encodings.json             every encoding of the graph by tensor name
+    and those of `stages.parts.head_golden`, by which a running server and device are judged
 
 Metrics tell how the graph on CPU drafts beside the same weights step by step in float, fed the same 8-bit inputs, and
 beside the original head. The float head looks up embeddings also where the graph has a table of products.
@@ -13,83 +13,61 @@ beside the original head. The float head looks up embeddings also where the grap
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
+import onnx
 
 from hyco_export.core import recipe as recipes
 from hyco_export.core.artifact import (
     CAPTURE,
     ENCODINGS_FILE,
     FINAL_NORM_FILE,
-    HEAD,
     HEAD_SAMPLES_FILE,
     KEEPSET,
-    QAT_HEAD,
 )
-from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, write_spec
+from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, GraphSpec, HeadSpec
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.estimates.shapes import ROOTS_PER_SEQUENCE, SAVED_EVERY
 from hyco_export.core.files import write_json
 from hyco_export.core.golden import write_samples
-from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, HiddenNorm, KvShape
+from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvShape
 from hyco_export.core.keepset import KeepSet, read_keepset
 from hyco_export.core.memory import release_freed
 from hyco_export.core.network import head as network_head
 from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.quantisation import handoff_encodings, head_encodings
-from hyco_export.stages.capture import sequence_paths
-from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
-from hyco_export.stages.head_golden import write_golden_files
-
-if TYPE_CHECKING:
-    from hyco_export.core.device_spec import GraphSpec
-    from hyco_export.models.head.agreement import ComparedPosition, Drafts
-    from hyco_export.models.head.static_pass import FloatHead
+from hyco_export.graph.lint import require_clean
+from hyco_export.graph.parity import ReferenceSession
+from hyco_export.graph.qdq_ops import QdqOps
+from hyco_export.models.checkpoints import checkpoint_digest
+from hyco_export.models.head.agreement import ComparedPosition, Drafts, compared_positions, match_original, run_session
+from hyco_export.models.head.calibration import activation_ranges, captured_ranges, clipped_shares
+from hyco_export.models.head.static_pass import FloatHead, TorchHeadSession, float_head, with_projected_table
+from hyco_export.models.head.unroll import load_norm
+from hyco_export.models.verifier import load_head
+from hyco_export.stages.captured import sequence_paths
+from hyco_export.stages.declarations import Metrics, Progress
+from hyco_export.stages.parts.head_golden import write_golden_files
+from hyco_export.stages.table import ConvertHeadConfig
 
 GRAPH_FILE = f"{HEAD_GRAPH}.onnx"
 
 
-class ConvertHeadConfig(msgspec.Struct, frozen=True):
-    """What changes the bytes of the graph."""
-
-    head: recipes.HeadGraph
-    calibration: recipes.Calibration
-    hidden_norm: HiddenNorm
-    dtype: recipes.Dtype  # of the original head, which the graph is compared with
-
-
-def config(recipe: recipes.Recipe) -> ConvertHeadConfig:
-    """The recipe's fields that this stage reads."""
-    dtype = recipe.models.require_head().dtype
-    return ConvertHeadConfig(recipe.head, recipe.calibration, recipe.models.hidden_norm, dtype)
-
-
-def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
-    """The original head, and the verifier whose digest the artifact carries."""
-    return {"head": recipe.models.require_head(), "verifier": recipe.models.verifier}
-
-
 def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Calibrate, emit, compare; see the module for the files."""
-    from hyco_export.graph.parity import ReferenceSession
-    from hyco_export.models.checkpoints import checkpoint_digest
-    from hyco_export.models.head.agreement import run_session
-    from hyco_export.models.head.calibration import captured_ranges, clipped_shares
-    from hyco_export.models.head.static_pass import TorchHeadSession, float_head, with_projected_table
-
     settings, calibration = config.head, config.calibration
     head = float_head(inputs, settings.steps, settings.runner_up_steps, settings.window, config.hidden_norm)
     keepset = read_keepset(inputs[KEEPSET])
     learned = sequence_paths(inputs[CAPTURE], "calibration")
     held_out = sequence_paths(inputs[CAPTURE], "validation")
 
-    grids = handoff_encodings(captured_ranges(learned, calibration.activation_percentile))
+    handoff_encoding = handoff_encodings(captured_ranges(learned, calibration.activation_percentile))
     emitted, table_db = with_projected_table(head) if settings.projected_table else (head, None)
-    graph = _emit(emitted, learned, grids, calibration, out_dir / GRAPH_FILE, progress)
-    spec = _spec(head.network, graph, grids, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value)
-    write_spec(out_dir / HEAD_SPEC_FILE, spec)
+    graph = _emit(emitted, learned, handoff_encoding, calibration, out_dir / GRAPH_FILE, progress)
+    spec = _spec(
+        head.network, graph, handoff_encoding, keepset, checkpoint_digest(inputs["verifier"]), calibration.mask_value
+    )
+    write_json(out_dir / HEAD_SPEC_FILE, spec)
     positions = _positions(config, head.network, graph, inputs, held_out)
     progress.note(f"comparing drafts at {len(positions)} validation positions")
     floating = run_session(TorchHeadSession(head, graph), positions)
@@ -99,7 +77,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     write_samples(out_dir / HEAD_SAMPLES_FILE, {HEAD_GRAPH: [position.feeds for position in positions[::SAVED_EVERY]]})
     steps, window = settings.steps, settings.window
     golden = write_golden_files(
-        inputs, keepset, grids, config.hidden_norm, config.dtype, steps, window, out_dir, progress
+        inputs, keepset, handoff_encoding, config.hidden_norm, config.dtype, steps, window, out_dir, progress
     )
     release_freed()  # transformers' modules are freed by a collection only
     integer = run_session(ReferenceSession(out_dir / GRAPH_FILE), positions)
@@ -108,7 +86,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     return {
         **_compare(integer, floating, positions, keepset),
         "golden": golden,
-        "clipped_share": {name: round(share, 6) for name, share in clipped_shares(held_out, grids).items()},
+        "clipped_share": {name: round(share, 6) for name, share in clipped_shares(held_out, handoff_encoding).items()},
         "round_bytes": spec.handoff.round_bytes,
         "row_bytes": spec.handoff.row_bytes,
         "bytes": (out_dir / GRAPH_FILE).stat().st_size,
@@ -116,7 +94,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     }
 
 
-def _table_metrics(plain: "FloatHead", projected: "FloatHead", sqnr_db: float) -> Metrics:
+def _table_metrics(plain: FloatHead, projected: FloatHead, sqnr_db: float) -> Metrics:
     """Both tables' sizes, and what the second rounding to 8 bits costs."""
     sizes = {
         "embeddings_bytes": plain.weights.tables[network_head.TABLE].integers.nbytes,
@@ -126,27 +104,21 @@ def _table_metrics(plain: "FloatHead", projected: "FloatHead", sqnr_db: float) -
 
 
 def _emit(
-    head: "FloatHead",
+    head: FloatHead,
     paths: Sequence[Path],
-    grids: Mapping[str, Encoding],
+    handoff_encoding: Mapping[str, Encoding],
     calibration: recipes.Calibration,
     path: Path,
     progress: Progress,
-) -> "GraphSpec":
+) -> GraphSpec:
     """Write the integer graph on ranges seen in the captures, and these; its inputs and outputs."""
-    import onnx
-
-    from hyco_export.graph.lint import require_clean
-    from hyco_export.graph.qdq_ops import QdqOps
-    from hyco_export.models.head.calibration import activation_ranges
-
     mask_value = calibration.mask_value
 
     def report(done: int) -> None:
         progress.step("captures seen by calibration", done, len(paths))
 
-    ranges = activation_ranges(head, paths, grids, mask_value, report)
-    encodings = head_encodings(head.network, ranges, grids, mask_value)
+    ranges = activation_ranges(head, paths, handoff_encoding, mask_value, report)
+    encodings = head_encodings(head.network, ranges, handoff_encoding, mask_value)
     write_json(path.parent / ENCODINGS_FILE, encodings)
     ops = QdqOps(HEAD_GRAPH, head.weights, encodings)
     network_head.build(ops, head.network)
@@ -158,8 +130,8 @@ def _emit(
 
 def _spec(
     network: HeadNetwork,
-    graph: "GraphSpec",
-    grids: Mapping[str, Encoding],
+    graph: GraphSpec,
+    handoff_encoding: Mapping[str, Encoding],
     keepset: KeepSet,
     verifier_digest: str,
     mask_value: float,
@@ -172,7 +144,7 @@ def _spec(
         vocab_size=shape.vocab_size,
         keepset_digest=keepset.digest,
         verifier_digest=verifier_digest,
-        handoff=HandoffSpec(shape.backbone, network.window, network.hidden_norm, kv, dict(grids)),
+        handoff=HandoffSpec(shape.backbone, network.window, network.hidden_norm, kv, dict(handoff_encoding)),
         spans=shape.spans,
         inv_freq=shape.inv_freq,
         mask_value=mask_value,
@@ -183,13 +155,10 @@ def _spec(
 def _positions(
     config: ConvertHeadConfig,
     network: HeadNetwork,
-    graph: "GraphSpec",
+    graph: GraphSpec,
     inputs: Mapping[str, Path],
     paths: Sequence[Path],
-) -> list["ComparedPosition"]:
-    from hyco_export.models.head.agreement import compared_positions
-    from hyco_export.models.head.unroll import load_norm
-    from hyco_export.models.verifier import load_head
+) -> list[ComparedPosition]:
 
     norm = load_norm(inputs[CAPTURE] / FINAL_NORM_FILE) if config.hidden_norm == "pre" else None
     original = load_head(inputs["head"], config.dtype)
@@ -197,7 +166,7 @@ def _positions(
     return compared_positions(network, graph, paths, original, norm, mask_value, ROOTS_PER_SEQUENCE)
 
 
-def remarks(floating: "Drafts", integer: "Drafts", kept: np.ndarray) -> list[str]:
+def remarks(floating: Drafts, integer: Drafts, kept: np.ndarray) -> list[str]:
     """What the agreement of two sessions does not say: a head of zeros agrees with itself in everything."""
     found = []
     for name, drafts in (("the trained head", floating), ("the head's graph", integer)):
@@ -210,12 +179,8 @@ def remarks(floating: "Drafts", integer: "Drafts", kept: np.ndarray) -> list[str
     return found
 
 
-def _compare(
-    integer: "Drafts", floating: "Drafts", positions: Sequence["ComparedPosition"], keepset: KeepSet
-) -> Metrics:
+def _compare(integer: Drafts, floating: Drafts, positions: Sequence[ComparedPosition], keepset: KeepSet) -> Metrics:
     """The graph on CPU against its weights in float, step by step, and against the original head."""
-    from hyco_export.models.head.agreement import match_original
-
     return {
         "positions": len(positions),
         **_equal_shares(integer, floating),
@@ -227,7 +192,7 @@ def _compare(
     }
 
 
-def _equal_shares(integer: "Drafts", floating: "Drafts") -> Metrics:
+def _equal_shares(integer: Drafts, floating: Drafts) -> Metrics:
     """Shares of equal ids: over all chain ids, by depth, and of runner-ups."""
     same = integer.chain == floating.chain  # [n, K]
     seconds = integer.runner_up == floating.runner_up  # [n, S]
@@ -238,11 +203,6 @@ def _equal_shares(integer: "Drafts", floating: "Drafts") -> Metrics:
     }
 
 
-def _by_depth(drafts: "Drafts", positions: Sequence["ComparedPosition"], kept: np.ndarray) -> list[float]:
-    from hyco_export.models.head.agreement import match_original
+def _by_depth(drafts: Drafts, positions: Sequence[ComparedPosition], kept: np.ndarray) -> list[float]:
 
     return [round(depth.share, 4) for depth in match_original(drafts, positions, kept)]
-
-
-NEEDS = (CAPTURE, QAT_HEAD, KEEPSET)
-STAGE = Stage(HEAD, revision=5, needs=NEEDS, config=config, sources=sources, build=build)

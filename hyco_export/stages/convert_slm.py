@@ -9,8 +9,8 @@ Files:
     slm_opening.safetensors           K/V rows of the attention-sink token (BOS) in the rings' integers, if stored
     slm_bridge.safetensors            the map of both vocabularies, for an SLM with another tokenizer
     slm_samples.safetensors           sample feeds of both graphs
-    encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
-    and, where the recipe asks for them, those of `stages.sensitivity`
+    encodings.json, sqnr.json         every encoding; SQNR by layer, top-1 agreement, clipping
+    and, where the recipe asks for them, those of `stages.parts.sensitivity`
 
 Three gates: float parity with transformers' model, weights equal one by one, graphs without lint findings. Activations
 have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales are not used, and switched off in the
@@ -21,17 +21,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
+import onnx
 
-from hyco_export.core import recipe as recipes
 from hyco_export.core.artifact import (
     CAPTURE,
     ENCODINGS_FILE,
     KEEPSET,
-    SLM,
     SLM_SAMPLES_FILE,
     SLM_SINK_FILE,
     PartialBuild,
@@ -43,7 +40,6 @@ from hyco_export.core.device_spec import (
     GraphSpec,
     TensorSpec,
     to_integers,
-    write_spec,
 )
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.estimates.shapes import SAMPLES_PER_GRAPH
@@ -55,26 +51,29 @@ from hyco_export.core.network.host import slm_spec, write_attention_sink
 from hyco_export.core.network.quantisation import slm_encodings
 from hyco_export.core.network.slm import layer_results
 from hyco_export.core.network.weights import PackedMatrices, Weights
-from hyco_export.stages.capture_text import captured_texts, long_texts
-from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
-from hyco_export.stages.sensitivity import Subject, write_slm_evidence
-from hyco_export.stages.slm_proofs import Trial, refer, require_equal, weight_pairs
-from hyco_export.stages.slm_surgery import (
+from hyco_export.evaluate.slm_quality import SlmQuality, measure_slm
+from hyco_export.graph.lint import require_clean
+from hyco_export.graph.parity import ReferenceSession
+from hyco_export.graph.slm_graphs import prefill_graph, tree_graph, with_outputs
+from hyco_export.graph.writer import ExternalData
+from hyco_export.models.slm.calibration import CalibrationMemory, calibrated_ranges, prefill_samples, tree_samples
+from hyco_export.models.slm.float import open_checkpoint
+from hyco_export.models.slm.surgery import slm_network
+from hyco_export.stages.captured import captured_texts, long_texts
+from hyco_export.stages.declarations import Metrics, Progress
+from hyco_export.stages.parts.sensitivity import QuantisedSlm, write_slm_evidence
+from hyco_export.stages.parts.slm_proofs import ComparedText, find_reference, require_equal, weight_pairs
+from hyco_export.stages.parts.slm_surgery import (
     Surgery,
     bridge_metrics,
     find_columns,
     open_for,
     operate,
     rounding_of,
-    with_opening,
-    without_opening,
+    with_sink,
+    without_sink,
 )
-
-if TYPE_CHECKING:
-    import onnx
-
-    from hyco_export.evaluate.slm_quality import SlmQuality
-    from hyco_export.graph.writer import ExternalData
+from hyco_export.stages.table import ConvertSlmConfig
 
 TREE_FILE, PREFILL_FILE = f"{SLM_TREE_GRAPH}.onnx", f"{SLM_PREFILL_GRAPH}.onnx"
 SQNR_FILE = "sqnr.json"
@@ -83,42 +82,14 @@ GRAPH_DATA_FILE = "slm_graphs.data"
 INLINE_VALUES = 50_000_000  # 25 MB in INT4: smaller models keep their weights inside the graphs
 
 
-class ConvertSlmConfig(msgspec.Struct, frozen=True):
-    """What changes the artifact's bytes."""
-
-    graph: recipes.SlmGraph
-    calibration: recipes.Calibration
-    sequence_limit: int
-
-    @property
-    def weights(self) -> recipes.SlmWeights | None:
-        """How an unquantised checkpoint is rounded."""
-        return self.graph.weights or None
-
-    @property
-    def bridge(self) -> recipes.TokenBridge | None:
-        """How an SLM with another tokenizer is joined."""
-        return self.graph.bridge or None
-
-
 @dataclass(frozen=True)
 class Graphs:
     """The emitted graphs and their inputs and outputs."""
 
-    tree_model: "onnx.ModelProto"
+    tree_model: onnx.ModelProto
     tree: GraphSpec
     prefill: GraphSpec
     encodings: Mapping[str, Encoding]
-
-
-def config(recipe: recipes.Recipe) -> ConvertSlmConfig:
-    """The recipe's fields that this stage reads."""
-    return ConvertSlmConfig(recipe.slm, recipe.calibration, recipe.capture.sequence_limit)
-
-
-def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
-    """The SLM's checkpoint; the verifier's too, where both tokenizers must be joined."""
-    return {"slm": recipe.models.slm} | ({"verifier": recipe.models.verifier} if recipe.slm.bridge else {})
 
 
 def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
@@ -127,9 +98,6 @@ def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    from hyco_export.models.slm.float import open_checkpoint
-    from hyco_export.models.slm.surgery import slm_network
-
     checkpoint = open_checkpoint(sources["slm"], rounding_of(config.weights))
     slm_network(checkpoint, _rings(config))
     checkpoint.require_finite()
@@ -146,12 +114,12 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     calibration = long_texts(columns.read(texts), config.graph.rows)
     surgery = operate(checkpoint, _rings(config), columns.kept, out_dir)
     if config.graph.stored_opening:
-        surgery = with_opening(surgery, calibration[0][0], config.graph.rows, config.calibration.mask_value)
-        calibration, validation = (
-            without_opening(ids, surgery, config.graph.rows) for ids in (calibration, validation)
-        )
-    trial = Trial(validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes)
-    reference = refer(inputs["slm"], checkpoint, surgery, trial, progress)
+        surgery = with_sink(surgery, calibration[0][0], config.graph.rows, config.calibration.mask_value)
+        calibration, validation = (without_sink(ids, surgery, config.graph.rows) for ids in (calibration, validation))
+    compared = ComparedText(
+        validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes
+    )
+    reference = find_reference(inputs["slm"], checkpoint, surgery, compared, progress)
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, out_dir, progress), out_dir)
     equal = require_equal(weight_pairs(reference.weights, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     parity, original_best = reference.parity, reference.original_best
@@ -159,8 +127,8 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     release_freed()
     quality = _measure(config, surgery, graphs, validation, original_best, out_dir)
     if config.graph.evidence_passes:
-        subject = Subject(surgery, graphs.encodings, config.calibration.mask_value)
-        write_slm_evidence(subject, quality, config.graph, validation, out_dir, progress)
+        quantised = QuantisedSlm(surgery, graphs.encodings, config.calibration.mask_value)
+        write_slm_evidence(quantised, quality, config.graph, validation, out_dir, progress)
     token = surgery.sink.token if surgery.sink else None
     spec = slm_spec(
         surgery.network,
@@ -172,7 +140,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         token,
     )
     columns.write(out_dir)
-    write_spec(out_dir / SLM_SPEC_FILE, spec)
+    write_json(out_dir / SLM_SPEC_FILE, spec)
     if surgery.sink:
         write_attention_sink(out_dir / SLM_SINK_FILE, surgery.sink, graphs.tree)
     _write_samples(config, surgery, graphs, validation, out_dir)
@@ -190,7 +158,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     }
 
 
-def _original_agreement(quality: "SlmQuality") -> Metrics:
+def _original_agreement(quality: SlmQuality) -> Metrics:
     found = quality.original_agreement
     return {} if found is None else {"top1_agreement_unrounded": round(found, 4)}
 
@@ -203,8 +171,6 @@ def _calibrate(
     config: ConvertSlmConfig, surgery: Surgery, sequences: Sequence[Sequence[int]], out_dir: Path, progress: Progress
 ) -> dict[str, Encoding]:
     """Encodings from the calibration sequences; a killed build has those of whole sequences already."""
-    from hyco_export.models.slm.calibration import CalibrationMemory, calibrated_ranges
-
     wanted, memory = config.calibration, CalibrationMemory(PartialBuild(out_dir))
     if done := memory.sequences:
         progress.note(f"going on: {done} of {len(sequences)} calibration sequences are done")
@@ -225,16 +191,11 @@ def _calibrate(
 
 
 def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, Encoding], out_dir: Path) -> Graphs:
-    """Write both graphs and the table of grids.
+    """Write both graphs and the table of encodings.
 
     Raises:
         CompileError: a graph breaks a rule of the NPU.
     """
-    import onnx
-
-    from hyco_export.graph.lint import require_clean
-    from hyco_export.graph.slm_graphs import prefill_graph, tree_graph
-
     network, weights, graph = surgery.network, surgery.weights, config.graph
     with _data_file(weights, out_dir) as data:
         tree_model, tree = tree_graph(network, weights, encodings, graph.rows, data)
@@ -247,10 +208,8 @@ def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, En
 
 
 @contextmanager
-def _data_file(weights: Weights, out_dir: Path) -> "Iterator[ExternalData | None]":
+def _data_file(weights: Weights, out_dir: Path) -> Iterator[ExternalData | None]:
     """Where both graphs put their large weights: in a file of their own when they would make a protobuf unwieldy."""
-    from hyco_export.graph.writer import ExternalData
-
     assert isinstance(weights.matrices, PackedMatrices)
     if weights.matrices.value_count <= INLINE_VALUES:
         yield None
@@ -266,12 +225,8 @@ def _measure(
     sequences: Sequence[Sequence[int]],
     original_best: np.ndarray | None,
     out_dir: Path,
-) -> "SlmQuality":
+) -> SlmQuality:
     """Compare the tree graph with the float network on held-out sequences; writes the figures."""
-    from hyco_export.evaluate.slm_quality import measure_slm
-    from hyco_export.graph.parity import ReferenceSession
-    from hyco_export.graph.slm_graphs import with_outputs
-
     shape = (config.graph.rows, surgery.network.hidden)
     inner = [
         TensorSpec(name, shape, graphs.encodings[name].dtype, graphs.encodings[name])
@@ -299,8 +254,6 @@ def _write_samples(
     config: ConvertSlmConfig, surgery: Surgery, graphs: Graphs, sequences: Sequence[Sequence[int]], out_dir: Path
 ) -> None:
     """Some feeds of both graphs, on validation text."""
-    from hyco_export.models.slm.calibration import prefill_samples, tree_samples
-
     chosen, mask_value = sequences[:SAMPLES_PER_GRAPH], config.calibration.mask_value
     slm, tables = surgery.float_slm, surgery.tables
     trees = tree_samples(slm, tables, chosen, config.graph.rows, mask_value, SAMPLE_SEED, surgery.sink)
@@ -312,6 +265,3 @@ def _write_samples(
             graphs.prefill.name: [to_integers(graphs.prefill.inputs, feeds) for feeds in prefills],
         },
     )
-
-
-STAGE = Stage(SLM, 1, (CAPTURE, KEEPSET), config, sources, build, check=check, resumable=True)

@@ -1,16 +1,23 @@
-"""What a stage is: a name, what it reads, and a function that turns inputs into one artifact folder."""
+"""What a stage is: a name, what it reads, and a function that turns inputs into one artifact folder.
+
+The stages themselves stand in `stages.table`.
+"""
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.recipe_sections import Reference
+
+if TYPE_CHECKING:
+    from hyco_export.core.estimates.shapes import FamilyShape
+    from hyco_export.core.estimates.stages import Estimate, Work
 
 
 class Progress(Protocol):
@@ -39,10 +46,15 @@ Metrics = dict[str, Any]
 Build = Callable[[Any, Mapping[str, Path], Path, Progress], Metrics]
 Source = Checkpoint | Reference  # a model, or conversations
 Check = Callable[[Any, Mapping[str, Path]], None]
+Estimator = Callable[[Recipe, "FamilyShape", "Work"], "Estimate | None"]
 
 
 def no_check(config: Any, sources: Mapping[str, Path]) -> None:
     """Nothing can be said about this stage before it is built."""
+
+
+def no_estimate(recipe: Recipe, family: "FamilyShape", work: "Work") -> None:
+    """What this stage takes is not known."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,8 @@ class Stage:
     (`core.artifact`) and goes on, to the same bytes. A `shared` stage is built by every process of a launch together
     (`models.process_group`), the others by the main one. `check(config, inputs)` gets its sources and raises for
     what only they can tell; it reads a checkpoint once at most, and is asked before any stage of a chain is built. A
-    plan asks it too; then conversations that are not written yet are missing from `inputs`.
+    plan asks it too; then conversations that are not written yet are missing from `inputs`. `estimate` says what a
+    build takes, `summary` what the command of this name does.
     """
 
     name: str
@@ -70,6 +83,8 @@ class Stage:
     build: Build
     per_target: bool = False  # one artifact folder per target
     check: Check = no_check
+    estimate: Estimator = no_estimate
+    summary: str = ""
     resumable: bool = False
     shared: bool = False
 

@@ -1,19 +1,19 @@
 """The dry run: what each stage would do, and what it would take. Builds nothing and fetches nothing but small configs.
 
 Works without checkpoints and data too: what is not on this machine is named as missing, and a checkpoint's shape taken
-from its config on the Hub or from what is known of released models. Knows where shapes come from; the work that the
-data make is counted below, the arithmetic is `core.estimates`.
+from its config on the Hub or from what is known of released models. What
+the data amount to is counted below; the arithmetic is `core.estimates`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+from transformers import PreTrainedConfig
 
-from hyco_export.core.data.conversations import Conversation, identities, prompt_messages
+from hyco_export.core.data.conversations import Conversation, asked_and_said, identities, prompt_messages
 from hyco_export.core.data.prompts import prompt_named, require_apart, require_counted, require_usable
 from hyco_export.core.data.readers import list_files
 from hyco_export.core.data.sources import local_folders
@@ -22,15 +22,17 @@ from hyco_export.core.estimates.stages import Estimate, Split, Work
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.recipe_sections import Reference, as_source
 from hyco_export.errors import RecipeError
-from hyco_export.stages.capture import PROMPT_SPLITS
-from hyco_export.stages.capture_text import asked_and_said
+from hyco_export.models import shapes
+from hyco_export.models.checkpoints import fetch_config, local_checkpoint, next_step
+from hyco_export.models.families.released_configs import known_config
+from hyco_export.models.text.tokenizer import encode_prompt, encode_text, encode_turns, require_rows
+from hyco_export.models.verifier import load_config, load_tokenizer, read_tokenizer
+from hyco_export.stages.captured import PROMPT_SPLITS
+from hyco_export.stages.checks import check_sources, require_generation, require_lengths
 from hyco_export.stages.declarations import Stage
-from hyco_export.stages.plan import check_sources, estimators_of, plan
-from hyco_export.stages.run_folder import RunFolder, require_generation, require_lengths
-from hyco_export.stages.slm_surgery import rounding_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from hyco_export.stages.parts.slm_surgery import rounding_of
+from hyco_export.stages.plan import plan
+from hyco_export.stages.run_folder import RunFolder
 
 # What a recipe's data amount to before anything runs: prompts are counted where they are at hand, answers expected.
 
@@ -92,7 +94,6 @@ def _answer_share(verifier: Path | None) -> float:
     """1 for a model that never stops, as created ones do not."""
     if verifier is None:
         return ANSWER_SHARE
-    from hyco_export.models.verifier import load_config
 
     return ANSWER_SHARE if load_config(verifier).get_text_config().eos_token_id is not None else 1.0
 
@@ -101,8 +102,6 @@ def _counter(run: RunFolder, verifier: Path | None) -> Counter:
     """By the verifier's tokenizer, or by length where it is not here."""
     if verifier is None:
         return Counter(_prompt_by_length, lambda text: len(text) // CHARACTERS_PER_TOKEN)
-    from hyco_export.models.text.tokenizer import encode_prompt, encode_text, encode_turns, require_rows
-    from hyco_export.models.verifier import load_config, load_tokenizer, read_tokenizer
 
     with_head = run.recipe.models.head is not None
     tokenizer = load_tokenizer(verifier) if with_head else read_tokenizer(verifier)
@@ -228,9 +227,12 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
         require_generation(run, notes.append)
     family = _family(run.recipe, folders, notes)
     work = expected_work(run, folders["verifier"], notes)
-    estimators = estimators_of(run.recipe)
-    estimates = {stage.name: estimators[stage.name](run.recipe, family, work) if family else None for stage in stages}
-    lines = (ForecastStage(stage, run.folder(stage), reasons[stage.name], estimates[stage.name]) for stage in stages)
+    lines = (
+        ForecastStage(
+            stage, run.folder(stage), reasons[stage.name], stage.estimate(run.recipe, family, work) if family else None
+        )
+        for stage in stages
+    )
     return Forecast(tuple(lines), tuple(missing.values()), tuple(notes), tuple(remarks))
 
 
@@ -251,15 +253,12 @@ def checkpoints_of(recipe: Recipe) -> dict[str, Checkpoint]:
 
 
 def _local(run: RunFolder, checkpoint: Checkpoint) -> Path | None:
-    from hyco_export.models.checkpoints import local_checkpoint
 
     return local_checkpoint(checkpoint, run.recipe_folder)
 
 
 def _missing(run: RunFolder, folders: Mapping[str, Path | None]) -> dict[str, str]:
     """What is not on this machine, by source, with the next step."""
-    from hyco_export.models.checkpoints import next_step
-
     found = {}
     for role, checkpoint in checkpoints_of(run.recipe).items():
         if folders[role] is None:
@@ -284,8 +283,6 @@ def _waiting(run: RunFolder, stages: Sequence[Stage], missing: Mapping[str, str]
 
 def _family(recipe: Recipe, folders: Mapping[str, Path | None], notes: list[str]) -> FamilyShape | None:
     """Shapes of the models; None when one is neither here nor known."""
-    from hyco_export.models import shapes
-
     configs = {}
     for role, checkpoint in checkpoints_of(recipe).items():
         config = _config(checkpoint, folders[role], notes)
@@ -304,12 +301,8 @@ def _family(recipe: Recipe, folders: Mapping[str, Path | None], notes: list[str]
     return family
 
 
-def _config(checkpoint: Checkpoint, folder: Path | None, notes: list[str]) -> "PreTrainedConfig | None":
+def _config(checkpoint: Checkpoint, folder: Path | None, notes: list[str]) -> PreTrainedConfig | None:
     """The checkpoint's own config, else the Hub's, else what is known of a released model."""
-    from hyco_export.models.checkpoints import fetch_config
-    from hyco_export.models.families.released_configs import known_config
-    from hyco_export.models.verifier import load_config
-
     folder = folder or fetch_config(checkpoint.model, checkpoint.revision)
     if folder is not None:
         return load_config(folder)

@@ -1,39 +1,16 @@
-"""The stage table, and the plan of a chain: each stage's key, and whether its artifact is fresh or why it is built."""
+"""The plan of a chain: each stage's key, and whether its artifact is fresh or why it is built."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from hyco_export.core.artifact import SLM, artifact_key, read_manifest, require_no_strays, verify
-from hyco_export.core.data.conversations import identities
-from hyco_export.core.data.prompts import require_counted, require_prompts
-from hyco_export.core.data.readers import list_files, read_conversations
-from hyco_export.core.data.sources import OnCount, local_folders
-from hyco_export.core.estimates import stages as estimates
-from hyco_export.core.estimates.stages import Estimator
-from hyco_export.core.recipe import Checkpoint, Recipe
-from hyco_export.core.recipe_sections import as_source
+from hyco_export.core.artifact import artifact_key, read_manifest, require_no_strays, verify
 from hyco_export.errors import ArtifactError, RecipeError, StrayFileError
-from hyco_export.stages.build_keepset import STAGE as BUILD_KEEPSET
-from hyco_export.stages.capture import STAGE as CAPTURE
-from hyco_export.stages.capture_text import STAGE as CAPTURE_TEXT
-from hyco_export.stages.compile import STAGE as COMPILE
-from hyco_export.stages.convert_head import STAGE as CONVERT_HEAD
-from hyco_export.stages.convert_slm import STAGE as CONVERT_SLM
-from hyco_export.stages.declarations import Progress, Source, Stage, version_changes
-from hyco_export.stages.qat_head import STAGE as QAT_HEAD
-from hyco_export.stages.run_folder import (
-    RunFolder,
-    note_unpinned,
-    require_family,
-    require_full_precision,
-    require_generation,
-    require_lengths,
-)
+from hyco_export.stages.declarations import Source, Stage, version_changes
+from hyco_export.stages.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -129,112 +106,3 @@ def require_current(run: RunFolder, stages: Sequence[Stage]) -> None:
         if manifest.revision != stage.revision or manifest.config != config:
             message = f"{folder} was built with other settings or code than recipe {run.recipe.name} asks for"
             raise ArtifactError(message, f"build it again: hyco-export {stage.name}")
-
-
-def chain_to(stages: Sequence[Stage], last: str) -> list[Stage]:
-    """The stages that `last` needs, itself included, in table order."""
-    by_name = {stage.name: stage for stage in stages}
-    wanted, queue = set(), [last]
-    while queue:
-        name = queue.pop()
-        if name not in wanted:
-            wanted.add(name)
-            queue.extend(by_name[name].needs)
-    return [stage for stage in stages if stage.name in wanted]
-
-
-def prepare_data(run: RunFolder, planned: Sequence[PlannedStage], progress: Progress) -> None:
-    """Write the conversations that no local path holds, and refuse prompts that cannot be used, before any stage."""
-    stale = [item.stage.sources(run.recipe) for item in planned if not item.fresh]
-    references = {name: source for sources in stale for name, source in sources.items()}
-    data = {name: source for name, source in references.items() if not isinstance(source, Checkpoint)}
-    for name, source in data.items():
-        run.source(name, source, _reading(name, as_source(source).limit, progress))
-        for folder in local_folders(source, run.recipe_folder):
-            if remark := list_files(folder).remark:
-                progress.note(f"$.data.{name}: {remark}")
-    paths = {name: run.source(name, source) for name, source in data.items()}
-    if "calibration" in data and "validation" in data:
-        require_prompts(paths["calibration"], paths["validation"], run.recipe.validation.prompts)
-    if "conversations" in data:
-        asked = (read_conversations(paths[name]) for name in ("calibration", "validation") if name in data)
-        found, field = read_conversations(paths["conversations"]), f"$.data.conversations: {paths['conversations']}"
-        _, remarks = require_counted(found, field, identities(chain(*asked)))
-        for remark in remarks:
-            progress.note(f"$.data.conversations: {remark}")
-
-
-def _reading(name: str, limit: int | None, progress: Progress) -> OnCount:
-    """Shows how many conversations of a data source are read."""
-    return lambda done: progress.step(f"{name} read", done, limit or done)
-
-
-def check_all(run: RunFolder, planned: Sequence[PlannedStage], progress: Progress) -> None:
-    """Ask what the checkpoints and every stage that will be built forbid, before the first one works for minutes."""
-    stale = [item.stage for item in planned if not item.fresh]
-    if stale:
-        check_sources(run, stale, progress.note)
-    note_unpinned(run, progress.note)
-
-
-def check_sources(run: RunFolder, stages: Sequence[Stage], note: Callable[[str], None]) -> None:
-    """What checkpoints and data forbid of stages that will be built; reads those that are here, writes nothing.
-
-    Raises:
-        CheckpointError, RecipeError: the first thing that cannot work.
-    """
-    require_family(run)
-    _note_family(run, note)
-    require_generation(run, note)
-    require_lengths(run)
-    require_full_precision(run, {stage.name for stage in stages})
-    for stage in stages:
-        stage.check(stage.config(run.recipe), run.sources_at_hand(stage))
-
-
-def _note_family(run: RunFolder, note: Callable[[str], None]) -> None:
-    """What of verifier and head belongs together by their configs, and is still to be looked at."""
-    from hyco_export.models.families.checks import family_remarks
-    from hyco_export.models.verifier import load_config
-
-    models = run.recipe.models
-    if models.head is None:
-        return
-    folders = (run.source("verifier", models.verifier), run.source("head", models.head))
-    for remark in family_remarks(*map(load_config, folders)):
-        note(remark)
-
-
-# The stage table, in the order of the chain: one row is one artifact.
-STAGES = (CAPTURE, QAT_HEAD, BUILD_KEEPSET, CONVERT_HEAD, CONVERT_SLM, COMPILE)
-SLM_STAGES = (CAPTURE_TEXT, BUILD_KEEPSET, CONVERT_SLM, replace(COMPILE, needs=(SLM,)))
-
-ESTIMATORS: Mapping[str, Estimator] = {
-    CAPTURE.name: estimates.capture_estimate,
-    QAT_HEAD.name: estimates.qat_estimate,
-    BUILD_KEEPSET.name: estimates.keepset_estimate,
-    CONVERT_HEAD.name: estimates.convert_head_estimate,
-    CONVERT_SLM.name: estimates.convert_slm_estimate,
-    COMPILE.name: estimates.compile_estimate,
-}
-
-SLM_ESTIMATORS = {**ESTIMATORS, CAPTURE_TEXT.name: estimates.capture_text_estimate}
-
-
-def estimators_of(recipe: Recipe) -> Mapping[str, Estimator]:
-    """What tells what a stage takes, by its name."""
-    return SLM_ESTIMATORS if recipe.models.head is None else ESTIMATORS
-
-
-def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
-    """The stages of a recipe: those of the SLM alone where it names no head."""
-    return SLM_STAGES if recipe.models.head is None else STAGES
-
-
-def require_stage(recipe: Recipe, name: str) -> None:
-    """Raises RecipeError: this stage is about a head, and the recipe names none."""
-    if name not in {stage.name for stage in stages_of(recipe)}:
-        raise RecipeError(
-            f"recipe {recipe.name} has no $.models.head: {name} has nothing to work on",
-            "name the verifier's head in $.models, or leave this command out",
-        )

@@ -4,7 +4,7 @@ Files:
     head.safetensors   integers, scales, norms and shape (`core.network.weight_files`)
     agreement.json     top-1 agreement and KL with the original head per depth: rounded, clip-searched, trained, 8-bit
     curve.jsonl        one line a step: step, loss, learning rate, gradient norm
-    and, where the recipe asks for them, those of `stages.sensitivity`
+    and, where the recipe asks for them, those of `stages.parts.sensitivity`
 
 Rounded, clip-searched and 8-bit weights have one scale per output channel whatever the recipe asks for, so that all its
 options are compared with the same; a row of their own shows the options before training.
@@ -18,32 +18,44 @@ tokens, and from depth 2 on each its own projected state (`models.head.agreement
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import torch
 
 from hyco_export.core import recipe as recipes
-from hyco_export.core.artifact import CAPTURE, QAT_HEAD, PartialBuild
+from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, PartialBuild
 from hyco_export.core.files import write_json
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.memory import release_freed
 from hyco_export.core.network.weight_files import HEAD_FILE, write_head
-from hyco_export.stages.capture import sequence_paths, training_paths
-from hyco_export.stages.capture_text import Reading, captured_rows, require_norm_side
-from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
-from hyco_export.stages.sensitivity import Heads, write_evidence
-
-if TYPE_CHECKING:
-    import torch
-
-    from hyco_export.core.network.weights import IntegerMatrix
-    from hyco_export.models.families.gemma4_assistant import HeadModel
-    from hyco_export.models.head.agreement import DepthAgreement
-    from hyco_export.models.head.qat import TrainingPlan
-    from hyco_export.models.head.quantisers import LayerGrid
-    from hyco_export.models.head.unroll import RootRows
+from hyco_export.core.network.weights import IntegerMatrix
+from hyco_export.models.capture import load_capture
+from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.head import quantisers
+from hyco_export.models.head.agreement import DepthAgreement, compare_heads, match_verifier, share_won_back
+from hyco_export.models.head.norm_side import OTHER, compare_readings, require_reading, require_side
+from hyco_export.models.head.qat import Checkpoints, TrainingPlan, TrainingPoint, train
+from hyco_export.models.head.quantisers import (
+    LayerGrid,
+    layer_grids,
+    linear_widths,
+    load_matrices,
+    nearest_on,
+    searched_on,
+    split_matrices,
+    split_projection,
+)
+from hyco_export.models.head.stored import head_architecture, store
+from hyco_export.models.head.unroll import RootRows, head_spans, load_norm, response_rows
+from hyco_export.models.process_group import current_group
+from hyco_export.models.verifier import TORCH_DTYPES, load_head
+from hyco_export.stages.captured import sequence_paths, training_paths
+from hyco_export.stages.declarations import Metrics, Progress
+from hyco_export.stages.parts.sensitivity import Heads, write_evidence
+from hyco_export.stages.table import QatConfig
 
 AGREEMENT_FILE = "agreement.json"
 CURVE_FILE = "curve.jsonl"
@@ -53,25 +65,16 @@ NEAREST, SEARCHED, TRAINED, WIDE = "nearest", "clip-searched", "trained", "neare
 CHOSEN = "clip-searched on the recipe's grids"  # halves, blocks or overrides: what training starts from
 
 
-class QatConfig(msgspec.Struct, frozen=True):
-    """What changes the bytes of a quantised head. `steps` depths are compared; `window` positions are visible."""
+SIDE_SEQUENCES = 8  # hundreds of tokens: enough to tell which side of the norm h comes from
 
-    qat: recipes.Qat
-    dtype: recipes.Dtype  # of the original head, the teacher
-    hidden_norm: HiddenNorm
-    steps: int
+
+@dataclass(frozen=True)
+class Reading:
+    """How captured sequences are read: the first `limit` tokens, `window` positions visible, h from this side."""
+
+    limit: int
     window: int
-
-
-def config(recipe: recipes.Recipe) -> QatConfig:
-    """The recipe's fields that this stage reads."""
-    models, head = recipe.models, recipe.head
-    return QatConfig(recipe.qat, models.require_head().dtype, models.hidden_norm, head.steps, head.window)
-
-
-def sources(recipe: recipes.Recipe) -> Mapping[str, Source]:
-    """The head, and the verifier it must belong to."""
-    return {"head": recipe.models.require_head(), "verifier": recipe.models.verifier}
+    hidden_norm: HiddenNorm
 
 
 def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
@@ -81,24 +84,13 @@ def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
         CheckpointError: a weight is missing or not finite, or the static network lacks a part of the head.
         RecipeError: overrides do not fit the head.
     """
-    from hyco_export.models.head.quantisers import linear_widths
-    from hyco_export.models.head.stored import head_architecture
-    from hyco_export.models.verifier import load_head
-
     head_architecture(load_head(sources["head"], config.dtype))
     release_freed()
-    _grids(config.qat, linear_widths(sources["head"], config.qat.split_projection))
+    layer_grids(linear_widths(sources["head"], config.qat.split_projection), config.qat)
 
 
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Search clips, train, compare with the original head; see the module for the files."""
-    from hyco_export.models.head import quantisers
-    from hyco_export.models.head.agreement import match_verifier
-    from hyco_export.models.head.quantisers import split_matrices, split_projection
-    from hyco_export.models.head.stored import store
-    from hyco_export.models.process_group import current_group
-    from hyco_export.models.verifier import load_head
-
     group, reading = current_group(), _reading(config)
     teacher = load_head(inputs["head"], config.dtype, str(group.device))
     student = load_head(inputs["head"], "float32", str(group.device))
@@ -138,10 +130,8 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     return metrics
 
 
-def _plain_variants(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, dict[str, "IntegerMatrix"]]:
+def _plain_variants(qat: recipes.Qat, weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, IntegerMatrix]]:
     """Untrained weights with one width and one scale per output channel, by their name in the table."""
-    from hyco_export.models.head.quantisers import LayerGrid, nearest_on, searched_on
-
     grids = dict.fromkeys(weights, LayerGrid(qat.weight_bits))
     return {
         NEAREST: nearest_on(weights, grids),
@@ -155,11 +145,9 @@ def _asks_for_more(qat: recipes.Qat) -> bool:
     return qat.split_projection or qat.grid != "per-channel" or bool(qat.overrides)
 
 
-def _on_chosen_grids(qat: recipes.Qat, weights: Mapping[str, "torch.Tensor"]) -> dict[str, "IntegerMatrix"]:
+def _on_chosen_grids(qat: recipes.Qat, weights: Mapping[str, torch.Tensor]) -> dict[str, IntegerMatrix]:
     """Untrained weights on the grids that the recipe wants."""
-    from hyco_export.models.head.quantisers import searched_on
-
-    grids = _grids(qat, {name: weight.shape[1] for name, weight in weights.items()})
+    grids = layer_grids({name: weight.shape[1] for name, weight in weights.items()}, qat)
     return searched_on(weights, grids, _clip_ratios(qat))
 
 
@@ -167,28 +155,40 @@ def _clip_ratios(qat: recipes.Qat) -> np.ndarray:
     return np.linspace(qat.clip_ratio_high, qat.clip_ratio_low, qat.clip_ratio_count)
 
 
-def _grids(qat: recipes.Qat, widths: Mapping[str, int]) -> dict[str, "LayerGrid"]:
-    from hyco_export.models.head.quantisers import layer_grids
-
-    return layer_grids(widths, qat.weight_bits, qat.grid == "lpbq", qat.overrides)
-
-
 def _reading(config: QatConfig) -> Reading:
     return Reading(config.qat.sequence_limit, config.window, config.hidden_norm)
 
 
+def captured_rows(capture: Path, paths: Sequence[Path], head: HeadModel, reading: Reading) -> list[RootRows]:
+    """Response rows of captured sequences that have any, in their stored precision."""
+    norm = load_norm(capture / FINAL_NORM_FILE) if reading.hidden_norm == "pre" else None
+    captures = [load_capture(path).cut(reading.limit) for path in paths]
+    long_enough = [capture for capture in captures if capture.roots]
+    return [response_rows(capture, head_spans(head.config), reading.window, norm) for capture in long_enough]
+
+
+def require_norm_side(capture: Path, paths: Sequence[Path], head: HeadModel, reading: Reading) -> None:
+    """h comes from the side of the verifier's final norm that the recipe names, and the head wants it from there.
+
+    Raises:
+        GateError: it does not; names the cause.
+    """
+    few = paths[:SIDE_SEQUENCES]
+    require_side(load_capture(few[0]).h, load_norm(capture / FINAL_NORM_FILE), reading.hidden_norm)
+    mirrored = replace(reading, hidden_norm=OTHER[reading.hidden_norm])
+    both = [captured_rows(capture, few, head, side) for side in (reading, mirrored)]
+    require_reading(compare_readings(head, *both), reading.hidden_norm)
+
+
 def _train(
     config: QatConfig,
-    student: "HeadModel",
-    teacher: "HeadModel",
-    sequences: Sequence["RootRows"],
+    student: HeadModel,
+    teacher: HeadModel,
+    sequences: Sequence[RootRows],
     out_dir: Path,
     progress: Progress,
 ) -> None:
     """Train the student in place, with all processes of the launch; the main one writes the loss curve as it grows."""
-    from hyco_export.models.head.qat import Checkpoints, TrainingPoint, train
-    from hyco_export.models.process_group import current_group
-
     plan = _plan(config.qat)
     group = current_group()
     checkpoints = Checkpoints(PartialBuild(out_dir), CHECKPOINT_STEPS)
@@ -205,9 +205,7 @@ def _train(
         train(student, teacher, sequences, plan, record, group, checkpoints)
 
 
-def _plan(qat: recipes.Qat) -> "TrainingPlan":
-    from hyco_export.models.head.qat import TrainingPlan
-    from hyco_export.models.verifier import TORCH_DTYPES
+def _plan(qat: recipes.Qat) -> TrainingPlan:
 
     return TrainingPlan(
         learning_rate=qat.learning_rate,
@@ -224,17 +222,14 @@ def _plan(qat: recipes.Qat) -> "TrainingPlan":
 
 
 def _compare(
-    teacher: "HeadModel",
-    candidate: "HeadModel",
-    variants: Mapping[str, Mapping[str, "IntegerMatrix"]],
-    sequences: Sequence["RootRows"],
+    teacher: HeadModel,
+    candidate: HeadModel,
+    variants: Mapping[str, Mapping[str, IntegerMatrix]],
+    sequences: Sequence[RootRows],
     steps: int,
     progress: Progress,
-) -> dict[str, list["DepthAgreement"]]:
+) -> dict[str, list[DepthAgreement]]:
     """Each variant's weights in turn in one float module, against the original head."""
-    from hyco_export.models.head.agreement import compare_heads
-    from hyco_export.models.head.quantisers import load_matrices
-
     found = {}
     for done, (name, matrices) in enumerate(variants.items(), 1):
         load_matrices(candidate, matrices)
@@ -243,10 +238,8 @@ def _compare(
     return found
 
 
-def _report(found: Mapping[str, Sequence["DepthAgreement"]], match: Sequence[float]) -> Metrics:
+def _report(found: Mapping[str, Sequence[DepthAgreement]], match: Sequence[float]) -> Metrics:
     """The agreement table, lists by depth 1 .. K."""
-    from hyco_export.models.head.agreement import share_won_back
-
     top1 = {name: [round(depth.top1, 4) for depth in depths] for name, depths in found.items()}
     won_back = share_won_back(top1[TRAINED], top1[NEAREST])
     return {
@@ -257,16 +250,3 @@ def _report(found: Mapping[str, Sequence["DepthAgreement"]], match: Sequence[flo
         "won_back_mean": round(sum(won_back) / len(won_back), 4),
         "original_predicts_verifier": [round(share, 4) for share in match],
     }
-
-
-STAGE = Stage(
-    QAT_HEAD,
-    revision=2,
-    needs=(CAPTURE,),
-    config=config,
-    sources=sources,
-    build=build,
-    check=check,
-    resumable=True,
-    shared=True,
-)

@@ -1,22 +1,24 @@
-"""A run's folder: where its artifacts, data and lock lie, what its recipe's references mean on this machine, and
-what the checkpoints behind them must fulfil."""
+"""A run's folder: where its artifacts, data and lock lie, and what its recipe's references mean on this machine."""
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
-
-from hyco_export.core.artifact import CAPTURE, artifact_name
+from hyco_export.core.artifact import artifact_name
 from hyco_export.core.data.conversations import Conversation
 from hyco_export.core.data.sources import OnCount, at_hand, path_at_hand, prepared, source_digest
+from hyco_export.core.deferred import Deferred
 from hyco_export.core.files import folder_lock
-from hyco_export.core.memory import release_freed
 from hyco_export.core.recipe import Checkpoint, Recipe
 from hyco_export.core.recipe_sections import Reference
 from hyco_export.errors import RecipeError, StorageError
 from hyco_export.stages.declarations import Source, Stage
+
+# of huggingface_hub's weight, and not asked before a command's options are checked
+checkpoint_digest = Deferred("hyco_export.models.checkpoints:checkpoint_digest")
+checkpoint_folder = Deferred("hyco_export.models.checkpoints:checkpoint_folder")
+checkpoint_origin = Deferred("hyco_export.models.checkpoints:checkpoint_origin")
 
 DATA_FOLDER = ".data"  # conversations of Hub sets, mixes and selections, as the stages read them
 
@@ -47,9 +49,8 @@ class RunFolder:
             CheckpointError, RecipeError: it is nowhere, and cannot be fetched.
         """
         if isinstance(source, Checkpoint):
-            from hyco_export.models.checkpoints import checkpoint_folder
-
-            return checkpoint_folder(source, self.recipe_folder)
+            folder: Path = checkpoint_folder(source, self.recipe_folder)
+            return folder
         with _field_named(name):
             return prepared(name, source, self.recipe_folder, self.root / DATA_FOLDER, on_count)
 
@@ -89,9 +90,8 @@ class RunFolder:
             CheckpointError, RecipeError: it is missing.
         """
         if isinstance(source, Checkpoint):
-            from hyco_export.models.checkpoints import checkpoint_digest
-
-            return checkpoint_digest(self.source(name, source))
+            digest: str = checkpoint_digest(self.source(name, source))
+            return digest
         with _field_named(name):
             return source_digest(source, self.recipe_folder)
 
@@ -141,92 +141,8 @@ def _field_named(name: str) -> Iterator[None]:
         raise RecipeError(f"$.data.{name}: {error.message}", error.hint) from error
 
 
-def require_family(run: "RunFolder") -> None:
-    """The recipe's checkpoints must belong together; told by their configs, and by the ids of their tokens.
-
-    Raises:
-        CheckpointError: they do not; all mismatches are named.
-    """
-    from hyco_export.models.families.checks import check_family, check_vocabularies
-    from hyco_export.models.verifier import load_config
-
-    models, bridged = run.recipe.models, bool(run.recipe.slm.bridge)
-    named = (("verifier", models.verifier), ("head", models.head), ("slm", models.slm))
-    folders = {name: run.source(name, checkpoint) for name, checkpoint in named if checkpoint is not None}
-    configs = {name: load_config(folder) for name, folder in folders.items()}
-    check_family(configs["verifier"], configs.get("head"), configs["slm"], bridged)
-    if not bridged:
-        check_vocabularies(folders["verifier"], folders["slm"], configs["verifier"].get_text_config().vocab_size)
-        release_freed()
-
-
-def require_generation(run: "RunFolder", note: Callable[[str], None]) -> None:
-    """The verifier's texts must be those that transformers generates; says which of its defaults are not used.
-
-    Raises:
-        CheckpointError: its generation config asks for what cannot be honoured.
-    """
-    from hyco_export.models.generation_rules import generation_notes, require_generation_rules
-
-    folder = run.source("verifier", run.recipe.models.verifier)
-    require_generation_rules(folder)
-    for line in generation_notes(folder, run.recipe.sampling):
-        note(line)
-
-
-def require_lengths(run: "RunFolder") -> None:
-    """The recipe's texts must fit the positions that the verifier was made for, with one token of a prompt at least.
-
-    Raises:
-        RecipeError: one does not; names the field.
-    """
-    from hyco_export.models.verifier import load_config
-
-    config = load_config(run.source("verifier", run.recipe.models.verifier)).get_text_config()
-    limit, capture = config.max_position_embeddings, run.recipe.capture
-    wanted = {
-        "capture.max_new_tokens": min(capture.max_new_tokens, capture.sequence_limit - 1),
-        "capture.validation_max_new_tokens": min(capture.validation_max_new_tokens, capture.sequence_limit - 1),
-    }
-    if run.recipe.models.head is not None:
-        wanted["validation.max_new_tokens"] = run.recipe.validation.max_new_tokens
-    for field, tokens in wanted.items():
-        if tokens + 1 > limit:
-            raise RecipeError(
-                f"$.{field}: {tokens} tokens after a prompt leave the {limit} positions of $.models.verifier",
-                f"set it to less than {limit}; prompts need room too",
-            )
-
-
-def require_full_precision(run: "RunFolder", stale: Collection[str]) -> None:
-    """A verifier that is about to be captured is not quantised, unless the recipe allows it.
-
-    Raises:
-        CheckpointError: it is.
-    """
-    if CAPTURE not in stale or run.recipe.models.allow_quantised_capture:
-        return
-    from hyco_export.models.families import config_fields
-    from hyco_export.models.verifier import load_config
-
-    config_fields.require_full_precision(load_config(run.source("verifier", run.recipe.models.verifier)))
-
-
-def note_unpinned(run: "RunFolder", note: Callable[[str], None]) -> None:
-    """Say which commit stands behind a Hub id that the recipe does not pin: the next run may find another."""
-    from hyco_export.models.checkpoints import checkpoint_origin
-
-    for name, checkpoint in msgspec.structs.asdict(run.recipe.models).items():
-        if isinstance(checkpoint, Checkpoint) and checkpoint.revision is None:
-            _, _, commit = checkpoint_origin(checkpoint, run.source(name, checkpoint)).partition("@")
-            if commit:
-                note(f"$.models.{name} is not pinned: add revision: {commit} to keep what this run uses")
-
-
-def origins(run: "RunFolder", stage: Stage) -> dict[str, str]:
+def origins(run: RunFolder, stage: Stage) -> dict[str, str]:
     """Where each checkpoint of a stage came from: Hub id and commit, or the recipe's reference."""
-    from hyco_export.models.checkpoints import checkpoint_origin
-
     references = stage.sources(run.recipe).items()
     named = {name: reference for name, reference in references if isinstance(reference, Checkpoint)}
     return {name: checkpoint_origin(reference, run.source(name, reference)) for name, reference in named.items()}

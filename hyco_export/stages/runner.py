@@ -23,7 +23,7 @@ from hyco_export.core.files import storage_errors
 from hyco_export.core.memory import measured, release_freed
 from hyco_export.errors import interrupt_keeps
 from hyco_export.stages.declarations import LIBRARIES, Progress, Silent, Stage, library_versions, use_threads
-from hyco_export.stages.plan import PlannedStage, check_all, plan, prepare_data
+from hyco_export.stages.plan import PlannedStage, plan
 from hyco_export.stages.run_folder import RunFolder, origins
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
         HycoError: a stage failed; the finished ones stay, and so do the finished units of a resumable one.
         StorageError: a file could not be read or written; the same stays.
     """
-    from hyco_export.models.process_group import current_group
+    from hyco_export.models.process_group import current_group  # torch and transformers: not before there is work
+    from hyco_export.stages.checks import check_all, prepare_data
 
     group = current_group()
     if not group.main:

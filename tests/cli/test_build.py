@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from hyco_export.cli import app, bench, invocation, options, serve, validation
-from hyco_export.cli import build as commands
-from hyco_export.cli.options import Reach
-from hyco_export.cli.serve import ListenOptions, named_host, start_lines, validate_line
+from hyco_export.cli import app, application, bench, invocation, serve, validation
+from hyco_export.cli import run as commands
+from hyco_export.cli.application import start_lines
+from hyco_export.cli.connection import ConnectOptions
+from hyco_export.cli.serve import ListenOptions, named_host, validate_line
 from hyco_export.core.artifact import KEEPSET, Manifest, publish
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, HycoError
@@ -44,7 +45,7 @@ def test_a_damaged_artifact_is_named_before_anything_heavy(run: RunFolder) -> No
 def test_two_validations_cannot_share_a_folder(run: RunFolder) -> None:
     other = RunFolder(run.root, run.recipe, None)
     with other.lock(), pytest.raises(ArtifactError, match="another process is building or validating in"):
-        validation.validate_in(run, URL, options.Reach())
+        validation.validate_in(run, URL, ConnectOptions())
 
 
 def test_a_run_keeps_its_folder_from_the_first_stage_to_the_report(
@@ -58,7 +59,7 @@ def test_a_run_keeps_its_folder_from_the_first_stage_to_the_report(
 
     seen: list[str] = []
     monkeypatch.setattr(commands, "open_run", lambda *_: run)
-    monkeypatch.setattr(commands, "_build", intrude)
+    monkeypatch.setattr(commands, "build_chain", intrude)
     monkeypatch.setattr(commands, "server_process", _Served)
     monkeypatch.setattr(commands, "validate_in", intrude)
     commands.run_everything(None, None, None, dry_run=False)
@@ -169,11 +170,11 @@ def test_an_engine_whose_self_test_ends_is_shut_down(
     ended: list[str] = []
     engine = SimpleNamespace(shut_down=lambda: ended.append("engine"))
     opened = (engine, SimpleNamespace(head_digest="key"))
-    monkeypatch.setattr("hyco_export.server.assembly.open_server_engine", lambda *_: opened)
+    monkeypatch.setattr("hyco_export.cli.application.open_server_engine", lambda *_: opened)
     monkeypatch.setattr(serve, "open_run", lambda *_: run)
-    monkeypatch.setattr(serve, "use_threads", lambda *_: None)
-    monkeypatch.setattr(serve, "start_lines", lambda *_: [])
-    monkeypatch.setattr(serve, "_self_test", end)
+    monkeypatch.setattr(application, "use_threads", lambda *_: None)
+    monkeypatch.setattr(application, "start_lines", lambda *_: [])
+    monkeypatch.setattr(application, "_self_test", end)
     with pytest.raises(fault):
         serve.serve_run(None, None, listen_options(port=0), "cpu", None, ServeOptions(), 1)
     assert ended == ["engine"]
@@ -188,7 +189,7 @@ def test_an_interrupted_bench_counts_what_is_there_before_its_server_is(
     for out in (None, run.root / "elsewhere"):
         options = bench.BenchOptions(("cloud-mtp", "hyco"), "onnx-cpu", None, 1, None, out)
         with pytest.raises(KeyboardInterrupt) as stop:
-            bench.bench_run(None, None, None, None, options, Reach())
+            bench.bench_run(None, None, None, None, options, ConnectOptions())
         assert invocation.told(stop.value) == (
             f"interrupted; kept: 2 generations in {out or run.root / 'bench'}; the same command goes on from there"
         )
@@ -204,7 +205,7 @@ def test_a_validation_that_cannot_run_leaves_no_old_verdict(run: RunFolder) -> N
     (folder / "report.json").write_text('{"verdict": "pass", "gates": []}')
     (folder / "report.html").write_text("Passed")
     with pytest.raises(HycoError):
-        validation.validate_in(run, "http://127.0.0.1:9", options.Reach())
+        validation.validate_in(run, "http://127.0.0.1:9", ConnectOptions())
     assert '"could not run"' in (folder / "report.json").read_text()
     assert "Passed" not in (folder / "report.html").read_text()
     assert (folder / "earlier.html").read_text() == "Passed"

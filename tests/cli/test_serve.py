@@ -31,13 +31,13 @@ def test_what_replicas_are_built_from_travels_to_their_processes(
         token_file.write_text(TOKEN + "\n")
         token_file.chmod(0o600)
     handed: list[Any] = []
-    monkeypatch.setattr("hyco_export.server.replicas.serve_replicas", lambda *arguments: handed.extend(arguments))
+    monkeypatch.setattr("hyco_export.cli.application.serve_replicas", lambda *arguments: handed.extend(arguments))
     listen = ListenOptions("127.0.0.1", 0, certificate, key, token_file, False, 0)
     serve_run(None, None, listen, "cpu", None, ServeOptions(), 2)
     build, replicas = handed[:2]
     received = cloudpickle.loads(cloudpickle.dumps(build))
-    assert replicas == 2 and received.args[-1].servers == 2  # each takes its share of the memory
-    assert received.args[1] == listen and len(received.args[2]) == secure
+    assert replicas == 2 and received.args[0].options.servers == 2  # each takes its share of the memory
+    assert received.args[0].listen == listen and len(received.args[0].tokens) == secure
 
 
 @pytest.mark.slow

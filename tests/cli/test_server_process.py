@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hyco_export.cli import serve as module
-from hyco_export.cli.serve import ServerProcess, server_process
+from hyco_export.cli import server_process as module
+from hyco_export.cli.server_process import ServerProcess, server_process
 from hyco_export.device.calls import RetryingTransport
 from hyco_export.errors import ServerError, UnreachableError
 from hyco_export.protocol.wire import Traffic

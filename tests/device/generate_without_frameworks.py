@@ -4,7 +4,6 @@ Arguments: run folder, URL, prompt ids with commas, new tokens. Prints tokens, r
 """
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -24,28 +23,22 @@ class Blocker:
 
 def main(run: str, url: str, prompt: str, max_new_tokens: str) -> None:
     from hyco_export.core.artifact import HEAD, read_manifest
+    from hyco_export.core.recipe import Drafting
     from hyco_export.device.backends import open_device
     from hyco_export.device.client import HttpTransport
-    from hyco_export.device.drafters import ChainRule, TreeRule
     from hyco_export.device.driver import generate
     from hyco_export.device.systems import Settings, find_system, make_drafter, make_policy, make_request
     from hyco_export.protocol.wire import Sampling
 
     transport = HttpTransport(url)
     info = transport.info()
-    rule = TreeRule(math.log(0.66), budget=8, candidates_per_row=4)
     settings = Settings(
-        tree=rule,
-        specedge=rule,
-        specedge_passes=1,
+        drafting=Drafting(budget=8, chain_acceptance=0.66, candidates_per_row=4),
         epsilon=0.005,
         server_steps=3,
         head_digest=read_manifest(Path(run) / HEAD).key,
         vocab_size=info.vocab_size,
         stop_ids=frozenset(info.stop_ids),
-        sled=ChainRule(0.5, 1),
-        synera=ChainRule(0.5, 1),
-        synera_unverified=1,
     )
     system = find_system("hyco")
     request = make_request(system, settings, "p", Sampling(0.0, 0, 1.0), seed=1, max_new_tokens=int(max_new_tokens))

@@ -27,8 +27,9 @@ from hyco_export.models.head.calibration import recorded
 from hyco_export.models.head.static_pass import float_head
 from hyco_export.models.slm.packed import stock_model
 from hyco_export.protocol.tree import ROOT, depths, path_to
-from hyco_export.stages import capture, convert_head, convert_slm, qat_head
+from hyco_export.stages import capture, captured, convert_head, convert_slm, qat_head
 from hyco_export.stages.declarations import Silent
+from hyco_export.stages.table import CaptureConfig, ConvertHeadConfig, ConvertSlmConfig, QatConfig
 from tests.support import builders
 from tests.support.packed_slm import VOCAB, random_ids, save_packed_slm
 
@@ -36,7 +37,7 @@ BACKENDS = ("torch", "onnx-cpu")
 WORST_ERROR = {"torch": 0.1, "onnx-cpu": 0.3}  # 8-bit K/V; and ranges from three short random sequences
 KEPT = np.arange(0, VOCAB, 2, dtype=np.int32)
 RING = 12
-SLM_CONFIG = convert_slm.ConvertSlmConfig(
+SLM_CONFIG = ConvertSlmConfig(
     SlmGraph(rows=6, prefill_rows=5, ring=RING, sliding_ring=8), Calibration(), sequence_limit=40
 )
 HEAD_WINDOW = 16  # shorter than the captured sequence: the ring wraps
@@ -156,13 +157,11 @@ def head_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inputs[split].write_text(json.dumps(line) + "\n")
     write_keepset(inputs["build-keepset"], inputs["verifier"])
     answers = Capture(max_new_tokens=12, validation_max_new_tokens=12)
-    capture.build(capture.CaptureConfig(answers, "post", "float32"), inputs, inputs["capture"], Silent())
+    capture.build(CaptureConfig(answers, "post", "float32"), inputs, inputs["capture"], Silent())
     training = Qat(steps=1, warmup_steps=0, autocast="float32")
-    qat_head.build(
-        qat_head.QatConfig(training, "float32", "post", 3, HEAD_WINDOW), inputs, inputs["qat-head"], Silent()
-    )
+    qat_head.build(QatConfig(training, "float32", "post", 3, HEAD_WINDOW), inputs, inputs["qat-head"], Silent())
     shape = HeadGraph(steps=3, runner_up_steps=1, window=HEAD_WINDOW)
-    config = convert_head.ConvertHeadConfig(shape, Calibration(), "post", "float32")
+    config = ConvertHeadConfig(shape, Calibration(), "post", "float32")
     convert_head.build(config, inputs, inputs["convert-head"], Silent())
     return root
 
@@ -179,7 +178,7 @@ def write_keepset(folder: Path, verifier: Path) -> None:
 def test_head_of_a_back_end_drafts_what_its_graph_says_of_the_capture(head_run: Path, backend: str) -> None:
     head = open_head(head_run, backend)
     spec, kept = head.spec, read_keepset(head_run / "build-keepset").ids
-    values = recorded(load_capture(capture.sequence_paths(head_run / "capture", "validation")[0]))
+    values = recorded(load_capture(captured.sequence_paths(head_run / "capture", "validation")[0]))
     grids = spec.handoff.encodings
     integers = {name: grids[name].quantize(array) for name, array in values.items()}
     folders = {stage: head_run / stage for stage in ("qat-head", "build-keepset", "capture")}

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from hyco_export.core.recipe import Drafting, SlmChain, SpecEdge, Synera
 from hyco_export.device.backends import Device
 from hyco_export.device.drafters import (
-    ChainRule,
     HybridDrafter,
     NullDrafter,
     ProactiveSpecEdgeDrafter,
     SlmChainDrafter,
     SpecEdgeDrafter,
-    TreeRule,
 )
 from hyco_export.device.driver import Generation, generate
 from hyco_export.device.systems import SYSTEMS, Settings, find_system, make_drafter, make_policy, make_request
@@ -39,17 +38,19 @@ from tests.support.scripted import (
 MODEL = ToyLanguageModel(stop_bias=-1e9)
 KEEP = np.arange(VOCAB_SIZE)
 SETTINGS = Settings(
-    tree=TreeRule(math.log(0.66), 12, 12),
-    specedge=TreeRule(math.log(0.9), 12, 5),
-    specedge_passes=4,
+    drafting=Drafting(
+        budget=12,
+        chain_acceptance=0.66,
+        candidates_per_row=12,
+        specedge=SpecEdge(passes=4, children_per_row=5, edge_factor=0.9),
+        sled=SlmChain(0.3, 5),
+        synera=Synera(0.3, 5, 6),
+    ),
     epsilon=0.005,
     server_steps=4,
     head_digest="head",
     vocab_size=VOCAB_SIZE,
     stop_ids=frozenset({STOP_ID}),
-    sled=ChainRule(0.3, 5),
-    synera=ChainRule(0.3, 5),
-    synera_unverified=6,
 )
 FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4, restricts=True)
 INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
@@ -185,7 +186,7 @@ def test_synera_marks_what_it_keeps_and_verifies_the_rest_behind_it() -> None:
     assert 5 < len(unverified) < 60
     assert [token for entry in trace.rounds for token in entry.kept] == unverified[: sum(
         len(entry.kept) for entry in trace.rounds)]  # fmt: skip
-    assert max(len(entry.kept) for entry in trace.rounds) <= SETTINGS.synera_unverified
+    assert max(len(entry.kept) for entry in trace.rounds) <= SETTINGS.drafting.synera.unverified
     for step in trace.locals:
         assert [step.tree.tokens[row] for row in step.kept] == list(step.tokens)
         confidence = np.diff([0.0, *step.tree.log_probs])[: len(step.kept)]

@@ -16,7 +16,7 @@ from hyco_export.protocol import wire
 from hyco_export.protocol.tree import Source
 from hyco_export.server.engine import LocalTransport
 from hyco_export.server.http import create_app
-from hyco_export.stages.plan import STAGES
+from hyco_export.stages.table import STAGES
 from tests.device.generate_without_frameworks import BLOCKED
 from tests.evaluate.diagnosis.small_run import SmallRun, build_small_run
 from tests.support.live_server import running

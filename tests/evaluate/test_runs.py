@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hyco_export.device.drafters import NullDrafter
+from hyco_export.device.drafters import NullDrafter, TreeRule
 from hyco_export.device.offload import AskForAll
 from hyco_export.errors import HycoError, ServerError
 from hyco_export.evaluate import runs
@@ -19,7 +19,6 @@ from hyco_export.evaluate.runs import (
     plain_texts,
     prompt_seed,
     run_interleaved,
-    tree_rule,
 )
 from hyco_export.protocol.wire import PAPER_SAMPLING, Acceptance, Sampling
 from tests.evaluate.synthetic_run import ARTIFACTS, INFO, RECIPE
@@ -129,7 +128,7 @@ def test_devices_are_closed_when_a_generation_fails(world):
 
 
 def test_an_edge_costs_the_log_of_the_assumed_acceptance():
-    rule = tree_rule(msgspec.structs.replace(RECIPE.drafting, chain_acceptance=0.5, budget=20))
+    rule = TreeRule.of(msgspec.structs.replace(RECIPE.drafting, chain_acceptance=0.5, budget=20))
     assert (rule.edge_log_prob, rule.budget) == (math.log(0.5), 20)
 
 

@@ -107,7 +107,7 @@ def test_a_second_node_is_refused_and_named(compiled_mlp: CompiledContext, tmp_p
         lambda model: model.graph.node.append(onnx.helper.make_node("Cast", ["y"], ["z"], name="stray", to=1)),
     )
     with pytest.raises(CompileError, match=r"one EPContext node and nothing else, it holds: EPContext .*, Cast stray"):
-        check_context(path, compiled_mlp.spec, SM8850)
+        check_context([path], [compiled_mlp.spec], SM8850)
 
 
 def test_a_model_without_target_is_refused(compiled_mlp: CompiledContext, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_model_without_target_is_refused(compiled_mlp: CompiledContext, tmp_pa
     properties = [p.key for p in onnx.load(path, load_external_data=False).metadata_props]
     assert COMPATIBILITY_KEY not in properties
     with pytest.raises(CompileError, match="does not say its target"):
-        check_context(path, compiled_mlp.spec, SM8850)
+        check_context([path], [compiled_mlp.spec], SM8850)
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 def test_another_target_is_noticed(compiled_mlp: CompiledContext) -> None:
     with pytest.raises(CompileError, match="compiled for v81/SoC 87, asked for v79/SoC 69"):
-        check_context(compiled_mlp.context_model, compiled_mlp.spec, TARGETS["sm8750"])
+        check_context([compiled_mlp.context_model], [compiled_mlp.spec], TARGETS["sm8750"])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_the_binary_says_is_compared(
     altered = msgspec.structs.replace(compiled_mlp.info, **changes)
     monkeypatch.setattr(context_check, "read_context", lambda binary: altered)
     with pytest.raises(CompileError, match=message):
-        check_context(compiled_mlp.context_model, compiled_mlp.spec, SM8850)
+        check_context([compiled_mlp.context_model], [compiled_mlp.spec], SM8850)
 
 
 def test_level_1_finalisation_is_refused(compiled_mlp: CompiledContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_level_1_finalisation_is_refused(compiled_mlp: CompiledContext, monkeypa
     altered = msgspec.structs.replace(compiled_mlp.info, graphs=(graph,))
     monkeypatch.setattr(context_check, "read_context", lambda binary: altered)
     with pytest.raises(CompileError, match="optimisation level 1, which loses accuracy silently"):
-        check_context(compiled_mlp.context_model, compiled_mlp.spec, SM8850)
+        check_context([compiled_mlp.context_model], [compiled_mlp.spec], SM8850)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_another_interface_is_noticed(changes: dict, message: str, compiled_mlp:
     output = msgspec.structs.replace(compiled_mlp.spec.outputs[0], **changes)
     spec = msgspec.structs.replace(compiled_mlp.spec, outputs=(output,))
     with pytest.raises(CompileError, match=message):
-        check_context(compiled_mlp.context_model, spec, SM8850)
+        check_context([compiled_mlp.context_model], [spec], SM8850)
 
 
 def test_a_binary_alone_is_judged_too(compiled_mlp: CompiledContext) -> None:

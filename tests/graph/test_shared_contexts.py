@@ -59,7 +59,7 @@ def test_every_graph_is_in_the_one_binary_with_its_interface(shared: SharedConte
 def test_a_shared_binary_is_not_taken_for_a_single_one(shared: SharedContext) -> None:
     spec = shared.info.graphs[0].spec
     with pytest.raises(CompileError, match="2 graphs in the binary instead of 1"):
-        check_context(shared.context_models[0], spec, SM8850)
+        check_context([shared.context_models[0]], [spec], SM8850)
 
 
 def test_x86_cannot_load_it(shared: SharedContext) -> None:
@@ -72,7 +72,7 @@ def test_what_is_refused_leaves_no_file(folder: Path, tmp_path: Path, monkeypatc
     def refuse(*arguments: object) -> None:
         raise CompileError("not this one", "")
 
-    monkeypatch.setattr(smaller_binaries, "check_shared", refuse)
+    monkeypatch.setattr(smaller_binaries, "check_context", refuse)
     models = [linear(rows, tmp_path, name) for name, rows in ROWS.items()]
     with pytest.raises(CompileError, match="not this one"):
         compile_shared(models, tmp_path, tuple(ROWS), SM8850, tmp_path / "log")

@@ -15,9 +15,10 @@ from hyco_export.core.files import locate
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import CheckpointError
 from hyco_export.server.assembly import open_server_engine
+from hyco_export.stages.checks import check_sources
 from hyco_export.stages.forecast import forecast
-from hyco_export.stages.plan import check_sources, stages_of
 from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.table import stages_of
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 Break = Callable[[Path], Any]

@@ -17,8 +17,9 @@ from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.models.text.token_counts import is_held_out
 from hyco_export.models.text.tokenizer import TokenizerFile
 from hyco_export.models.text.vocabulary import byte_ids, special_ids, token_texts
-from hyco_export.stages.build_keepset import STAGE, KeepSetConfig, check_keepset
+from hyco_export.stages import build_keepset
 from hyco_export.stages.declarations import Silent
+from hyco_export.stages.table import KeepSetConfig
 
 HIDDEN = 8
 ANSWERS = ["Brackets nest.", "Brackets open and brackets close.", "A list keeps order.", "한국어 안녕하세요 한국어"]
@@ -80,7 +81,7 @@ def fixed_size(tokenizer):
 
 def build(inputs, out_dir, size, scripts=("Hangul",), held_out_share=0.0):
     out_dir.mkdir()
-    return STAGE.build(KeepSetConfig(size, scripts, held_out_share, "float32"), inputs, out_dir, Silent())
+    return build_keepset.build(KeepSetConfig(size, scripts, held_out_share, "float32"), inputs, out_dir, Silent())
 
 
 def test_specials_bytes_and_scripts_are_always_kept(tmp_path, inputs, tokenizer):
@@ -162,8 +163,8 @@ def test_a_coverage_takes_the_smallest_size_that_reaches_it(tmp_path, inputs, to
     write_conversations(inputs["conversations"], texts)
     (tmp_path / "out").mkdir()
     config = KeepSetConfig(None, ("Hangul",), 0.3, "float32", 0.9)
-    check_keepset(config, inputs)
-    metrics = STAGE.build(config, inputs, tmp_path / "out", Silent())
+    build_keepset.check(config, inputs)
+    metrics = build_keepset.build(config, inputs, tmp_path / "out", Silent())
     assert metrics["held_out"]["kept_share"] >= 0.9
     assert metrics["size"] == metrics["sizes_for_held_out_share"]["0.9"]
     smaller = build(inputs, tmp_path / "smaller", metrics["size"] - 1, held_out_share=0.3)
@@ -178,14 +179,14 @@ def test_a_coverage_that_no_known_token_reaches_is_refused(tmp_path, inputs, tok
     with pytest.raises(
         RecipeError, match=r"\$.keepset.coverage is 1.0, but all [\d,]+ tokens .* cover 0\.\d+"
     ) as caught:
-        STAGE.build(KeepSetConfig(None, (), 0.3, "float32", 1.0), inputs, tmp_path / "out", Silent())
+        build_keepset.build(KeepSetConfig(None, (), 0.3, "float32", 1.0), inputs, tmp_path / "out", Silent())
     assert "at most 0." in caught.value.hint
 
 
 def test_a_coverage_without_held_out_text_is_refused(tmp_path, inputs):
     (tmp_path / "out").mkdir()
     with pytest.raises(RecipeError, match=r"the 0 held-out conversations hold no assistant's text"):
-        STAGE.build(KeepSetConfig(None, (), 1e-9, "float32", 0.9), inputs, tmp_path / "out", Silent())
+        build_keepset.build(KeepSetConfig(None, (), 1e-9, "float32", 0.9), inputs, tmp_path / "out", Silent())
 
 
 def test_the_curve_and_its_picture_hold_the_chosen_size(tmp_path, inputs, tokenizer):
@@ -210,7 +211,8 @@ class Notes(Silent):
 def noted_build(inputs, out_dir, size, held_out_share):
     out_dir.mkdir()
     progress = Notes()
-    return STAGE.build(KeepSetConfig(size, (), held_out_share, "float32"), inputs, out_dir, progress), progress.notes
+    config = KeepSetConfig(size, (), held_out_share, "float32")
+    return build_keepset.build(config, inputs, out_dir, progress), progress.notes
 
 
 @pytest.mark.parametrize(
@@ -278,13 +280,13 @@ def test_the_same_conversation_under_another_id_is_not_counted(tmp_path, inputs,
 def test_a_size_below_the_fixed_part_is_refused_with_the_numbers(tmp_path, inputs, tokenizer):
     smallest = fixed_size(tokenizer)
     with pytest.raises(RecipeError) as caught:
-        check_keepset(KeepSetConfig(smallest - 1, ("Hangul",), 0.1, "float32"), inputs)
+        build_keepset.check(KeepSetConfig(smallest - 1, ("Hangul",), 0.1, "float32"), inputs)
     assert caught.value.message == (
         f"$.keepset.size is {smallest - 1}, smaller than its fixed part of {smallest} tokens "
         f"(7 specials, 256 bytes, {smallest - 263} scripts)"
     )
     assert f"at least {smallest}" in caught.value.hint
-    check_keepset(KeepSetConfig(smallest, ("Hangul",), 0.1, "float32"), inputs)
+    build_keepset.check(KeepSetConfig(smallest, ("Hangul",), 0.1, "float32"), inputs)
 
 
 def test_a_size_above_the_vocabulary_is_refused(tmp_path, inputs, tokenizer):

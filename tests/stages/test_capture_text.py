@@ -10,12 +10,20 @@ from hyco_export.core.recipe import Checkpoint, Models, Recipe, SlmWeights
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import RecipeError
 from hyco_export.models.text.tokenizer import encode_prompt
-from hyco_export.stages import capture as capturing
 from hyco_export.stages import capture_text
-from hyco_export.stages.capture import read_answers
+from hyco_export.stages.captured import read_answers
+from hyco_export.stages.checks import require_family
 from hyco_export.stages.declarations import Silent, Stage
-from hyco_export.stages.plan import STAGES, chain_to, require_stage, stages_of
-from hyco_export.stages.run_folder import RunFolder, require_family
+from hyco_export.stages.run_folder import RunFolder
+from hyco_export.stages.table import (
+    CAPTURE_STAGE,
+    CAPTURE_TEXT_STAGE,
+    STAGES,
+    capture_text_config,
+    chain_to,
+    require_stage,
+    stages_of,
+)
 from tests.support import builders
 
 LINES = (
@@ -50,7 +58,7 @@ def inputs(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Path]:
 
 def capture(inputs: dict[str, Path], out_dir: Path, **limits: int) -> dict:
     out_dir.mkdir()
-    return capture_text.STAGE.build(capture_text.config(alone(**limits)), inputs, out_dir, Silent())
+    return capture_text.build(capture_text_config(alone(**limits)), inputs, out_dir, Silent())
 
 
 def test_only_the_stages_of_an_slm_are_left() -> None:
@@ -140,7 +148,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("stage", [capturing.STAGE, capture_text.STAGE], ids=["capture", "text"])
+@pytest.mark.parametrize("stage", [CAPTURE_STAGE, CAPTURE_TEXT_STAGE], ids=["capture", "text"])
 def test_a_prompt_that_cannot_be_used_is_named_before_any_work(stage: Stage, name: str, tmp_path: Path) -> None:
     tokenizer = builders.small_tokenizer()
     builders.small_verifier(len(tokenizer)).save_pretrained(tmp_path / "model")

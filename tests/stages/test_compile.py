@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto
 
 from hyco_export.core.artifact import file_digest
-from hyco_export.core.device_spec import GraphSpec, HeadSpec, SlmSpec, write_spec
+from hyco_export.core.device_spec import GraphSpec, HeadSpec, SlmSpec
+from hyco_export.core.files import write_json
 from hyco_export.core.golden import write_samples
 from hyco_export.core.handoff import HandoffSpec
 from hyco_export.core.recipe import CompileGates
@@ -21,8 +22,9 @@ from hyco_export.graph.parity import ParityReport, ReferenceSession
 from hyco_export.graph.qnn_process import ContextInfo
 from hyco_export.graph.smaller_binaries import find_compiler
 from hyco_export.stages import compile as stage
-from hyco_export.stages.compile import CompileConfig, build, config
+from hyco_export.stages.compile import build
 from hyco_export.stages.declarations import Silent
+from hyco_export.stages.table import COMPILE_STAGE, CompileConfig, compile_config
 from tests.support.qdq_builder import QdqBuilder, two_layer_mlp
 
 SM8850 = CompileConfig(TARGETS["sm8850"], CompileGates(), "test")
@@ -64,13 +66,13 @@ def slm_spec(tree: GraphSpec, prefill: GraphSpec) -> SlmSpec:
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """The two converted artifacts; the SLM's float twin is its own QDQ graph."""
     head, slm = tmp_path / "convert-head", tmp_path / "convert-slm"
-    write_spec(head / "head.json", head_spec(save(best_of_mlp(), head, "head")))
+    write_json(head / "head.json", head_spec(save(best_of_mlp(), head, "head")))
     write_samples(head / "head_samples.safetensors", {"head": feeds(3, 0)})
     tree = save(two_layer_mlp(seed=1), slm, "slm_tree")
     prefill = save(two_layer_mlp(seed=2), slm, "slm_prefill")
-    write_spec(slm / "slm.json", slm_spec(tree, prefill))
+    write_json(slm / "slm.json", slm_spec(tree, prefill))
     write_samples(slm / "slm_samples.safetensors", {"slm_tree": feeds(2, 1), "slm_prefill": feeds(2, 2)})
-    monkeypatch.setattr("hyco_export.models.slm.static_pass.open_torch_slm", float_twins)
+    monkeypatch.setattr("hyco_export.stages.compile.open_torch_slm", float_twins)
     return {"convert-head": head, "convert-slm": slm}
 
 
@@ -172,7 +174,7 @@ def test_a_compiler_that_appears_makes_the_artifact_stale(monkeypatch: pytest.Mo
     found = {}
     for command in ("cc", None):
         monkeypatch.setattr("hyco_export.graph.smaller_binaries.find_compiler", lambda command=command: command)
-        found[command] = (config(recipe), config(asked))
+        found[command] = (compile_config(recipe), compile_config(asked))
     assert found["cc"][0] == found[None][0] and found["cc"][1] != found[None][1]
 
 
@@ -215,6 +217,6 @@ def test_missing_artifacts_are_named(inputs: dict[str, Path], tmp_path: Path) ->
 def test_the_target_is_part_of_the_key_and_of_the_folder() -> None:
     recipe = load_recipe(embedded_recipe())
     other = msgspec.structs.replace(recipe, target="sm8750")
-    assert config(recipe) != config(other)
-    assert config(other).target == TARGETS["sm8750"]
-    assert stage.STAGE.per_target and stage.sources(recipe) == {}
+    assert compile_config(recipe) != compile_config(other)
+    assert compile_config(other).target == TARGETS["sm8750"]
+    assert COMPILE_STAGE.per_target and COMPILE_STAGE.sources(recipe) == {}

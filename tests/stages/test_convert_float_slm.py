@@ -17,8 +17,8 @@ from hyco_export.errors import CheckpointError, GateError
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.models.slm import reference_weights
 from hyco_export.stages import convert_slm
-from hyco_export.stages.convert_slm import ConvertSlmConfig
 from hyco_export.stages.declarations import Silent
+from hyco_export.stages.table import ConvertSlmConfig
 from tests.stages.test_convert_slm import FILES, make_inputs
 from tests.support.float_slm import gemma3_config, llama_config, qwen3_config, save_float_slm, tied
 from tests.support.packed_slm import slm_config
@@ -44,7 +44,7 @@ def float_inputs(root: Path, model: str = "gemma3") -> dict[str, Path]:
 
 def build(inputs: dict[str, Path], out_dir: Path, bits: int = 8) -> dict:
     out_dir.mkdir()
-    return convert_slm.STAGE.build(config(bits), inputs, out_dir, Silent())
+    return convert_slm.build(config(bits), inputs, out_dir, Silent())
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -70,7 +70,7 @@ def test_a_stored_opening_is_never_run(tmp_path: Path) -> None:
     answers.write_text("".join(json.dumps(line) + "\n" for line in lines))
     stored = msgspec.structs.replace(config(8), graph=msgspec.structs.replace(config(8).graph, stored_opening=True))
     (tmp_path / "out").mkdir()
-    metrics = convert_slm.STAGE.build(stored, inputs, tmp_path / "out", Silent())
+    metrics = convert_slm.build(stored, inputs, tmp_path / "out", Silent())
     assert metrics["top1_agreement_unrounded"] > 0.9
     spec = read_spec(tmp_path / "out" / "slm.json", SlmSpec)
     rows = read_attention_sink(tmp_path / "out" / "slm_opening.safetensors")
@@ -133,7 +133,7 @@ def test_a_scale_outside_the_search_is_seen() -> None:
 
 def test_check_wants_widths_for_floats_alone(tmp_path: Path) -> None:
     inputs = float_inputs(tmp_path)
-    convert_slm.STAGE.check(config(4), {"slm": inputs["slm"]})
+    convert_slm.check(config(4), {"slm": inputs["slm"]})
     plain = ConvertSlmConfig(SlmGraph(rows=6, ring=12, sliding_ring=8), Calibration(), sequence_limit=40)
     with pytest.raises(CheckpointError, match="is not quantised"):
-        convert_slm.STAGE.check(plain, {"slm": inputs["slm"]})
+        convert_slm.check(plain, {"slm": inputs["slm"]})

@@ -21,9 +21,9 @@ from hyco_export.errors import ArtifactError, CheckpointError, GateError
 from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.stages import convert_slm
-from hyco_export.stages.convert_slm import ConvertSlmConfig
 from hyco_export.stages.declarations import Silent
-from hyco_export.stages.slm_proofs import Pair, require_equal
+from hyco_export.stages.parts.slm_proofs import Pair, require_equal
+from hyco_export.stages.table import ConvertSlmConfig
 from tests.support.packed_slm import VOCAB, edit_config, edit_tensors, random_ids, save_packed_slm, slm_config
 
 WIDTH = 4  # of the checkpoint's linear layers that no rule names
@@ -66,7 +66,7 @@ def make_inputs(root: Path, answer_tokens: int = 24, vocab_size: int = VOCAB) ->
 
 def build(inputs: dict[str, Path], out_dir: Path, config: ConvertSlmConfig = CONFIG) -> dict:
     out_dir.mkdir()
-    return convert_slm.STAGE.build(config, inputs, out_dir, Silent())
+    return convert_slm.build(config, inputs, out_dir, Silent())
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
     weights = out_dir / "slm_weights.safetensors"
     written = weights.stat().st_mtime_ns
     monkeypatch.setattr(FloatSlm, "tree", counted)
-    convert_slm.STAGE.build(CONFIG, inputs, out_dir, Silent())
+    convert_slm.build(CONFIG, inputs, out_dir, Silent())
     assert weights.stat().st_mtime_ns == written  # surgery is not done again
     calibrating = [observe for observe in passes if type(observe).__name__ == "RangeObserver"]
     assert len(calibrating) == 4  # the third sequence of 28 tokens only
@@ -176,7 +176,7 @@ def test_a_damaged_file_of_a_killed_build_is_written_again(
     build(inputs, tmp_path / "out")
     weights = tmp_path / "out" / "slm_weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    convert_slm.STAGE.build(CONFIG, inputs, tmp_path / "out", Silent())
+    convert_slm.build(CONFIG, inputs, tmp_path / "out", Silent())
     assert weights.read_bytes() == (folder / "slm_weights.safetensors").read_bytes()
 
 
@@ -192,10 +192,10 @@ def test_too_short_sequences_are_refused(tmp_path: Path) -> None:
 
 def test_check_reads_the_checkpoint(tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path)
-    convert_slm.STAGE.check(CONFIG, {"slm": inputs["slm"]})
+    convert_slm.check(CONFIG, {"slm": inputs["slm"]})
     (inputs["slm"] / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
-        convert_slm.STAGE.check(CONFIG, {"slm": inputs["slm"]})
+        convert_slm.check(CONFIG, {"slm": inputs["slm"]})
 
 
 GATE = "model__layers__2__mlp__gate_proj"
@@ -245,7 +245,7 @@ def test_an_odd_checkpoint_is_named_and_nothing_is_written(fault: str, tmp_path:
     inputs = make_inputs(tmp_path)
     break_it(inputs["slm"])
     with pytest.raises(CheckpointError, match=words):  # before any stage of a chain works
-        convert_slm.STAGE.check(CONFIG, {"slm": inputs["slm"]})
+        convert_slm.check(CONFIG, {"slm": inputs["slm"]})
     with pytest.raises(CheckpointError, match=words):
         build(inputs, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())

@@ -17,11 +17,13 @@ from hyco_export.dev.created.family import create_family
 from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.models.checkpoints import checkpoint_folder
 from hyco_export.models.families.released_configs import SMALL
+from hyco_export.stages.checks import prepare_data
 from hyco_export.stages.declarations import Silent
 from hyco_export.stages.forecast import expected_work, forecast
-from hyco_export.stages.plan import STAGES, plan, prepare_data, stages_of
+from hyco_export.stages.plan import plan
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
+from hyco_export.stages.table import STAGES, stages_of
 
 RECIPES = sorted(embedded_recipe().parent.glob("*.yaml"))
 CLOSE = 0.2  # of the measured value

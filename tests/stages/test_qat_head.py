@@ -25,18 +25,17 @@ from hyco_export.models.embedding_table import find_embedding, quantized_embeddi
 from hyco_export.models.head import quantisers
 from hyco_export.models.head.static_pass import open_torch_head
 from hyco_export.models.verifier import load_verifier
-from hyco_export.stages import capture, convert_head, qat_head
+from hyco_export.stages import capture, captured, convert_head, qat_head
 from hyco_export.stages.declarations import Silent
+from hyco_export.stages.table import CaptureConfig, ConvertHeadConfig, QatConfig
 from tests.support import builders
 
 PROMPTS = {"calibration": ("c", 4), "validation": ("v", 3)}
-CAPTURE = capture.CaptureConfig(Capture(max_new_tokens=14, validation_max_new_tokens=12), "post", "float32")
-QAT = qat_head.QatConfig(
+CAPTURE = CaptureConfig(Capture(max_new_tokens=14, validation_max_new_tokens=12), "post", "float32")
+QAT = QatConfig(
     Qat(steps=6, warmup_steps=2, learning_rate=1e-3, autocast="float32", unrolled_steps=2), "float32", "post", 3, 24
 )
-CONVERT = convert_head.ConvertHeadConfig(
-    HeadGraph(steps=3, runner_up_steps=1, window=24), Calibration(), "post", "float32"
-)
+CONVERT = ConvertHeadConfig(HeadGraph(steps=3, runner_up_steps=1, window=24), Calibration(), "post", "float32")
 
 
 def write_prompts(folder):
@@ -92,7 +91,7 @@ def test_metrics_can_be_stored(run):
 
 def test_every_prompt_is_answered_and_captured(run):
     _, inputs, metrics = run
-    answers = capture.read_answers(inputs["capture"])
+    answers = captured.read_answers(inputs["capture"])
     assert [(a.id, a.split) for a in answers] == [
         *((f"c{i}", "calibration") for i in range(4)),
         *((f"v{i}", "validation") for i in range(3)),
@@ -101,8 +100,8 @@ def test_every_prompt_is_answered_and_captured(run):
     assert all(1 <= len(a.answer_ids) <= 14 for a in answers)
     assert [len(m.content) for m in answers[0].messages] == [len(builders.TEXTS[0])]  # the assistant's turn is dropped
     for split in PROMPTS:
-        paths = capture.sequence_paths(inputs["capture"], split)
-        of_split = capture.read_answers(inputs["capture"], split)
+        paths = captured.sequence_paths(inputs["capture"], split)
+        of_split = captured.read_answers(inputs["capture"], split)
         assert len(paths) == len(of_split)
         for path, answer in zip(paths, of_split, strict=True):
             found = load_capture(path)
@@ -114,7 +113,7 @@ def test_every_prompt_is_answered_and_captured(run):
 
 def test_captures_are_teacher_forced(run):
     _, inputs, _ = run
-    path = capture.sequence_paths(inputs["capture"], "validation")[0]
+    path = captured.sequence_paths(inputs["capture"], "validation")[0]
     found = load_capture(path)
     wanted = teacher_forced(load_verifier(inputs["verifier"], "float32"), found.ids.tolist(), found.answer_start)
     torch.testing.assert_close(found.h, wanted.h)
@@ -125,19 +124,19 @@ def test_sampled_answers_train_the_head_and_nothing_else(run, tmp_path):
     more = msgspec.structs.replace(CAPTURE, capture=Capture(max_new_tokens=6, sampled_answers=2))
     metrics = capture.build(more, inputs, tmp_path, Silent())
     assert metrics["sequences"] == {"calibration": 4, "sampled": 8, "validation": 3}
-    assert len(capture.training_paths(tmp_path)) == 12
-    assert len(capture.sequence_paths(tmp_path, "calibration")) == 4
-    sampled = capture.read_answers(tmp_path, "sampled")
+    assert len(captured.training_paths(tmp_path)) == 12
+    assert len(captured.sequence_paths(tmp_path, "calibration")) == 4
+    sampled = captured.read_answers(tmp_path, "sampled")
     assert [answer.id for answer in sampled] == [f"c{i}" for i in range(4) for _ in range(2)]
     assert len({tuple(answer.answer_ids) for answer in sampled}) > 4  # not the greedy ones again
 
 
 def test_sequences_are_cut_at_the_limit(run, tmp_path):
     _, inputs, _ = run
-    longest = max(len(a.prompt_ids) for a in capture.read_answers(inputs["capture"]))
+    longest = max(len(a.prompt_ids) for a in captured.read_answers(inputs["capture"]))
     short = msgspec.structs.replace(CAPTURE, capture=Capture(max_new_tokens=14, sequence_limit=longest + 2))
     capture.build(short, inputs, tmp_path, Silent())
-    answers = capture.read_answers(tmp_path)
+    answers = captured.read_answers(tmp_path)
     assert max(len(a.prompt_ids) + len(a.answer_ids) for a in answers) == longest + 2
 
     (tmp_path / "again").mkdir()
@@ -157,9 +156,9 @@ def test_missing_and_empty_prompt_files_are_named(run, tmp_path):
 
 def test_a_folder_without_captures_is_named(tmp_path):
     with pytest.raises(ArtifactError, match="holds no validation captures"):
-        capture.sequence_paths(tmp_path, "validation")
+        captured.sequence_paths(tmp_path, "validation")
     with pytest.raises(ArtifactError, match=r"answers\.jsonl cannot be read"):
-        capture.read_answers(tmp_path)
+        captured.read_answers(tmp_path)
 
 
 # ---- qat-head
@@ -171,7 +170,7 @@ def test_agreement_is_reported_by_weights_and_depth(run):
     assert set(report["top1_agreement"]) == {"nearest", "clip-searched", "trained", "nearest-8-bit"}
     for table in (report["top1_agreement"], report["kl_nats"]):
         assert {len(depths) for depths in table.values()} == {3}
-    answer_tokens = sum(len(a.answer_ids) for a in capture.read_answers(inputs["capture"], "validation"))
+    answer_tokens = sum(len(a.answer_ids) for a in captured.read_answers(inputs["capture"], "validation"))
     assert report["positions"] == [answer_tokens - 3 * depth for depth in range(3)]  # three sequences
     assert min(report["top1_agreement"]["nearest-8-bit"]) > max(report["top1_agreement"]["nearest"])
     assert report["won_back_mean"] == pytest.approx(sum(report["won_back"]) / 3, abs=1e-3)
@@ -222,7 +221,7 @@ def test_layers_that_cannot_be_cut_into_blocks_are_named_before_training(run):
 def mixed(run, tmp_path_factory):
     """qat-head and convert-head with blocks of 8 inputs, wide layers, and evidence; metrics by stage."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantisers, "LPBQ_BLOCK", 8)
+        patch.setitem(quantisers.GRID_BLOCKS, "lpbq", 8)
         config = with_qat(split_projection=True, grid="lpbq", overrides=MIXED, evidence_sequences=2, trained_grids=True)
         inputs = {**run[1], **{name: tmp_path_factory.mktemp(name) for name in ("qat-head", "convert-head")}}
         metrics = {"qat-head": qat_head.build(config, inputs, inputs["qat-head"], Silent())}

@@ -10,8 +10,9 @@ import pytest
 from hyco_export.core.recipe import Checkpoint
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import CheckpointError, RecipeError
-from hyco_export.stages.capture import STAGE
-from hyco_export.stages.run_folder import RunFolder, note_unpinned, origins, require_full_precision, require_lengths
+from hyco_export.stages.checks import note_unpinned, require_full_precision, require_lengths
+from hyco_export.stages.run_folder import RunFolder, origins
+from hyco_export.stages.table import CAPTURE_STAGE
 from tests.support import builders
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -65,7 +66,7 @@ def test_an_unpinned_hub_id_is_said_with_its_commit_and_recorded(tmp_path: Path,
     run = run_with(tmp_path, verifier=Checkpoint(model="owner/name"))
     note_unpinned(run, notes.append)
     assert notes == [f"$.models.verifier is not pinned: add revision: {COMMIT} to keep what this run uses"]
-    assert origins(run, STAGE) == {"verifier": f"owner/name@{COMMIT}"}
+    assert origins(run, CAPTURE_STAGE) == {"verifier": f"owner/name@{COMMIT}"}
 
     notes.clear()
     note_unpinned(run_with(tmp_path, verifier=Checkpoint(model="owner/name", revision=COMMIT)), notes.append)

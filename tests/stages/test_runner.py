@@ -18,9 +18,10 @@ from hyco_export.core.recipe import Recipe
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, CheckpointError, RecipeError, StorageError
 from hyco_export.stages.declarations import Silent, Stage
-from hyco_export.stages.plan import chain_to, plan, require_current
+from hyco_export.stages.plan import plan, require_current
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import BUILD_FOLDER, build_all
+from hyco_export.stages.table import chain_to
 
 
 class Size(msgspec.Struct, frozen=True):

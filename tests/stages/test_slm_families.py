@@ -18,9 +18,9 @@ from hyco_export.graph.parity import ParityReport
 from hyco_export.models.families.released_configs import SMALL
 from hyco_export.stages.declarations import Silent
 from hyco_export.stages.forecast import forecast
-from hyco_export.stages.plan import stages_of
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
+from hyco_export.stages.table import stages_of
 from tests.support.float_slm import llama_config, qwen3_config, save_float_slm
 
 pytestmark = pytest.mark.slow

@@ -28,11 +28,12 @@ from hyco_export.protocol import wire
 from hyco_export.protocol.tree import Source
 from hyco_export.server.assembly import open_server_engine
 from hyco_export.server.engine import LocalTransport
+from hyco_export.stages.checks import require_family
 from hyco_export.stages.declarations import Silent
-from hyco_export.stages.plan import chain_to, stages_of
-from hyco_export.stages.run_folder import RunFolder, require_family
+from hyco_export.stages.parts.slm_surgery import find_columns
+from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
-from hyco_export.stages.slm_surgery import find_columns
+from hyco_export.stages.table import chain_to, stages_of
 
 GREEDY = wire.Sampling(0.0, 0, 1.0)
 PROMPTS = 4

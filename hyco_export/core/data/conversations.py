@@ -71,6 +71,19 @@ def prompt_messages(conversation: Conversation) -> tuple[Message, ...]:
     return messages
 
 
+def asked_and_said(conversation: Conversation) -> tuple[tuple[Message, ...], str | None]:
+    """The turns before the assistant's last word, and that word; None where a question stands last.
+
+    Raises:
+        RecipeError: an unknown role.
+    """
+    require_known_roles(conversation)
+    last = conversation.messages[-1] if conversation.messages else None
+    if last is None or last.role not in ASSISTANT_ROLES:
+        return conversation.messages, None
+    return conversation.messages[:-1], last.content.strip()
+
+
 def first_turn(conversation: Conversation) -> Conversation:
     """The conversation up to its first user message; whole where it has none."""
     roles = [message.role for message in conversation.messages]

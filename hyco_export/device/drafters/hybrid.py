@@ -1,5 +1,6 @@
 """HyCo's drafter: a chain gives the tree its depth, one or two SLM passes give it its width (§3.1)."""
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -8,19 +9,34 @@ import msgspec
 import numpy as np
 
 from hyco_export.core.numerics import MS_PER_S
+from hyco_export.core.recipe import Drafting
+from hyco_export.device.backends import Device
 from hyco_export.device.drafters.drafter import Draft
 from hyco_export.device.interfaces import Given, HeadDraft
+from hyco_export.device.kv_state import HeadState, ReplyChain
+from hyco_export.device.systems import Settings
 from hyco_export.device.tree_builder import Edges, SlmState, TreeBuilder, plant
 
 
 class TreeRule(msgspec.Struct, frozen=True):
-    """How the hybrid tree is scored and cut (HyCo, §3.1)."""
+    """How a tree is scored and cut (HyCo, §3.1)."""
 
     edge_log_prob: float  # L: ln 0.66 in the paper, the chain's acceptance per depth
     budget: int  # nodes sent
     candidates_per_row: int  # the SLM's best children taken per expanded node
     temperature: float = 1.0  # of the SLM's distribution
     second_pass_nodes: int | None = None  # forwarded by a second pass, best first; None: all that have no children
+
+    @classmethod
+    def of(cls, drafting: Drafting) -> "TreeRule":
+        """The hybrid's rule: an edge costs the log of the chain's assumed acceptance."""
+        return cls(
+            math.log(drafting.chain_acceptance),
+            drafting.budget,
+            drafting.candidates_per_row,
+            drafting.slm_temperature,
+            drafting.second_pass_nodes,
+        )
 
     @property
     def edges(self) -> Edges:
@@ -94,3 +110,18 @@ class HybridDrafter:
         assert self._builder is not None  # a verdict follows a proposal
         self._builder.commit(accepted)
         self._slm.forget()
+
+
+def make_hybrid(device: Device, settings: Settings, passes: int = 1) -> HybridDrafter:
+    """With the device's own head."""
+    return _make(HeadState(device.head, device.handoff), device, settings, passes)
+
+
+def make_reply_chain(device: Device, settings: Settings) -> HybridDrafter:
+    """With the chains that come with the server's replies."""
+    return _make(ReplyChain(), device, settings)
+
+
+def _make(planter: Planter, device: Device, settings: Settings, passes: int = 1) -> HybridDrafter:
+    rule = TreeRule.of(settings.drafting)
+    return HybridDrafter(planter, SlmState(device.slm), device.slm_ids, rule, settings.stop_ids, passes)

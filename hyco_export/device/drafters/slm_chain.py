@@ -9,8 +9,11 @@ from collections.abc import Collection, Sequence
 import msgspec
 import numpy as np
 
+from hyco_export.core.recipe import SlmChain
+from hyco_export.device.backends import Device
 from hyco_export.device.drafters.drafter import Draft
 from hyco_export.device.interfaces import Given
+from hyco_export.device.systems import Settings
 from hyco_export.device.tree_builder import Edges, SlmState, TreeBuilder
 from hyco_export.protocol.tree import ROOT
 
@@ -22,6 +25,9 @@ class ChainRule(msgspec.Struct, frozen=True):
 
     confidence: float
     longest: int
+
+
+ALONE = ChainRule(confidence=0.0, longest=1)  # the SLM by itself: a token a pass
 
 
 class SlmChainDrafter:
@@ -62,3 +68,26 @@ class SlmChainDrafter:
         assert self._builder is not None  # a verdict follows a proposal
         self._builder.commit(accepted)
         self._slm.forget()
+
+
+def make_alone(device: Device, settings: Settings) -> SlmChainDrafter:
+    """One token a pass, whatever its confidence."""
+    return _make(device, settings, ALONE)
+
+
+def make_sled(device: Device, settings: Settings) -> SlmChainDrafter:
+    """As long as `$.drafting.sled` says."""
+    return _make(device, settings, _rule(settings.drafting.sled))
+
+
+def make_synera(device: Device, settings: Settings) -> SlmChainDrafter:
+    """As long as `$.drafting.synera` says."""
+    return _make(device, settings, _rule(settings.drafting.synera))
+
+
+def _rule(own: SlmChain) -> ChainRule:
+    return ChainRule(own.confidence, own.longest)
+
+
+def _make(device: Device, settings: Settings, rule: ChainRule) -> SlmChainDrafter:
+    return SlmChainDrafter(SlmState(device.slm), device.slm_ids, rule, settings.stop_ids)

@@ -3,14 +3,18 @@
 `ProactiveSpecEdgeDrafter` goes on drafting while the verdict on its tree is on its way.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from hyco_export.core.recipe import Drafting
+from hyco_export.device.backends import Device
 from hyco_export.device.drafters.drafter import Draft
 from hyco_export.device.drafters.hybrid import TreeRule
 from hyco_export.device.interfaces import Given
+from hyco_export.device.systems import Settings
 from hyco_export.device.tree_builder import SlmState, TreeBuilder
 from hyco_export.protocol.tree import path_to
 
@@ -150,3 +154,24 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
         path = path_to(builder.tree.parents, leaf)
         base = [*(builder.tree.tokens[row] for row in path), bonus]
         return Guess(path, bonus, TreeBuilder(self._slm, self._keep_ids, self._stop_ids, base))
+
+
+def specedge_rule(drafting: Drafting) -> TreeRule:
+    """The recipe's rule for the tree that the SLM grows alone."""
+    own = drafting.specedge
+    return TreeRule(math.log(own.edge_factor), drafting.budget, own.children_per_row, drafting.slm_temperature)
+
+
+def make_specedge(device: Device, settings: Settings) -> SpecEdgeDrafter:
+    """Waits for every verdict."""
+    drafting = settings.drafting
+    rule, slm = specedge_rule(drafting), SlmState(device.slm)
+    return SpecEdgeDrafter(slm, device.slm_ids, rule, settings.stop_ids, drafting.specedge.passes)
+
+
+def make_proactive(device: Device, settings: Settings) -> ProactiveSpecEdgeDrafter:
+    """Drafts on meanwhile."""
+    drafting, own = settings.drafting, settings.drafting.specedge
+    rule, counted = specedge_rule(drafting), own.passes_ahead == "counted"
+    slm = SlmState(device.slm)
+    return ProactiveSpecEdgeDrafter(slm, device.slm_ids, rule, settings.stop_ids, own.passes, counted)

@@ -83,7 +83,7 @@ def _binary(context_model: Path, real: GraphSpec, target: str) -> Iterator[Findi
     from hyco_export.graph.context_check import check_context
 
     try:
-        check_context(context_model, real, find_target(target))
+        check_context([context_model], [real], find_target(target))
     except CompileError as error:
         yield Finding(
             "scale", f"{context_model.parent.name}/{context_model.name}", error.message, f"hyco-export {COMPILE}"

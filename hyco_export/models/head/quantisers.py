@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from hyco_export.core.encodings import symmetric_limits
 from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, STATE_HALF
 from hyco_export.core.network.weights import MULTIPLIER_BITS, IntegerMatrix
+from hyco_export.core.recipe import Qat
 from hyco_export.errors import RecipeError
 from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.stored import stored_name
@@ -194,32 +195,30 @@ def linear_widths(folder: Path, split: bool) -> dict[str, int]:
     return {name: layer.in_features for name, layer in linear_layers(head)}
 
 
-def layer_grids(
-    widths: Mapping[str, int], bits: int, blocks: bool, overrides: Mapping[str, int]
-) -> dict[str, LayerGrid]:
-    """The grid of each layer. Blocks have the width `bits`: a layer of another width has one scale per output channel.
+GRID_BLOCKS: Mapping[str, int | None] = {"per-channel": None, "lpbq": LPBQ_BLOCK}  # of the recipe's `$.qat.grid`
 
-    Args:
-        widths: inputs K by module name.
-        bits: of all layers that no override names.
-        blocks: low-power blocks instead of one scale per output channel.
-        overrides: glob over stored names -> bits; a later one wins.
+
+def layer_grids(widths: Mapping[str, int], qat: Qat) -> dict[str, LayerGrid]:
+    """The grid of each layer, inputs K by module name in `widths`.
+
+    Blocks exist in the recipe's `weight_bits` only: a layer of another width has one scale per output channel.
 
     Raises:
         RecipeError: a glob matches no layer, or a layer cannot be cut into blocks.
     """
-    _require_matches(widths, overrides)
+    _require_matches(widths, qat.overrides)
+    block = GRID_BLOCKS[qat.grid]
     grids = {}
     for name, width in widths.items():
-        matching = [wanted for pattern, wanted in overrides.items() if fnmatchcase(stored_name(name), pattern)]
-        layer_bits = matching[-1] if matching else bits
-        in_blocks = blocks and layer_bits == bits
-        if in_blocks and width % LPBQ_BLOCK:
+        matching = [wanted for pattern, wanted in qat.overrides.items() if fnmatchcase(stored_name(name), pattern)]
+        layer_bits = matching[-1] if matching else qat.weight_bits
+        layer_block = block if layer_bits == qat.weight_bits else None
+        if layer_block and width % layer_block:
             raise RecipeError(
-                f"$.qat.grid: {stored_name(name)} has {width} inputs, not a multiple of lpbq's {LPBQ_BLOCK}",
+                f"$.qat.grid: {stored_name(name)} has {width} inputs, not a multiple of {qat.grid}'s {layer_block}",
                 "give it 8 bits with $.qat.overrides, or $.qat.grid: per-channel",
             )
-        grids[name] = LayerGrid(layer_bits, LPBQ_BLOCK if in_blocks else None)
+        grids[name] = LayerGrid(layer_bits, layer_block)
     return grids
 
 

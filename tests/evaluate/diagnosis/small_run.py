@@ -28,9 +28,9 @@ from hyco_export.server.assembly import open_server_engine
 from hyco_export.server.engine import Engine, LocalTransport
 from hyco_export.server.passes.verifier import Verifier
 from hyco_export.stages.declarations import Silent, Stage
-from hyco_export.stages.plan import STAGES
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.runner import build_all
+from hyco_export.stages.table import STAGES
 from tests.support import builders
 from tests.support.packed_slm import save_packed_slm, slm_config
 

@@ -48,7 +48,8 @@ from hyco_export.server.engine import Engine, LocalTransport
 from hyco_export.server.interfaces import Check, Prefill
 from hyco_export.server.passes.cache import SlotCache
 from hyco_export.server.passes.verifier import TorchVerifierSession, Verifier
-from hyco_export.stages.run_folder import RunFolder, require_family
+from hyco_export.stages.checks import require_family
+from hyco_export.stages.run_folder import RunFolder
 from tests.evaluate.diagnosis.small_run import SmallRun, edit_graph, edit_json, edit_tensors, plant, verifier_of
 from tests.support import builders
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyco_export.core.device_spec import SLM_SPEC_FILE, to_integers, to_real, write_spec
+from hyco_export.core.device_spec import SLM_SPEC_FILE, to_integers, to_real
+from hyco_export.core.files import write_json
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.network.host import SlmHost, slm_spec
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, write_slm
@@ -23,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts, path = slm_parts(), tmp_path_factory.mktemp("artifact")
     write_slm(path / WEIGHTS_FILE, parts.network, parts.weights)
     spec = slm_spec(parts.network, 96, KeepSet(KEPT, 96).digest, MASK_VALUE, parts.tree, parts.prefill)
-    write_spec(path / SLM_SPEC_FILE, spec)
+    write_json(path / SLM_SPEC_FILE, spec)
     return path
 
 

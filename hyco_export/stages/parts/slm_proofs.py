@@ -1,30 +1,39 @@
 """The two proofs of `convert-slm`: the static network is transformers' model, and no integer of a weight has changed.
 
-Knows what is compared and the limits; models and files come in. Legend: V vocabulary.
+Legend: V vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import onnx
+from transformers import PreTrainedModel
 
+from hyco_export.core.network.host import EmbeddingRows
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables
 from hyco_export.errors import GateError
+from hyco_export.evaluate.slm_quality import best_rows
+from hyco_export.graph.slm_graphs import StoredMatrices
+from hyco_export.models.slm.float import FloatCheckpoint, OriginalEmbeddings, float_stock, original_slm
+from hyco_export.models.slm.packed import PackedCheckpoint, stock_model
+from hyco_export.models.slm.parity import comparison, relative_difference
+from hyco_export.models.slm.reference_weights import (
+    NearestLinears,
+    ReferenceWeights,
+    StoredPair,
+    TrueLinears,
+    nearest_tables,
+    true_tables,
+)
+from hyco_export.models.slm.static_pass import FloatSlm, find_attention_sink
+from hyco_export.models.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
 from hyco_export.stages.declarations import Progress
-from hyco_export.stages.slm_surgery import Surgery
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hyco_export.core.network.host import EmbeddingRows
-    from hyco_export.models.slm.float import FloatCheckpoint
-    from hyco_export.models.slm.packed import PackedCheckpoint
-    from hyco_export.models.slm.reference_weights import ReferenceWeights, StoredPair
-    from hyco_export.models.slm.static_pass import FloatSlm
+from hyco_export.stages.parts.slm_surgery import Surgery
 
 MAX_RELATIVE_DIFFERENCE = 1e-3  # of the logits' standard deviation: float32 sums in another order stay far below
 COMPARED_ROWS = 8192
@@ -49,21 +58,19 @@ class Pair(NamedTuple):
 
 
 def require_parity(
-    stock: "PreTrainedModel",
-    slm: "FloatSlm",
-    embeddings: "EmbeddingRows",
+    stock: PreTrainedModel,
+    slm: FloatSlm,
+    embeddings: EmbeddingRows,
     kept: np.ndarray,
     ids: Sequence[int],
     rows: int,
-    tell: Callable[[int, int], None],
+    on_case: Callable[[int, int], None],
 ) -> dict[str, float]:
     """Largest logit difference by scenario, in standard deviations of transformers' logits.
 
     Raises:
         GateError: one reaches MAX_RELATIVE_DIFFERENCE.
     """
-    from hyco_export.models.slm.parity import comparison, relative_difference
-
     found: dict[str, float] = {}
     short, window, cases = comparison(stock, slm, rows)
     for done, case in enumerate(cases, 1):
@@ -74,7 +81,7 @@ def require_parity(
                 f"the limit is {MAX_RELATIVE_DIFFERENCE:.0e}",
                 REPORT_HINT,
             )
-        tell(done, len(cases))
+        on_case(done, len(cases))
     return found
 
 
@@ -108,7 +115,7 @@ def _differing(written: Rows, original: np.ndarray) -> int:
     return sum(int(np.count_nonzero(written[block] != original[block])) for block in blocks)
 
 
-def weight_pairs(weights: "ReferenceWeights", folder: Path, whole_graph: Path, part_graph: Path) -> Iterator[Pair]:
+def weight_pairs(weights: ReferenceWeights, folder: Path, whole_graph: Path, part_graph: Path) -> Iterator[Pair]:
     """Integers and scales of every linear and table, in each file that was written; one linear at a time in memory.
 
     Args:
@@ -116,11 +123,6 @@ def weight_pairs(weights: "ReferenceWeights", folder: Path, whole_graph: Path, p
         folder: with the host's tables, the float back end's weights and the graphs' external data.
         whole_graph, part_graph: ONNX files with all linears, and with some.
     """
-    import onnx
-
-    from hyco_export.graph.slm_graphs import StoredMatrices
-    from hyco_export.models.slm.surgery import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
-
     whole, part = (
         StoredMatrices(onnx.load(path, load_external_data=False), folder) for path in (whole_graph, part_graph)
     )
@@ -137,7 +139,7 @@ def weight_pairs(weights: "ReferenceWeights", folder: Path, whole_graph: Path, p
         yield from _pairs(TABLES_FILE, table, (tables.stored(table), tables.scales(table)), original)
 
 
-def _pairs(file: str, name: str, written: tuple[Rows, np.ndarray] | None, original: "StoredPair") -> Iterator[Pair]:
+def _pairs(file: str, name: str, written: tuple[Rows, np.ndarray] | None, original: StoredPair) -> Iterator[Pair]:
     integers, scales = written or (None, None)
     yield Pair(f"{file}: integers of {name}", integers, original.integers)
     yield Pair(f"{file}: scales of {name}", scales, original.scales)
@@ -155,12 +157,12 @@ class Reference:
     """Parity by scenario, what the weights must be, and the best tokens of a network before rounding (else None)."""
 
     parity: dict[str, float]
-    weights: "ReferenceWeights"
+    weights: ReferenceWeights
     original_best: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
-class Trial:
+class ComparedText:
     """Text and passes of the comparisons."""
 
     sequences: Sequence[Sequence[int]]
@@ -174,49 +176,45 @@ class Trial:
         return [token for ids in self.sequences for token in ids]
 
 
-def refer(
-    folder: Path, checkpoint: "PackedCheckpoint | FloatCheckpoint", surgery: Surgery, trial: Trial, progress: Progress
+def find_reference(
+    folder: Path,
+    checkpoint: PackedCheckpoint | FloatCheckpoint,
+    surgery: Surgery,
+    compared: ComparedText,
+    progress: Progress,
 ) -> Reference:
     """Parity with transformers' model, and what it says of the weights.
 
     Raises:
         GateError: the static network is not transformers' model.
     """
-    from hyco_export.models.slm.float import FloatCheckpoint
-
     if isinstance(checkpoint, FloatCheckpoint):
-        return _float_reference(folder, checkpoint, surgery, trial, progress)
-    return _packed_reference(folder, surgery, trial, progress)
+        return _float_reference(folder, checkpoint, surgery, compared, progress)
+    return _packed_reference(folder, surgery, compared, progress)
 
 
-def _packed_reference(folder: Path, surgery: Surgery, trial: Trial, progress: Progress) -> Reference:
-    from hyco_export.models.slm.packed import stock_model
-    from hyco_export.models.slm.reference_weights import ReferenceWeights, TrueLinears, true_tables
-    from hyco_export.models.slm.surgery import OUTPUT_LAYER
+def _packed_reference(folder: Path, surgery: Surgery, compared: ComparedText, progress: Progress) -> Reference:
 
     stock = stock_model(folder)
     parity = require_parity(
-        stock, surgery.float_slm, surgery.tables, surgery.kept, trial.ids, trial.rows, _teller(progress)
+        stock, surgery.float_slm, surgery.tables, surgery.kept, compared.ids, compared.rows, _on_case(progress)
     )
     return Reference(parity, ReferenceWeights(TrueLinears(stock, {OUTPUT_LAYER: surgery.kept}), true_tables(stock)))
 
 
 def _float_reference(
-    folder: Path, checkpoint: "FloatCheckpoint", surgery: Surgery, trial: Trial, progress: Progress
+    folder: Path, checkpoint: FloatCheckpoint, surgery: Surgery, compared: ComparedText, progress: Progress
 ) -> Reference:
-    from hyco_export.evaluate.slm_quality import best_rows
-    from hyco_export.models.slm.float import OriginalEmbeddings, float_stock, original_slm
-    from hyco_export.models.slm.reference_weights import NearestLinears, ReferenceWeights, nearest_tables
-    from hyco_export.models.slm.static_pass import find_attention_sink
-    from hyco_export.models.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
 
     stock, kept = float_stock(folder), surgery.kept
     original, embeddings = original_slm(checkpoint, surgery.network, kept), OriginalEmbeddings(checkpoint)
-    parity = require_parity(stock, original, embeddings, kept, trial.ids, trial.rows, _teller(progress))
+    parity = require_parity(stock, original, embeddings, kept, compared.ids, compared.rows, _on_case(progress))
     sink = None
     if surgery.sink is not None:
-        sink = find_attention_sink(original, embeddings, surgery.sink.token, trial.rows, trial.mask_value)
-    best = best_rows(original, embeddings, trial.mask_value, trial.sequences, trial.rows, trial.max_passes, sink)
+        sink = find_attention_sink(original, embeddings, surgery.sink.token, compared.rows, compared.mask_value)
+    best = best_rows(
+        original, embeddings, compared.mask_value, compared.sequences, compared.rows, compared.max_passes, sink
+    )
 
     def written(module: str) -> IntegerMatrix:
         matrix = surgery.weights.matrices[module.removeprefix(MODEL_PREFIX)]
@@ -229,5 +227,5 @@ def _float_reference(
     return Reference(parity, ReferenceWeights(linears, nearest_tables(stock, scale_counts)), best)
 
 
-def _teller(progress: Progress) -> Callable[[int, int], None]:
+def _on_case(progress: Progress) -> Callable[[int, int], None]:
     return lambda done, total: progress.step("parity with transformers", done, total)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyco_export.cli.options import Reach, transport_to
+from hyco_export.cli.connection import ConnectOptions, transport_to
 from hyco_export.device.client import Patience
 from hyco_export.errors import UnreachableError
 from hyco_export.protocol import wire
@@ -20,11 +20,11 @@ def test_a_server_that_is_started_again_in_the_middle_of_a_run_is_waited_for(lin
     gone = [DROP] * (3 + len(Patience().pauses_s))  # more than a round's own tries
     answers = [http_answer(wire.encode(INFO)), *gone, http_answer(wire.encode(VERDICT))]
     with RawServer(answers) as server:
-        transport, _ = transport_to(server.url, Reach(link=link), seed=1)
+        transport, _ = transport_to(server.url, ConnectOptions(link=link), seed=1)
         assert transport.verify("s", 3, VERIFY) == VERDICT
         assert len(server.requests) == len(answers)
     with RawServer([http_answer(wire.encode(INFO)), DROP, DROP, http_answer(wire.encode(PRIMED))]) as server:
-        transport, _ = transport_to(server.url, Reach(link=link), seed=1)
+        transport, _ = transport_to(server.url, ConnectOptions(link=link), seed=1)
         assert transport.prime(PRIME) == PRIMED
         assert len({request.split(b"\r\n\r\n", 1)[1] for request in server.requests[1:]}) == 1  # tries of one attempt
 
@@ -32,5 +32,5 @@ def test_a_server_that_is_started_again_in_the_middle_of_a_run_is_waited_for(lin
 def test_a_dead_server_is_said_at_once() -> None:
     with RawServer([DROP]) as server:
         with pytest.raises(UnreachableError, match="no answer from the verifier server"):
-            transport_to(server.url, Reach(), seed=1)
+            transport_to(server.url, ConnectOptions(), seed=1)
         assert len(server.requests) == 1

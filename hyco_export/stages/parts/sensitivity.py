@@ -10,23 +10,24 @@ Files:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.files import write_json
+from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.core.recipe import SlmGraph
+from hyco_export.evaluate.cost_table import Panel, write_csv, write_picture
+from hyco_export.evaluate.slm_quality import SlmQuality, grids_by_row, row_divergences
+from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.head.agreement import compare_heads
+from hyco_export.models.head.quantisers import load_matrices
+from hyco_export.models.head.sensitivity import LayerCost, by_gain_per_byte, layer_costs, prefix_sizes
+from hyco_export.models.head.stored import stored_name
+from hyco_export.models.head.unroll import RootRows
 from hyco_export.stages.declarations import Metrics, Progress
-from hyco_export.stages.slm_surgery import Surgery
-
-if TYPE_CHECKING:
-    from hyco_export.core.network.weights import IntegerMatrix
-    from hyco_export.evaluate.slm_quality import SlmQuality
-    from hyco_export.models.families.gemma4_assistant import HeadModel
-    from hyco_export.models.head.sensitivity import LayerCost
-    from hyco_export.models.head.unroll import RootRows
+from hyco_export.stages.parts.slm_surgery import Surgery
 
 SENSITIVITY_CSV, SENSITIVITY_SVG, SUGGESTION_FILE = "sensitivity.csv", "sensitivity.svg", "suggestion.json"
 WIDE_BITS = 8
@@ -60,27 +61,26 @@ class Suggestion(msgspec.Struct, frozen=True):
 class Heads:
     """What is compared: the original head, a float one to put weights into, its weights as they are and in 8 bits."""
 
-    teacher: "HeadModel"
-    student: "HeadModel"
-    narrow: Mapping[str, "IntegerMatrix"]
-    wide: Mapping[str, "IntegerMatrix"]
+    teacher: HeadModel
+    student: HeadModel
+    narrow: Mapping[str, IntegerMatrix]
+    wide: Mapping[str, IntegerMatrix]
 
 
 def write_evidence(
     heads: Heads,
-    learned: Sequence["RootRows"],
-    held_out: Sequence["RootRows"],
+    learned: Sequence[RootRows],
+    held_out: Sequence[RootRows],
     steps: int,
     out_dir: Path,
     progress: Progress,
 ) -> Metrics:
     """Rank layers on `learned`, try combinations on `held_out`, write the files; the suggestion for the manifest."""
-    from hyco_export.models.head.sensitivity import by_gain_per_byte, layer_costs
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         progress.step("passes that measure single layers", done, total)
 
-    costs = layer_costs(heads.teacher, heads.student, heads.narrow, heads.wide, learned, steps, tell)
+    costs = layer_costs(heads.teacher, heads.student, heads.narrow, heads.wide, learned, steps, report)
     _write_costs(costs, out_dir)
     combinations = _combinations(heads, by_gain_per_byte(costs), held_out, steps, progress)
     suggestion = _suggest(combinations)
@@ -88,9 +88,7 @@ def write_evidence(
     return {"suggestion": suggestion.sentence, "suggested_overrides": suggestion.overrides}
 
 
-def _write_costs(costs: Sequence["LayerCost"], out_dir: Path) -> None:
-    from hyco_export.evaluate.cost_table import Panel, write_csv, write_picture
-    from hyco_export.models.head.stored import stored_name
+def _write_costs(costs: Sequence[LayerCost], out_dir: Path) -> None:
 
     names = [stored_name(cost.name) for cost in costs]
     rows = [
@@ -115,14 +113,9 @@ def _write_costs(costs: Sequence["LayerCost"], out_dir: Path) -> None:
 
 
 def _combinations(
-    heads: Heads, ranked: Sequence["LayerCost"], sequences: Sequence["RootRows"], steps: int, progress: Progress
+    heads: Heads, ranked: Sequence[LayerCost], sequences: Sequence[RootRows], steps: int, progress: Progress
 ) -> list[Combination]:
     """The first 1, 2, 4, ... layers at 8 bits, measured together."""
-    from hyco_export.models.head.agreement import compare_heads
-    from hyco_export.models.head.quantisers import load_matrices
-    from hyco_export.models.head.sensitivity import prefix_sizes
-    from hyco_export.models.head.stored import stored_name
-
     found = []
     sizes = [0, *prefix_sizes(len(ranked))]
     for done, size in enumerate(sizes, 1):
@@ -149,12 +142,12 @@ def _suggest(combinations: Sequence[Combination]) -> Suggestion:
     return Suggestion(chosen.sentence, dict.fromkeys(chosen.layers, WIDE_BITS), tuple(combinations))
 
 
-# The part of `convert-slm` that says which layers its activations' grids cost most.
+# The part of `convert-slm` that says which layers the rounding of their activations costs most.
 
 
 @dataclass(frozen=True)
-class Subject:
-    """The float SLM with its tables, and the grids of its integer graph."""
+class QuantisedSlm:
+    """The float SLM with its tables, and the encodings of its integer graph."""
 
     surgery: Surgery
     encodings: Mapping[str, Encoding]
@@ -162,28 +155,25 @@ class Subject:
 
 
 def write_slm_evidence(
-    subject: Subject,
-    quality: "SlmQuality",
+    quantised: QuantisedSlm,
+    quality: SlmQuality,
     graph: SlmGraph,
     sequences: Sequence[Sequence[int]],
     out_dir: Path,
     progress: Progress,
 ) -> None:
     """One row for each tensor that `quality` judges."""
-    from hyco_export.evaluate.cost_table import Panel, write_csv, write_picture
-    from hyco_export.evaluate.slm_quality import grids_by_row, row_divergences
-
     names = list(quality.layers)
     divergences = row_divergences(
-        subject.surgery.float_slm,
-        grids_by_row(names, subject.encodings),
-        subject.surgery.tables,
+        quantised.surgery.float_slm,
+        grids_by_row(names, quantised.encodings),
+        quantised.surgery.tables,
         graph.rows,
-        subject.mask_value,
+        quantised.mask_value,
         sequences,
         graph.evidence_passes,
         lambda done, total: progress.step("passes that measure single layers", done, total),
-        subject.surgery.sink,
+        quantised.surgery.sink,
     )
     rows = [{"tensor": name, "sqnr_db": quality.layers[name], "kl_alone_nats": divergences[name]} for name in names]
     write_csv(out_dir / SENSITIVITY_CSV, rows)

@@ -7,9 +7,9 @@ Files:
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, KEEPSET, QAT_HEAD
 from hyco_export.core.encodings import Encoding
@@ -17,6 +17,7 @@ from hyco_export.core.estimates.shapes import GOLDEN_TREES
 from hyco_export.core.golden import (
     LIKELY_ROOT,
     Golden,
+    GoldenRoot,
     GoldenSession,
     GoldenText,
     GoldenTree,
@@ -27,20 +28,31 @@ from hyco_export.core.golden import (
 )
 from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.keepset import KeepSet
+from hyco_export.core.network.weight_files import read_head
+from hyco_export.core.network.weights import read_kept_table
 from hyco_export.core.recipe import Dtype
-from hyco_export.stages.capture import read_answers, read_trees, sequence_paths
+from hyco_export.models.capture import Capture, load_capture, save_capture
+from hyco_export.models.embedding_table import find_embedding, scaled_row
+from hyco_export.models.generation_rules import checkpoint_suppressed_ids
+from hyco_export.models.golden import (
+    PlannedSession,
+    chain_logits,
+    choose_sessions,
+    golden_root,
+    load_stored,
+    received,
+    table_lookup,
+)
+from hyco_export.models.head.unroll import load_norm
+from hyco_export.models.verifier import load_config, load_head
+from hyco_export.stages.captured import read_answers, read_trees, sequence_paths
 from hyco_export.stages.declarations import Metrics, Progress
-
-if TYPE_CHECKING:
-    from hyco_export.core.golden import GoldenRoot
-    from hyco_export.models.capture import Capture
-    from hyco_export.models.golden import PlannedSession
 
 
 def write_golden_files(
     inputs: Mapping[str, Path],
     keepset: KeepSet,
-    grids: Mapping[str, Encoding],
+    handoff_encoding: Mapping[str, Encoding],
     hidden_norm: HiddenNorm,
     dtype: Dtype,
     steps: int,
@@ -49,20 +61,16 @@ def write_golden_files(
     progress: Progress,
 ) -> Metrics:
     """Choose positions on the validation captures, draft there with transformers' head; the expected acceptance."""
-    from hyco_export.models.capture import load_capture, save_capture
-    from hyco_export.models.golden import choose_sessions
-    from hyco_export.models.verifier import load_config
-
     paths = sequence_paths(inputs[CAPTURE], "validation")
     answers = read_answers(inputs[CAPTURE], "validation")
     captures = [load_capture(path) for path in paths]
     sliding = load_config(inputs["verifier"]).get_text_config().sliding_window
     walks = choose_sessions([(capture.answer_start, len(capture)) for capture in captures], sliding, steps)
     texts = sorted({walk.text for walk in walks})
-    truth = _Truth(inputs, keepset, grids, hidden_norm, dtype, steps, window)
+    reference = _ReferenceHeads(inputs, keepset, handoff_encoding, hidden_norm, dtype, steps, window)
     sessions = []
     for done, walk in enumerate(walks, 1):
-        roots = truth.roots(walk, captures[walk.text])
+        roots = reference.roots(walk, captures[walk.text])
         sessions.append(GoldenSession(texts.index(walk.text), roots))
         progress.step("golden sessions drafted by transformers' head", done, len(walks))
     for number, text in enumerate(texts):
@@ -99,28 +107,21 @@ def choose_trees(trees: Sequence[GoldenTree]) -> tuple[GoldenTree, ...]:
     return tuple(likely[place] for place in np.linspace(0, len(likely) - 1, GOLDEN_TREES).round().astype(int))
 
 
-class _Truth:
+class _ReferenceHeads:
     """transformers' head twice: with the artifact's weights, and as it was published."""
 
     def __init__(
         self,
         inputs: Mapping[str, Path],
         keepset: KeepSet,
-        grids: Mapping[str, Encoding],
+        handoff_encoding: Mapping[str, Encoding],
         hidden_norm: HiddenNorm,
         dtype: Dtype,
         steps: int,
         window: int,
     ) -> None:
-        from hyco_export.core.network.weight_files import read_head
-        from hyco_export.core.network.weights import read_kept_table
-        from hyco_export.models.embedding_table import find_embedding, scaled_row
-        from hyco_export.models.generation_rules import checkpoint_suppressed_ids
-        from hyco_export.models.golden import load_stored, table_lookup
-        from hyco_export.models.head.unroll import load_norm
-        from hyco_export.models.verifier import load_head
 
-        self._keepset, self._grids, self._steps, self._window = keepset, grids, steps, window
+        self._keepset, self._handoff_encoding, self._steps, self._window = keepset, handoff_encoding, steps, window
         self._head = load_head(inputs["head"], "float32")
         load_stored(self._head, read_head(inputs[QAT_HEAD]).matrices)
         self._published = load_head(inputs["head"], dtype)
@@ -132,15 +133,11 @@ class _Truth:
         self._allowed = np.flatnonzero(allowed)
         self._norm = load_norm(inputs[CAPTURE] / FINAL_NORM_FILE) if hidden_norm == "pre" else None
 
-    def roots(self, walk: "PlannedSession", capture: "Capture") -> tuple["GoldenRoot", ...]:
+    def roots(self, walk: PlannedSession, capture: Capture) -> tuple[GoldenRoot, ...]:
         """Drafts of both at every root of a walk."""
-        import torch
-
-        from hyco_export.models.golden import chain_logits, golden_root, received
-
         kept = torch.from_numpy(self._keepset.ids.astype(np.int64))
         allowed = torch.from_numpy(self._allowed)
-        arrived, ids = received(capture, self._grids), capture.ids.tolist()
+        arrived, ids = received(capture, self._handoff_encoding), capture.ids.tolist()
         found = []
         for root in walk.roots(self._steps):
             logits = chain_logits(self._head, arrived, root, self._window, self._steps, self._norm, self._lookup, kept)

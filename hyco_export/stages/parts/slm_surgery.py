@@ -1,12 +1,11 @@
 """What `convert-slm` makes of a checkpoint before calibration: network, weights and host tables, and their files.
 
-Knows the recipe's wish for unquantised checkpoints; no graph. Legend: V kept tokens.
+Legend: V kept tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,12 +20,14 @@ from hyco_export.core.recipe import TokenBridge as BridgeChoice
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
 from hyco_export.core.token_bridge import BRIDGE_FILE, TokenBridge, write_bridge
 from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.models.slm.float import FloatCheckpoint, Rounding, open_checkpoint
+from hyco_export.models.slm.packed import PackedCheckpoint
+from hyco_export.models.slm.static_pass import FloatSlm, find_attention_sink
+from hyco_export.models.slm.surgery import host_tables, slm_network, slm_weights
+from hyco_export.models.text.tokenizer import open_tokenizer
+from hyco_export.models.text.vocabulary_map import Vocabulary, map_vocabularies
+from hyco_export.models.torch_ops import TorchWeights
 from hyco_export.stages.declarations import Metrics
-
-if TYPE_CHECKING:
-    from hyco_export.models.slm.float import FloatCheckpoint, Rounding
-    from hyco_export.models.slm.packed import PackedCheckpoint
-    from hyco_export.models.slm.static_pass import FloatSlm
 
 UNIT = "surgery"
 
@@ -37,16 +38,14 @@ class Surgery:
 
     network: SlmNetwork
     weights: Weights
-    float_slm: "FloatSlm"
+    float_slm: FloatSlm
     tables: HostTables
     kept: np.ndarray
     sink: AttentionSink | None = None
 
 
-def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
-    """The recipe's wish as the checkpoint's reader takes it; None where it has none."""
-    from hyco_export.models.slm.float import Rounding
-
+def rounding_of(weights: SlmWeights | None) -> Rounding | None:
+    """How the recipe has an unquantised checkpoint rounded; None where it says nothing."""
     if weights is None:
         return None
     ratios = np.linspace(weights.clip_ratio_high, weights.clip_ratio_low, weights.clip_ratio_count)
@@ -55,15 +54,13 @@ def rounding_of(weights: SlmWeights | None) -> "Rounding | None":
 
 def open_for(
     keepset: KeepSet, folder: Path, weights: SlmWeights | None, bridged: bool = False
-) -> "PackedCheckpoint | FloatCheckpoint":
+) -> PackedCheckpoint | FloatCheckpoint:
     """The checkpoint.
 
     Raises:
         CheckpointError: unreadable, of another kind than the recipe says, or of another vocabulary than the keep set
             and not bridged.
     """
-    from hyco_export.models.slm.float import open_checkpoint
-
     checkpoint = open_checkpoint(folder, rounding_of(weights))
     if not bridged and checkpoint.config.vocab_size != keepset.vocab_size:
         raise CheckpointError(
@@ -74,17 +71,13 @@ def open_for(
 
 
 def operate(
-    checkpoint: "PackedCheckpoint | FloatCheckpoint", rings: dict[str, int], keepset: KeepSet, out_dir: Path
+    checkpoint: PackedCheckpoint | FloatCheckpoint, rings: dict[str, int], keepset: KeepSet, out_dir: Path
 ) -> Surgery:
     """Write tables and float weights, or find those that a killed build has written whole.
 
     Raises:
         CheckpointError: the model has a part that the static network does not.
     """
-    from hyco_export.models.slm.static_pass import FloatSlm
-    from hyco_export.models.slm.surgery import host_tables, slm_network, slm_weights
-    from hyco_export.models.torch_ops import TorchWeights
-
     network = slm_network(checkpoint, rings)
     partial = PartialBuild(out_dir)
     if partial.finished(UNIT) is None:
@@ -98,14 +91,12 @@ def operate(
     return Surgery(network, weights, FloatSlm(network, TorchWeights(weights)), tables, keepset.ids)
 
 
-def with_opening(surgery: Surgery, token: int, rows: int, mask_value: float) -> Surgery:
+def with_sink(surgery: Surgery, token: int, rows: int, mask_value: float) -> Surgery:
     """The same with the kept K/V rows of the token that begins every text."""
-    from hyco_export.models.slm.static_pass import find_attention_sink
-
     return replace(surgery, sink=find_attention_sink(surgery.float_slm, surgery.tables, token, rows, mask_value))
 
 
-def without_opening(sequences: Sequence[Sequence[int]], surgery: Surgery, rows: int) -> list[list[int]]:
+def without_sink(sequences: Sequence[Sequence[int]], surgery: Surgery, rows: int) -> list[list[int]]:
     """The rest of the sequences that begin with the sink and fill a pass after it.
 
     Raises:
@@ -158,9 +149,6 @@ def find_columns(
     """
     if choice is None or verifier is None:
         return Columns(keepset)
-
-    from hyco_export.models.text.tokenizer import open_tokenizer
-    from hyco_export.models.text.vocabulary_map import Vocabulary, map_vocabularies
 
     ours = Vocabulary(open_tokenizer(verifier), keepset.vocab_size)
     theirs = Vocabulary(open_tokenizer(slm), slm_vocab_size)

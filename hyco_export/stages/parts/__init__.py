@@ -1,0 +1,1 @@
+"""Parts of the large stages: golden positions and sensitivity of the head, surgery and proofs of the SLM."""
