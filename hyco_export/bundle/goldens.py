@@ -1,0 +1,352 @@
+"""Golden vectors: passes of the three graphs with their inputs and outputs, and whole recorded conversations.
+
+The device's own host code drafts, over the integer graphs on the CPU; a scripted server answers with hand-offs from the
+captured texts of `convert-head` and with verdicts that lead through every branch: along the text, beside the chain, to an
+SLM leaf, past the rings' ends. What it is asked and answers is kept as it travels; every pass is kept as a golden vector.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from hyco_export.bundle.sessions import assemble_device
+from hyco_export.bundle.spec import EMULATOR, INTEGER, Bundle, Case, Exchange, Session
+from hyco_export.core.artifact import HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, PartialBuild
+from hyco_export.core.device_spec import GraphSession, GraphSpec, TensorSpec
+from hyco_export.core.golden import golden_text_file, read_samples
+from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvRows
+from hyco_export.device.driver import generate
+from hyco_export.device.systems import Settings, find_system, make_drafter, make_request
+from hyco_export.errors import ArtifactError
+from hyco_export.protocol import wire
+from hyco_export.protocol.tree import ROOT, depths, path_to
+from hyco_export.protocol.wire import Handoff, Traffic
+
+Arrays = Mapping[str, np.ndarray]
+SessionOf = Callable[[str], GraphSession]
+HYCO = find_system("hyco")
+HEAD_CASES = 32
+SLM_CASES = 4  # of calibration text, beside the passes of the sessions
+ROUNDS = ("text", "sibling", "leaf", "text", "text")  # verdicts of a session, in order; the last one ends it
+NEW_TOKENS = 256  # asked for; the last verdict ends with a stop id long before
+SEED = 20261011
+SESSION_NAME = "golden"
+LONGEST_ROUND = 64  # positions that a round can commit, at most: a server's limit of nodes
+SERVER_MS = 1.0  # what the scripted server says a call took
+BUDGET_S = 120  # of the emulator, for the vectors of one graph
+WEIGHTS_PER_S = 8_000_000  # the emulator's speed on two cores
+WEIGHTS_PER_BYTE = 2  # of a binary: 4-bit weights
+
+
+@dataclass(frozen=True)
+class Text:
+    """Token ids [T], and the hand-off at each of them in the head's encodings: e, h [T, H], K/V rows."""
+
+    ids: list[int]
+    e: np.ndarray
+    h: np.ndarray
+    rows: KvRows
+
+    def handoff(self, root: int, first: int, older: tuple[int, int] | None, spec: HandoffSpec) -> Handoff:
+        """For the root at a position: rows first ... root - 1, and older ones of a range of positions."""
+        packed = b"" if older is None else spec.pack_rows(self._cut(*older))
+        return Handoff(
+            e=self.e[root].tobytes(),
+            h=self.h[root - 1].tobytes(),
+            kv=spec.pack_rows(self._cut(first, root)),
+            first_position=first,
+            older_kv=packed,
+            older_first=older[0] if older else 0,
+        )
+
+    def _cut(self, first: int, last: int) -> KvRows:
+        parts = ({t: part[t][first:last] for t in LAYER_TYPES} for part in (self.rows.k, self.rows.v))
+        return KvRows(*parts)
+
+
+def read_text(head: Path, spec: HandoffSpec, length: int, without: frozenset[int]) -> Text:
+    """The captured texts of `convert-head` one after the other, again and again up to `length` tokens.
+
+    Ids of `without` are left out. A row keeps the rotary embedding of where it was captured: to a graph it is one more
+    row of bytes, and every side of the comparison reads the same ones.
+
+    Raises:
+        ArtifactError: a text is missing or damaged.
+    """
+    parts: dict[str, list[np.ndarray]] = {}
+    for number in count():
+        path = head / golden_text_file(number)
+        if number and not path.is_file():
+            break
+        try:
+            stored = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export convert-head") from error
+        taken = ~np.isin(stored["ids"], list(without))
+        for name, values in stored.items():
+            parts.setdefault(name, []).append(values[taken])
+    joined = {name: np.concatenate(values) for name, values in parts.items()}
+    places = np.arange(length) % len(joined["ids"])
+    levels = {name: encoding.quantize(joined[name][places]) for name, encoding in spec.encodings.items()}
+    k, v = ({t: levels[f"{part}.{t}"] for t in LAYER_TYPES} for part in ("k", "v"))
+    return Text(joined["ids"][places].tolist(), levels["e"], levels["h"], KvRows(k, v))
+
+
+class Recorder:
+    """Writes passes as golden vectors below a folder, in the order in which they are made.
+
+    Args:
+        folder: the bundle's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.cases: list[Case] = []
+
+    def record(self, name: str, graph: str, what: str, feeds: Arrays, outputs: Arrays) -> None:
+        """Keep one pass."""
+        inputs = self.write(f"golden/{name}/inputs", feeds)
+        made = self.write(f"golden/{name}/{INTEGER.replace(' ', '_')}", outputs)
+        self.cases.append(Case(name, graph, what, inputs, {INTEGER: made}))
+
+    def write(self, place: str, arrays: Arrays) -> dict[str, str]:
+        """Raw files by tensor."""
+        (self._folder / place).mkdir(parents=True, exist_ok=True)
+        paths = {}
+        for name, values in arrays.items():
+            paths[name] = f"{place}/{name}.raw"
+            np.ascontiguousarray(values).tofile(self._folder / paths[name])
+        return paths
+
+
+class RecordedGraph:
+    """A `GraphSession` whose passes are recorded; `prefix` begins their names."""
+
+    def __init__(self, graph: str, session: GraphSession, recorder: Recorder, prefix: str) -> None:
+        self._graph, self._session, self._recorder, self._prefix = graph, session, recorder, prefix
+
+    def run(self, feeds: Arrays) -> dict[str, np.ndarray]:
+        outputs = self._session.run(feeds)
+        number = sum(case.id.startswith(f"{self._prefix}-") for case in self._recorder.cases)
+        name = f"{self._prefix}-{number:02}-{self._graph}"
+        self._recorder.record(name, self._graph, self._words(feeds), feeds, outputs)
+        return outputs
+
+    def close(self) -> None:
+        self._session.close()
+
+    @staticmethod
+    def _words(feeds: Arrays) -> str:
+        if "embeds" not in feeds:
+            return "a draft of the session"
+        masks = next(values for name, values in feeds.items() if name.startswith("mask."))  # [R, W + R]
+        seen = (masks == masks.max()).sum(axis=1)
+        padding = len(seen) if (seen == 1).all() else int(np.argmax(seen[::-1] > 1))  # padding rows see themselves alone
+        return f"{len(seen) - padding} rows and {padding} of padding"
+
+
+class ScriptedServer:
+    """A `Transport` that answers from a text by `ROUNDS` and keeps what travels.
+
+    Args:
+        text: what it commits, and every hand-off.
+        spec: the hand-off's layout.
+        stop: the id that ends the session.
+        keep: writes two bodies and gives their paths.
+    """
+
+    def __init__(self, text: Text, spec: HandoffSpec, stop: int, keep: Callable[[str, bytes], str]) -> None:
+        self.traffic = Traffic(0, 0, 0, 0)
+        self.exchanges: list[Exchange] = []
+        self._text, self._spec, self._stop, self._keep = text, spec, stop, keep
+        self._ids: list[int] = []
+        self._oldest = self._part = 0
+
+    def info(self) -> wire.ServerInfo:
+        raise NotImplementedError  # a generation does not ask
+
+    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
+        root = len(request.prompt)
+        self._ids = [*request.prompt, self._text.ids[root]]
+        self._part = request.first_rows or min(root, self._spec.window)
+        self._oldest = root - min(self._part, root, self._spec.window)
+        self._end = max(0, root - self._spec.window)
+        handoff = self._text.handoff(root, self._oldest, None, self._spec)
+        reply = wire.PrimeReply(1, SESSION_NAME, self._ids[-1], len(self._ids), "", handoff, SERVER_MS)
+        self._note("POST", "/v1/sessions", request, reply)
+        return reply
+
+    def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+        path = self._path(ROUNDS[round_number - 1], request)
+        last = round_number == len(ROUNDS)
+        old_root = len(self._ids) - 1
+        tokens = [request.tokens[row] for row in path]
+        tokens.append(self._stop if last else self._text.ids[len(self._ids) + len(tokens)])
+        self._ids += tokens
+        root = len(self._ids) - 1
+        handoff = None if last else self._text.handoff(root, old_root, self._older(), self._spec)
+        finished = "stop" if last else ""
+        drawn = [True] * len(path)
+        reply = wire.VerifyReply(1, round_number, list(path), drawn, tokens, finished, handoff, 0, SERVER_MS)
+        self._note("POST", f"/v1/sessions/{session}/rounds/{round_number}", request, reply)
+        return reply
+
+    def close_session(self, session: str) -> None:
+        self._note("DELETE", f"/v1/sessions/{session}", None, None)
+
+    def _older(self) -> tuple[int, int] | None:
+        """The next part of the first window, if there is one left."""
+        last = self._oldest
+        if last <= self._end:
+            return None
+        self._oldest = max(self._end, last - self._part)
+        return self._oldest, last
+
+    def _path(self, kind: str, request: wire.VerifyRequest) -> tuple[int, ...]:
+        """Rows of the tree that are accepted."""
+        tokens, parents = request.tokens, request.parents
+        if kind == "sibling":  # below another child of the root than the chain's
+            others = [row for row, parent in enumerate(parents) if parent == ROOT][1:]
+            below = [row for row, parent in enumerate(parents) if parent in others]
+            return path_to(parents, (below or others or [ROOT])[-1])
+        if kind == "leaf":  # the deepest of the last rows: a node of the SLM, whose K/V the pass did not compute
+            deep = depths(parents)
+            return path_to(parents, max(range(len(tokens)), key=lambda row: (deep[row], row), default=ROOT))
+        row, path = ROOT, []
+        while True:
+            wanted = self._text.ids[len(self._ids) + len(path)]
+            found = [n for n, parent in enumerate(parents) if parent == row and tokens[n] == wanted]
+            if not found:
+                return tuple(path)
+            row = found[0]
+            path.append(row)
+
+    def _note(self, method: str, path: str, request: msgspec.Struct | None, reply: msgspec.Struct | None) -> None:
+        number = len(self.exchanges)
+        bodies = [b"" if body is None else wire.encode(body) for body in (request, reply)]
+        names = [self._keep(f"{number:02}.{what}", body) for what, body in zip(("request", "reply"), bodies, strict=True)]
+        self.exchanges.append(Exchange(method, path, *names))
+
+
+@dataclass
+class Goldens:
+    """What was recorded."""
+
+    cases: list[Case] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+
+
+def record_goldens(
+    run: Path, folder: Path, bundle: Bundle, settings: Settings, open_graph: SessionOf, on_step: Callable[[int, int], None]
+) -> Goldens:
+    """Passes on stored samples, then three sessions, all on the integer graphs.
+
+    Args:
+        run: the run's folder.
+        folder: the bundle's.
+        bundle: what is known of it already.
+        settings: drafting options of the run.
+        open_graph: a session of the integer graph with a name.
+        on_step: sessions done, of how many.
+    """
+    recorder = Recorder(folder)
+    graphs = {name: open_graph(name) for name in bundle.graphs}
+    for path, limit in ((run / HEAD / HEAD_SAMPLES_FILE, HEAD_CASES), (run / SLM / SLM_SAMPLES_FILE, SLM_CASES)):
+        for graph, feeds in read_samples(path).items():
+            for number, feed in enumerate(feeds[:limit]):
+                what = "sample of captured text"
+                recorder.record(f"{graph}-{number:02}", graph, what, feed, graphs[graph].run(feed))
+    result = Goldens(recorder.cases)
+    starts = session_starts(bundle)
+    text = read_text(
+        run / HEAD,
+        bundle.head_spec.handoff,
+        max(start for start, _, _ in starts.values()) + (len(ROUNDS) + 1) * LONGEST_ROUND,
+        frozenset(bundle.stop_ids),
+    )
+    for done, (name, (start, first_rows, what)) in enumerate(starts.items()):
+        on_step(done, len(starts))
+        first = len(recorder.cases)
+        server = ScriptedServer(text, bundle.head_spec.handoff, bundle.stop_ids[0], _keeper(folder, name))
+        recorded = {n: RecordedGraph(n, graph, recorder, name) for n, graph in graphs.items()}
+        device = assemble_device(folder, bundle, recorded)
+        request = make_request(HYCO, settings, name, bundle.server.sampling, SEED, NEW_TOKENS)
+        request = msgspec.structs.replace(request, first_rows=first_rows)
+        generate(text.ids[:start], request, make_drafter(HYCO, settings, device), server)
+        calls = tuple(case.id for case in recorder.cases[first:])
+        result.sessions.append(Session(name, what, calls, tuple(server.exchanges)))
+    on_step(len(starts), len(starts))
+    return result
+
+
+def session_starts(bundle: Bundle) -> dict[str, tuple[int, int, str]]:
+    """Prompt's length, K/V rows of the first reply (0: all), and words, by session."""
+    window = bundle.head_spec.handoff.window
+    rings = bundle.slm_spec.rings.values()
+    smallest, largest = min(window, *rings), max(window, *rings)
+    return {
+        "before": (smallest // 2 + 3, 0, "begins before any ring is full"),
+        "across": (largest - 3, 0, "its rounds cross the end of the largest ring"),
+        "after": (
+            largest + largest // 2,
+            max(1, window // 4),
+            "every ring has wrapped, and the first window comes in parts",
+        ),
+    }
+
+
+def emulate(
+    folder: Path,
+    cases: list[Case],
+    graphs: Mapping[str, GraphSpec],
+    open_graph: SessionOf,
+    on_step: Callable[[int, int], None],
+) -> list[Case]:
+    """`cases` with the emulator's outputs too, as many of each graph as its time allows, evenly spread.
+
+    A build that was killed goes on with the case that it was at.
+    """
+    done, partial, recorder = {case.id: case for case in cases}, PartialBuild(folder), Recorder(folder)
+    chosen = [case for graph in dict.fromkeys(case.graph for case in cases) for case in _affordable(folder, cases, graph)]
+    sessions: dict[str, GraphSession] = {}
+    for number, case in enumerate(chosen):
+        on_step(number, len(chosen))
+        paths = {name: f"golden/{case.id}/{EMULATOR}/{name}.raw" for name in case.outputs[INTEGER]}
+        if partial.finished(case.id) is None:
+            session = sessions.get(case.graph) or sessions.setdefault(case.graph, open_graph(case.graph))
+            recorder.write(f"golden/{case.id}/{EMULATOR}", session.run(load_arrays(folder, case.inputs, graphs[case.graph].inputs)))
+            partial.finish(case.id, list(paths.values()))
+        done[case.id] = msgspec.structs.replace(case, outputs={**case.outputs, EMULATOR: paths})
+    for session in sessions.values():
+        session.close()
+    on_step(len(chosen), len(chosen))
+    return list(done.values())
+
+
+def _affordable(folder: Path, cases: list[Case], graph: str) -> list[Case]:
+    own = [case for case in cases if case.graph == graph]
+    weights = (folder / graph / f"{graph}.bin").stat().st_size * WEIGHTS_PER_BYTE
+    count = min(len(own), max(1, BUDGET_S * WEIGHTS_PER_S // weights))
+    return [own[place] for place in np.linspace(0, len(own) - 1, count).round().astype(int)]
+
+
+def load_arrays(folder: Path, paths: Mapping[str, str], tensors: Iterable[TensorSpec]) -> dict[str, np.ndarray]:
+    """Raw files as arrays, by tensor."""
+    return {one.name: np.fromfile(folder / paths[one.name], one.dtype).reshape(one.shape) for one in tensors}
+
+
+def _keeper(folder: Path, session: str) -> Callable[[str, bytes], str]:
+    place = folder / "golden" / f"session-{session}"
+    place.mkdir(parents=True, exist_ok=True)
+
+    def keep(name: str, body: bytes) -> str:
+        (place / f"{name}.msgpack").write_bytes(body)
+        return f"golden/session-{session}/{name}.msgpack"
+
+    return keep
