@@ -15,7 +15,7 @@ import msgspec
 import hyco_export
 from hyco_export.bundle.archive import write_driver
 from hyco_export.bundle.document import qnn_lists, write_document
-from hyco_export.bundle.goldens import emulate, record_goldens
+from hyco_export.bundle.goldens import emulate, record_goldens, with_tolerances
 from hyco_export.bundle.graph_names import copy_named
 from hyco_export.bundle.spec import (
     BUNDLE_FILE,
@@ -135,6 +135,7 @@ def _write(subject: Subject, key: str, work: Path, on_step: OnStep) -> Bundle:
         lambda done, total: on_step("golden vectors in the emulator", done, total),
     )
     bundle = msgspec.structs.replace(bundle, cases=tuple(cases), sessions=tuple(goldens.sessions))
+    bundle = with_tolerances(work, bundle)
     for name, text in qnn_lists(bundle).items():
         (work / name).parent.mkdir(exist_ok=True)
         (work / name).write_text(text, encoding="utf-8")
@@ -158,7 +159,11 @@ def describe(subject: Subject, key: str, work: Path) -> tuple[Bundle, Settings]:
     from hyco_export.models.verifier import load_tokenizer
 
     run, recipe, artifacts, verifier = subject.root, subject.recipe, subject.artifacts, subject.checkpoints.verifier
-    specs = {HEAD_GRAPH: artifacts.head.graph, SLM_TREE_GRAPH: artifacts.slm.tree, SLM_PREFILL_GRAPH: artifacts.slm.prefill}
+    specs = {
+        HEAD_GRAPH: artifacts.head.graph,
+        SLM_TREE_GRAPH: artifacts.slm.tree,
+        SLM_PREFILL_GRAPH: artifacts.slm.prefill,
+    }
     graphs, build_ids = {}, set()
     for name in GRAPHS:
         graphs[name], build_id = _copy_graph(run, name, specs[name], recipe.target, work)

@@ -151,7 +151,9 @@ def require_fitting(info: ServerInfo, bundle: Bundle, url: str) -> None:
         if getattr(info, name) != getattr(bundle.server, name)
     ]
     if info.node_limit < bundle.drafting.budget:
-        different.append(f"it verifies {info.node_limit} nodes a round, the bundle's trees have {bundle.drafting.budget}")
+        different.append(
+            f"it verifies {info.node_limit} nodes a round, the bundle's trees have {bundle.drafting.budget}"
+        )
     if different:
         raise ServerError(
             f"the server at {url} does not belong to this bundle: {'; '.join(different)}",

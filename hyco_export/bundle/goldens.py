@@ -5,9 +5,10 @@ captured texts of `convert-head` and with verdicts that lead through every branc
 SLM leaf, past the rings' ends. What it is asked and answers is kept as it travels; every pass is kept as a golden vector.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -16,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from hyco_export.bundle.sessions import assemble_device
-from hyco_export.bundle.spec import EMULATOR, INTEGER, Bundle, Case, Exchange, Session
+from hyco_export.bundle.spec import EMULATOR, INTEGER, Bundle, Case, Exchange, Session, Tensor, Tolerance, load_arrays
 from hyco_export.core.artifact import HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, PartialBuild
-from hyco_export.core.device_spec import GraphSession, GraphSpec, TensorSpec
+from hyco_export.core.device_spec import GraphSession, GraphSpec
 from hyco_export.core.golden import golden_text_file, read_samples
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvRows
 from hyco_export.device.driver import generate
@@ -39,6 +40,7 @@ SEED = 20261011
 SESSION_NAME = "golden"
 LONGEST_ROUND = 64  # positions that a round can commit, at most: a server's limit of nodes
 SERVER_MS = 1.0  # what the scripted server says a call took
+TOLERANCE_MARGIN = 1.25
 BUDGET_S = 120  # of the emulator, for the vectors of one graph
 WEIGHTS_PER_S = 8_000_000  # the emulator's speed on two cores
 WEIGHTS_PER_BYTE = 2  # of a binary: 4-bit weights
@@ -87,7 +89,9 @@ def read_text(head: Path, spec: HandoffSpec, length: int, without: frozenset[int
         try:
             stored = load_file(path)
         except (OSError, SafetensorError) as error:
-            raise ArtifactError(f"{path} cannot be read: {error}", "build it again: hyco-export convert-head") from error
+            raise ArtifactError(
+                f"{path} cannot be read: {error}", "build it again: hyco-export convert-head"
+            ) from error
         taken = ~np.isin(stored["ids"], list(without))
         for name, values in stored.items():
             parts.setdefault(name, []).append(values[taken])
@@ -111,9 +115,10 @@ class Recorder:
 
     def record(self, name: str, graph: str, what: str, feeds: Arrays, outputs: Arrays) -> None:
         """Keep one pass."""
+        rows = rows_in_use(feeds) if "embeds" in feeds else None
         inputs = self.write(f"golden/{name}/inputs", feeds)
         made = self.write(f"golden/{name}/{INTEGER.replace(' ', '_')}", outputs)
-        self.cases.append(Case(name, graph, what, inputs, {INTEGER: made}))
+        self.cases.append(Case(name, graph, what, rows, inputs, {INTEGER: made}))
 
     def write(self, place: str, arrays: Arrays) -> dict[str, str]:
         """Raw files by tensor."""
@@ -135,20 +140,18 @@ class RecordedGraph:
         outputs = self._session.run(feeds)
         number = sum(case.id.startswith(f"{self._prefix}-") for case in self._recorder.cases)
         name = f"{self._prefix}-{number:02}-{self._graph}"
-        self._recorder.record(name, self._graph, self._words(feeds), feeds, outputs)
+        self._recorder.record(name, self._graph, f"pass {number} of session {self._prefix}", feeds, outputs)
         return outputs
 
     def close(self) -> None:
         self._session.close()
 
-    @staticmethod
-    def _words(feeds: Arrays) -> str:
-        if "embeds" not in feeds:
-            return "a draft of the session"
-        masks = next(values for name, values in feeds.items() if name.startswith("mask."))  # [R, W + R]
-        seen = (masks == masks.max()).sum(axis=1)
-        padding = len(seen) if (seen == 1).all() else int(np.argmax(seen[::-1] > 1))  # padding rows see themselves alone
-        return f"{len(seen) - padding} rows and {padding} of padding"
+
+def rows_in_use(feeds: Arrays) -> int:
+    """Rows of an SLM pass that are no padding: those before the last ones that see themselves alone."""
+    masks = next(values for name, values in feeds.items() if name.startswith("mask."))  # [R, W + R]
+    seen = (masks == masks.max()).sum(axis=1)
+    return max(1, len(seen) - int(np.argmax(seen[::-1] > 1))) if (seen > 1).any() else 1
 
 
 class ScriptedServer:
@@ -230,7 +233,9 @@ class ScriptedServer:
     def _note(self, method: str, path: str, request: msgspec.Struct | None, reply: msgspec.Struct | None) -> None:
         number = len(self.exchanges)
         bodies = [b"" if body is None else wire.encode(body) for body in (request, reply)]
-        names = [self._keep(f"{number:02}.{what}", body) for what, body in zip(("request", "reply"), bodies, strict=True)]
+        names = [
+            self._keep(f"{number:02}.{what}", body) for what, body in zip(("request", "reply"), bodies, strict=True)
+        ]
         self.exchanges.append(Exchange(method, path, *names))
 
 
@@ -243,7 +248,12 @@ class Goldens:
 
 
 def record_goldens(
-    run: Path, folder: Path, bundle: Bundle, settings: Settings, open_graph: SessionOf, on_step: Callable[[int, int], None]
+    run: Path,
+    folder: Path,
+    bundle: Bundle,
+    settings: Settings,
+    open_graph: SessionOf,
+    on_step: Callable[[int, int], None],
 ) -> Goldens:
     """Passes on stored samples, then three sessions, all on the integer graphs.
 
@@ -313,14 +323,18 @@ def emulate(
     A build that was killed goes on with the case that it was at.
     """
     done, partial, recorder = {case.id: case for case in cases}, PartialBuild(folder), Recorder(folder)
-    chosen = [case for graph in dict.fromkeys(case.graph for case in cases) for case in _affordable(folder, cases, graph)]
+    chosen = [
+        case for graph in dict.fromkeys(case.graph for case in cases) for case in _affordable(folder, cases, graph)
+    ]
     sessions: dict[str, GraphSession] = {}
     for number, case in enumerate(chosen):
         on_step(number, len(chosen))
         paths = {name: f"golden/{case.id}/{EMULATOR}/{name}.raw" for name in case.outputs[INTEGER]}
         if partial.finished(case.id) is None:
             session = sessions.get(case.graph) or sessions.setdefault(case.graph, open_graph(case.graph))
-            recorder.write(f"golden/{case.id}/{EMULATOR}", session.run(load_arrays(folder, case.inputs, graphs[case.graph].inputs)))
+            recorder.write(
+                f"golden/{case.id}/{EMULATOR}", session.run(load_arrays(folder, case.inputs, graphs[case.graph].inputs))
+            )
             partial.finish(case.id, list(paths.values()))
         done[case.id] = msgspec.structs.replace(case, outputs={**case.outputs, EMULATOR: paths})
     for session in sessions.values():
@@ -336,9 +350,38 @@ def _affordable(folder: Path, cases: list[Case], graph: str) -> list[Case]:
     return [own[place] for place in np.linspace(0, len(own) - 1, count).round().astype(int)]
 
 
-def load_arrays(folder: Path, paths: Mapping[str, str], tensors: Iterable[TensorSpec]) -> dict[str, np.ndarray]:
-    """Raw files as arrays, by tensor."""
-    return {one.name: np.fromfile(folder / paths[one.name], one.dtype).reshape(one.shape) for one in tensors}
+def with_tolerances(folder: Path, bundle: Bundle) -> Bundle:
+    """The bundle with `tolerance_steps` at every real output.
+
+    A step, or the recipe's share of the output's range; more where emulator and integer graph, both right, were seen to
+    differ by more: what all but `outside_share` of a vector's elements keep, with a margin.
+    """
+    graphs = {}
+    for name, graph in bundle.graphs.items():
+        cases = [case for case in bundle.cases if case.graph == name]
+        outputs = tuple(
+            tensor
+            if tensor.scale is None
+            else msgspec.structs.replace(tensor, tolerance_steps=_steps(folder, bundle.tolerance, tensor, cases))
+            for tensor in graph.outputs
+        )
+        graphs[name] = msgspec.structs.replace(graph, outputs=outputs)
+    return msgspec.structs.replace(bundle, graphs=graphs)
+
+
+def _steps(folder: Path, tolerance: Tolerance, tensor: Tensor, cases: list[Case]) -> int:
+    lows, highs, seen = [], [], [1.0]  # in steps
+    for case in cases:
+        levels = {
+            origin: tensor.in_use(load_arrays(folder, paths, [tensor.spec])[tensor.name], case.rows).astype(np.int64)
+            for origin, paths in case.outputs.items()
+        }
+        lows.append(levels[INTEGER].min())
+        highs.append(levels[INTEGER].max())
+        if EMULATOR in levels:
+            off = np.abs(levels[INTEGER] - levels[EMULATOR])
+            seen.append(TOLERANCE_MARGIN * float(np.quantile(off, 1 - tolerance.outside_share, method="higher")))
+    return ceil(max(*seen, tolerance.range_share * float(max(highs) - min(lows))))
 
 
 def _keeper(folder: Path, session: str) -> Callable[[str, bytes], str]:

@@ -5,10 +5,12 @@ in the tensor's own integer type.
 """
 
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from hyco_export.core.artifact import FileRecord, file_digest
 from hyco_export.core.device_spec import (
@@ -40,8 +42,10 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     scale: float | None
     zero_point: int | None
+    row_axis: int | None  # of an output: the axis that counts the rows of a pass
     meaning: str
     handling: str  # of an input: who fills it, and how; of an output: what becomes of it
+    tolerance_steps: int | None = None  # of a real output: an element that differs by more from a golden one is off
 
     @property
     def spec(self) -> TensorSpec:
@@ -49,6 +53,12 @@ class Tensor(msgspec.Struct, frozen=True):
         if self.scale is not None and self.zero_point is not None:
             encoding = Encoding(self.dtype, self.scale, self.zero_point)  # type: ignore[arg-type]  # checked when written
         return TensorSpec(self.name, self.shape, self.dtype, encoding)
+
+    def in_use(self, values: np.ndarray, rows: int | None) -> np.ndarray:
+        """The part of an output that means something: the first `rows` rows of its pass, the others are padding."""
+        if rows is None or self.row_axis is None:
+            return values
+        return np.take(values, range(rows), axis=self.row_axis)
 
 
 class Graph(msgspec.Struct, frozen=True):
@@ -93,10 +103,10 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 class Tolerance(msgspec.Struct, frozen=True):
-    """How far outputs may be from golden ones; see `compare`."""
+    """How far outputs may be from golden ones; see `compare` and `Tensor.tolerance_steps`."""
 
-    range_share: float  # an element is off by more of its output's range than this (and by more than a step): outside
-    outside_share: float  # of an output's elements, at most
+    range_share: float  # of an output's range over all golden vectors: a smaller difference is never off
+    outside_share: float  # of an output's elements that are off, at most
     equal_ids_share: float  # of a graph's ids over all cases, at least
 
 
@@ -113,6 +123,7 @@ class Case(msgspec.Struct, frozen=True):
     id: str
     graph: str
     what: str
+    rows: int | None  # of a pass: rows in use, the first ones; what comes out of padding rows means nothing
     inputs: dict[str, str]
     outputs: dict[str, dict[str, str]]
 
@@ -214,3 +225,8 @@ def open_bundle(folder: Path) -> Bundle:
         if file_digest(path) != record.sha256:
             raise ArtifactError(f"{path} is not the file that was written (sha256 differs)", COPY_AGAIN)
     return bundle
+
+
+def load_arrays(folder: Path, paths: Mapping[str, str], tensors: Iterable[TensorSpec]) -> dict[str, np.ndarray]:
+    """Raw files as arrays, by tensor."""
+    return {one.name: np.fromfile(folder / paths[one.name], one.dtype).reshape(one.shape) for one in tensors}

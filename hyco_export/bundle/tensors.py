@@ -62,6 +62,7 @@ SLM_WORDS = {
         "the host takes the best columns of the rows in use; chapter 8",
     ),
 }
+ROW_AXES = {"logits": 0, "k_new": 1, "v_new": 1}
 
 
 def described(graph: GraphSpec, side: tuple[TensorSpec, ...]) -> tuple[Tensor, ...]:
@@ -71,5 +72,6 @@ def described(graph: GraphSpec, side: tuple[TensorSpec, ...]) -> tuple[Tensor, .
     for spec in side:
         meaning, handling = words[spec.name.partition(".")[0]]
         scale, zero_point = (spec.encoding.scale, spec.encoding.zero_point) if spec.encoding else (None, None)
-        tensors.append(Tensor(spec.name, spec.dtype, spec.shape, scale, zero_point, meaning, handling))
+        row_axis = ROW_AXES.get(spec.name.partition(".")[0])
+        tensors.append(Tensor(spec.name, spec.dtype, spec.shape, scale, zero_point, row_axis, meaning, handling))
     return tuple(tensors)

@@ -1,0 +1,289 @@
+"""Why a device's outputs are not the golden ones: faults with a name, each tried on the data.
+
+Two kinds. Faults of reading an output (wrong scale or zero point, a buffer nobody wrote, another layout or byte order,
+answers in another order) are looked for in the numbers themselves. Faults of filling the inputs (rings, masks, rotary
+tables, encodings) are planted in the golden inputs, and the integer graph is run on them: the one that gives what the
+device gave is the cause.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hyco_export.bundle.spec import Bundle, Case, Graph, Tensor, load_arrays
+
+Feeds = dict[str, np.ndarray]
+TRIED_CASES = 4  # of a graph, on which faults are planted
+EXPLAINED = 0.9  # share of the elements that a cause must give
+SAME_FACTOR = 0.01  # relative difference of two scales that counts as none
+SHIFTED_SHARE = 0.5  # of the vectors, that have the outputs of others
+CLEAR_SHIFT = 2  # steps; less is rounding
+
+
+class Pair(NamedTuple):
+    """One output of one vector: the golden integers and the device's."""
+
+    case: Case
+    tensor: Tensor
+    golden: np.ndarray
+    found: np.ndarray
+
+    def used(self, values: np.ndarray) -> np.ndarray:
+        """Rows in use, as signed integers that can be subtracted."""
+        return self.tensor.in_use(values, self.case.rows).astype(np.int64)
+
+
+def likely_causes(
+    folder: Path, bundle: Bundle, graph: str, pairs: Sequence[Pair], failed: Collection[tuple[str, str]]
+) -> list[str]:
+    """Causes in words, for the `failed` (case, tensor) of one graph; at least one."""
+    wrong = [pair for pair in pairs if (pair.case.id, pair.tensor.name) in failed]
+    causes: list[str] = []
+    explained = set()
+    for tensor in bundle.graphs[graph].outputs:
+        own = [pair for pair in wrong if pair.tensor.name == tensor.name]
+        words = next(_reading_faults(tensor, own, bundle.graphs[graph]), "") if own else ""
+        if words:
+            causes.append(f"{tensor.name}: {words}")
+            explained.add(tensor.name)
+    if all(pair.tensor.name in explained for pair in wrong):
+        return causes
+    if _order_is_wrong(pairs):
+        return [*causes, "the outputs of other golden vectors: they came back in another order than the input list"]
+    planted = _planted(folder, bundle, graph, pairs, wrong)
+    return [*causes, *(planted or [_where_it_begins(bundle.graphs[graph], {pair.tensor.name for pair in wrong})])]
+
+
+def _reading_faults(tensor: Tensor, pairs: Sequence[Pair], graph: Graph) -> Iterator[str]:
+    wanted = np.concatenate([pair.used(pair.golden).ravel() for pair in pairs])
+    found = np.concatenate([pair.used(pair.found).ravel() for pair in pairs])
+    if np.ptp(found) == 0:
+        yield f"every element is {found.flat[0]}: the buffer was never written, or another one was read"
+        return
+    if tensor.scale is not None and tensor.zero_point is not None:
+        yield from _affine_faults(tensor, wanted, found, graph)
+    if np.dtype(tensor.dtype).itemsize > 1 and _mostly(
+        tensor, wanted, found.astype(tensor.dtype).byteswap().astype(np.int64)
+    ):
+        yield "its bytes are in the other order (big-endian)"
+    for axes in permutations(range(len(tensor.shape))):
+        shape = [tensor.shape[axis] for axis in axes]
+        whole = [pair.found.reshape(shape).transpose(np.argsort(axes)) for pair in pairs]
+        back = np.concatenate([pair.used(one).ravel() for pair, one in zip(pairs, whole, strict=True)])
+        if _mostly(tensor, wanted, back) and not np.array_equal(back, found):
+            yield f"it is written with its axes in the order {list(axes)}: transposed"
+            return
+
+
+def _affine_faults(tensor: Tensor, wanted: np.ndarray, found: np.ndarray, graph: Graph) -> Iterator[str]:
+    """found = factor * wanted + offset, where neither side is clipped."""
+    limits = np.iinfo(tensor.dtype)
+    inner = (found > limits.min) & (found < limits.max) & (wanted > limits.min) & (wanted < limits.max)
+    x, y = wanted[inner].astype(np.float64), found[inner].astype(np.float64)
+    if len(x) < 2 or np.ptp(x) == 0:
+        return
+    factor, offset = np.polyfit(x, y, 1)
+    slack = max(1.0, abs(factor)) * (tensor.tolerance_steps or 1)
+    if factor <= 0 or np.mean(np.abs(factor * x + offset - y) <= slack) < EXPLAINED:
+        return
+    assert tensor.scale is not None and tensor.zero_point is not None
+    if abs(factor - 1) < SAME_FACTOR:
+        shift = float(np.median(y - x))
+        if abs(shift) >= CLEAR_SHIFT:
+            yield (
+                f"every integer is {shift:+.0f} off: wrong zero point, {tensor.zero_point + shift:.0f} was taken for "
+                f"{tensor.zero_point}"
+            )
+        return
+    others = [one for one in (*graph.inputs, *graph.outputs) if one.scale and one.name != tensor.name]
+    used = tensor.scale / factor
+    same = dict.fromkeys(one.name for one in others if one.scale and abs(one.scale / used - 1) < SAME_FACTOR)
+    whose = f", which is that of {', '.join(list(same)[:3])}" if same else ""
+    yield f"its values are {factor:.4g} times too large: wrong scale, {used:.6g} was taken for {tensor.scale:.6g}{whose}"
+
+
+def _mostly(tensor: Tensor, wanted: np.ndarray, found: np.ndarray) -> bool:
+    """Are these the wanted integers but for rounding."""
+    return bool(np.mean(np.abs(wanted - found) <= (tensor.tolerance_steps or 0)) >= EXPLAINED)
+
+
+def _order_is_wrong(pairs: Sequence[Pair]) -> bool:
+    """Do most vectors have the golden outputs of another one, and not their own."""
+    for name in {pair.tensor.name for pair in pairs}:
+        own = [pair for pair in pairs if pair.tensor.name == name]
+        moved = [
+            not _mostly(pair.tensor, pair.used(pair.golden), pair.used(pair.found))
+            and any(_mostly(other.tensor, other.used(other.golden), other.used(pair.found)) for other in own)
+            for pair in own
+        ]
+        if np.mean(moved) > SHIFTED_SHARE:
+            return True
+    return False
+
+
+def _where_it_begins(graph: Graph, wrong: Collection[str]) -> str:
+    """Without a fault that explains it: what the first wrong tensor depends on."""
+    names = [tensor.name for tensor in graph.outputs]
+    if wrong == {"logits"}:
+        return "only the logits are off: look at the output layer, and whether this binary is the bundle's"
+    k_new = sorted((name for name in names if name.startswith("k_new.")), key=lambda name: int(name[6:]))
+    if not k_new:
+        return (
+            "no fault with a name gives these ids: compare the inputs that were fed with the golden ones byte by byte"
+        )
+    first = k_new[0]
+    value = first.replace("k_", "v_")
+    if first in wrong and value not in wrong:
+        return f"{first} is off and {value} is not: look at the rotary tables and positions"
+    if first not in wrong:
+        return f"{first} is right and later layers are not: look at rings and masks"
+    return f"{first} and {value} are off already: look at the embeddings, their tables, factor and encoding"
+
+
+# ---- faults of filling the inputs
+
+
+def _planted(folder: Path, bundle: Bundle, graph: str, pairs: Sequence[Pair], wrong: Sequence[Pair]) -> list[str]:
+    """Faults that make the integer graph give what the device gave."""
+    from hyco_export.graph.parity import ReferenceSession
+
+    session = ReferenceSession(folder / bundle.graphs[graph].integer_graph)
+    specs = [tensor.spec for tensor in bundle.graphs[graph].inputs]
+    ids = list(dict.fromkeys(pair.case.id for pair in wrong))[:TRIED_CASES]
+    chosen = [pair for pair in pairs if pair.case.id in ids]
+    inputs = {pair.case.id: load_arrays(folder, pair.case.inputs, specs) for pair in chosen}
+    before = _explained(chosen, {pair.case.id: {} for pair in chosen})
+    scores: dict[str, float] = {}
+    for words, plant in faults(bundle, graph).items():
+        planted = {case: plant({name: array.copy() for name, array in feeds.items()}) for case, feeds in inputs.items()}
+        if all(np.array_equal(planted[case][name], inputs[case][name]) for case in inputs for name in inputs[case]):
+            continue
+        outputs = {case: session.run(feeds) for case, feeds in planted.items()}
+        scores[words] = _explained(chosen, outputs)
+    best = max(scores.values(), default=0.0)
+    if best < EXPLAINED or best <= before:
+        return []
+    return [words for words, score in scores.items() if score == best]
+
+
+def _explained(pairs: Sequence[Pair], outputs: Mapping[str, Mapping[str, np.ndarray]]) -> float:
+    """Mean share of elements that `outputs`, or the golden ones where there are none, have as the device has them."""
+    shares = []
+    for pair in pairs:
+        given = pair.used(outputs[pair.case.id].get(pair.tensor.name, pair.golden))
+        shares.append(np.mean(np.abs(given - pair.used(pair.found)) <= (pair.tensor.tolerance_steps or 0)))
+    return float(np.mean(shares))
+
+
+def faults(bundle: Bundle, graph: str) -> dict[str, Callable[[Feeds], Feeds]]:
+    """Faults by their words, each a function that plants it in inputs."""
+    tensors = {tensor.name: tensor for tensor in bundle.graphs[graph].inputs}
+
+    def named(*kinds: str) -> list[str]:
+        return [name for name in tensors if name.partition(".")[0] in kinds]
+
+    def every(kinds: Sequence[str], change: Callable[[str, np.ndarray], np.ndarray]) -> Callable[[Feeds], Feeds]:
+        return lambda feeds: feeds | {name: change(name, feeds[name]) for name in named(*kinds)}
+
+    def swapped(one: str, other: str) -> Callable[[Feeds], Feeds]:
+        pairs = [(name, name.replace(one, other, 1)) for name in named(one)]
+        fitting = [(a, b) for a, b in pairs if b in tensors and tensors[a].shape == tensors[b].shape]
+        return lambda feeds: feeds | {a: feeds[b] for a, b in fitting} | {b: feeds[a] for a, b in fitting}
+
+    def mirrored(name: str, levels: np.ndarray) -> np.ndarray:
+        half = levels.shape[1] // 2
+        levels[:, :half] = np.clip(2 * int(tensors[name].zero_point or 0) - levels[:, :half].astype(np.int64), 0, 65535)
+        return levels
+
+    rings = ("k", "v")
+    tables = ("cos", "sin")
+    ring_masks = {name: tensors[name].shape[0] for name in named("mask")}
+    found: dict[str, Callable[[Feeds], Feeds]] = {
+        "rings: every row is one slot too far (position p belongs in slot p mod W)": every(
+            rings, lambda name, levels: np.roll(levels, 1, axis=1)
+        ),
+        "rings: every row is one slot too early (position p belongs in slot p mod W)": every(
+            rings, lambda name, levels: np.roll(levels, -1, axis=1)
+        ),
+        "rings: heads and slots are exchanged in memory ([N, W, d] is asked for, [W, N, d] was written)": every(
+            rings, lambda name, levels: np.ascontiguousarray(levels.transpose(1, 0, 2)).reshape(levels.shape)
+        ),
+        "rings: they are empty": every(rings, lambda name, levels: np.full_like(levels, tensors[name].zero_point)),
+        "rings: K and V are exchanged": swapped("k", "v"),
+        "rotary tables: cos and sin are exchanged": swapped("cos", "sin"),
+        "rotary tables: the first half of sin lacks its sign": every(("sin",), mirrored),
+        "rotary tables: transposed in memory ([R, d] is asked for, [d, R] was written)": every(
+            tables, lambda name, levels: np.ascontiguousarray(levels.T).reshape(levels.shape)
+        ),
+        "rotary tables: pairs side by side in place of two halves": every(
+            tables,
+            lambda name, levels: levels.reshape(len(levels), 2, -1).transpose(0, 2, 1).reshape(levels.shape).copy(),
+        ),
+        "rotary tables: they are empty": every(tables, lambda name, levels: np.zeros_like(levels)),
+        "masks: visible and hidden are exchanged": every(
+            ("mask",), lambda name, levels: (int(levels.max()) + int(levels.min()) - levels).astype(levels.dtype)
+        ),
+        "masks: every position is visible": every(("mask",), lambda name, levels: np.full_like(levels, 65535)),
+        "masks: the rows of the pass come before the ring's slots; slots come first": every(
+            ("mask",), lambda name, levels: np.roll(levels, ring_masks[name], axis=1)
+        ),
+        "masks: every slot is one too far": every(("mask",), lambda name, levels: np.roll(levels, 1, axis=1)),
+    }
+    for distance in (1, -1):
+        words = f"positions: every row's is {distance:+d} off in the rotary tables"
+        found[words] = lambda feeds, distance=distance: feeds | _moved(bundle, graph, tensors, feeds, distance)  # type: ignore[misc]
+    for name, tensor in tensors.items():
+        if tensor.scale is None or name.partition(".")[0] in ("mask", *tables):
+            continue
+        found |= _encoding_faults(name, tensor, tensors)
+    return found
+
+
+def _encoding_faults(name: str, tensor: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Callable[[Feeds], Feeds]]:
+    """One input written in an encoding that is not its own."""
+    assert tensor.scale is not None and tensor.zero_point is not None
+    limits = np.iinfo(tensor.dtype)
+    found: dict[str, Callable[[Feeds], Feeds]] = {}
+
+    def rewritten(scale: float, zero_point: int) -> Callable[[Feeds], Feeds]:
+        def plant(feeds: Feeds) -> Feeds:
+            real = (feeds[name].astype(np.float64) - tensor.zero_point) * tensor.scale
+            levels = np.clip(np.rint(real / scale) + zero_point, limits.min, limits.max)
+            return feeds | {name: levels.astype(tensor.dtype)}
+
+        return plant
+
+    middle = (int(limits.max) + 1) // 2
+    for zero_point in sorted({0, middle} - {tensor.zero_point}):
+        found[f"{name}: wrong zero point, {zero_point} was taken for {tensor.zero_point}"] = rewritten(
+            tensor.scale, zero_point
+        )
+    for other in tensors.values():
+        if other.scale and other.zero_point is not None and other.dtype == tensor.dtype and other.scale != tensor.scale:
+            if other.name.partition(".")[0] not in ("mask", "cos", "sin"):
+                found[f"{name}: wrong scale, that of {other.name}"] = rewritten(other.scale, tensor.zero_point)
+    found[f"{name}: it is empty"] = lambda feeds: feeds | {name: np.full_like(feeds[name], tensor.zero_point)}
+    return found
+
+
+def _moved(bundle: Bundle, graph: str, tensors: Mapping[str, Tensor], feeds: Feeds, distance: int) -> Feeds:
+    """Rotary tables of positions that are `distance` further."""
+    part = bundle.head if graph == "head" else bundle.slm
+    moved: Feeds = {}
+    for kind, inv_freq in part["inv_freq"].items():
+        names = {table: f"{table}.{kind}" for table in ("cos", "sin")}
+        if not all(name in tensors for name in names.values()):
+            continue
+        specs = {table: tensors[name].spec.encoding for table, name in names.items()}
+        assert specs["cos"] is not None and specs["sin"] is not None
+        cos, sin = (specs[table].dequantize(feeds[names[table]]) for table in ("cos", "sin"))  # type: ignore[union-attr]
+        half = cos.shape[1] // 2
+        turn = np.asarray(inv_freq) * distance
+        cosine = cos[:, half:] * np.cos(turn) - sin[:, half:] * np.sin(turn)
+        sine = sin[:, half:] * np.cos(turn) + cos[:, half:] * np.sin(turn)
+        moved[names["cos"]] = specs["cos"].quantize(np.concatenate([cosine, cosine], axis=1))
+        moved[names["sin"]] = specs["sin"].quantize(np.concatenate([-sine, sine], axis=1))
+    return moved
