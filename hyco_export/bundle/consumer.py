@@ -5,24 +5,17 @@
 
 Needs Python 3.11, numpy, onnxruntime; `tokenizers` for text (else --ids 2,105,...), onnxruntime-qnn for --backend qnn.
 """
-# ruff: noqa: E501
+# ruff: noqa: E401, E501, I001
 # fmt: off
 
-import argparse
-import hashlib
-import http.client
-import json
-import struct
-import sys
-from pathlib import Path
-from urllib.parse import urlsplit
+import argparse, hashlib, http.client, json, pathlib, struct, sys, urllib.parse
 
 import numpy as np
 import onnxruntime as ort
 
 ROOT, EMPTY, PADDING = -1, -1, 0  # parent of a child of the root; position of an empty slot; token of a padding row
 INTEGER, EMULATOR = "integer graph", "emulator"  # where golden outputs come from
-NUMBERS = dict(zip((0xCA, 0xCB, *range(0xCC, 0xD4)), ">f >d >B >H >I >Q >b >h >i >q".split(), strict=True))
+NUMBERS = dict(zip((0xCA, 0xCB, *range(0xCC, 0xD4)), [">f", ">d", ">B", ">H", ">I", ">Q", ">b", ">h", ">i", ">q"], strict=True))
 SIZED = {0xC4: (bytes, 1), 0xC5: (bytes, 2), 0xC6: (bytes, 4), 0xD9: (str, 1), 0xDA: (str, 2), 0xDB: (str, 4), 0xDC: (list, 2), 0xDD: (list, 4)}
 SHORT = {str: (0xA0, 32), bytes: (0, 0), list: (0x90, 16)}  # MessagePack's one-byte headers: the first, and how many
 
@@ -35,10 +28,8 @@ def pack(value):
         return bytes([0xCB + size.bit_length()]) + value.to_bytes(size, "big") if size else struct.pack("b", value)
     body = b"".join(map(pack, value)) if isinstance(value, list) else value.encode() if isinstance(value, str) else value
     count, (short, most) = len(value) if isinstance(value, list) else len(body), SHORT[type(value)]
-    if count < most:
-        return bytes([short + count]) + body
-    code, size = next((c, s) for c, (kind, s) in SIZED.items() if kind is type(value) and count < 256**s)
-    return bytes([code]) + count.to_bytes(size, "big") + body
+    code, size = next(((c, s) for c, (kind, s) in SIZED.items() if kind is type(value) and count < 256**s))
+    return (bytes([short + count]) if count < most else bytes([code]) + count.to_bytes(size, "big")) + body
 
 def unpack(data, at=0):
     """The value at `at` in MessagePack bytes, and where the next one begins; no maps."""
@@ -65,8 +56,7 @@ def open_bundle(root):
     """bundle.json, after every file was compared with the size and sha256 that it states."""
     facts = json.loads((root / "bundle.json").read_bytes())
     for name, record in facts["files"].items():
-        path = root / name
-        size = path.stat().st_size if path.is_file() else 0
+        path, size = root / name, (root / name).stat().st_size if (root / name).is_file() else 0
         if size != record["size_bytes"] or hashlib.sha256(path.read_bytes()).hexdigest() != record["sha256"]:
             sys.exit(f"{path} is not the file that was built ({size} of {record['size_bytes']} B are here): copy the bundle again")
     return facts
@@ -125,8 +115,8 @@ class Graph:
 class Rings(dict):
     """K and V of one model by graph input name, [N, W, d]; empty slots hold the zero point, which is 0.0."""
     def __init__(self, graph):
-        super().__init__({name: np.full(spec["shape"], spec["zero_point"], spec["dtype"])
-                          for name, spec in graph.inputs.items() if name[:2] in ("k.", "v.")})
+        names = [name for name in graph.inputs if name[:2] in ("k.", "v.")]
+        super().__init__({n: np.full(graph.inputs[n]["shape"], graph.inputs[n]["zero_point"], graph.inputs[n]["dtype"]) for n in names})
     def write(self, name, first, rows):
         """Rows [N, n, d] of positions first ... into their slots."""
         self[name][:, np.arange(first, first + rows.shape[1]) % self[name].shape[1]] = rows
@@ -137,11 +127,10 @@ class Head:
         self.facts, self.graph, self.kept = facts["head"], graph, read_tensors(root / facts["keepset"])[0]["ids"]
         kv = self.facts["handoff"]["kv"]  # a row is K then V of the sliding layer, then of the full one, head by head
         self.row = [(f"{part}.{kind}", kv[kind]["heads"], kv[kind]["dim"]) for kind in ("sliding", "full") for part in "kv"]
-    def begin(self, handoff, root):
-        self.rings, self.oldest = Rings(self.graph), handoff[3]
-        self.take(handoff, root)
-    def take(self, handoff, root):
-        """A reply's e, h and K/V rows; `root` is the position of the new root."""
+    def take(self, handoff, root, begin=False):
+        """A reply's e, h and K/V rows; `root` is the position of the new root. `begin`: PRIME's reply."""
+        if begin:
+            self.rings, self.oldest = Rings(self.graph), handoff[3]
         e, h, kv, first, older, older_first = handoff + [b"", 0][len(handoff) - 4 :]
         self.e, self.h = np.frombuffer(e, np.uint8)[None], np.frombuffer(h, np.uint8)[None]
         if first + self._copy(kv, first, 0) != root:
@@ -162,9 +151,9 @@ class Head:
         feeds, query = {"e": self.e, "h": self.h, **self.rings}, np.array([root])
         for kind, span in self.facts["spans"].items():
             seen = sees(query, held(self.oldest, root, self.facts["handoff"]["window"]), span)
-            real = {f"mask.{kind}": np.where(seen, 0.0, self.facts["mask_value"])}
-            real[f"cos.{kind}"], real[f"sin.{kind}"] = rotary(query, self.facts["inv_freq"][kind])
-            feeds |= {name: quantise(self.graph.inputs[name], values) for name, values in real.items()}
+            real = (np.where(seen, 0.0, self.facts["mask_value"]), *rotary(query, self.facts["inv_freq"][kind]))
+            names = [f"{name}.{kind}" for name in ("mask", "cos", "sin")]
+            feeds |= {name: quantise(self.graph.inputs[name], values) for name, values in zip(names, real, strict=True)}
         rows = self.graph.run(feeds)
         return self.kept[rows["chain"]].tolist(), self.kept[rows.get("runner_up", [])].tolist()
 
@@ -182,7 +171,7 @@ class Slm:
             packed = packed.reshape(len(ids), -1).astype(np.int8) - (1 << bits - 1)
         spread = np.repeat(scales, width // scales.shape[1], axis=1)
         return packed.view(np.int8)[:, :width].astype(np.float32) * spread * np.float32(self.layouts[name]["factor"])
-    def _run(self, graph, tokens, parents):
+    def run(self, graph, tokens, parents):
         rows = graph.inputs["embeds"]["shape"][0]
         ids = np.array([*tokens, *[PADDING] * (rows - len(tokens))])
         own, depth = np.eye(rows, dtype=bool), np.zeros(rows, np.int64)  # own: the row and its ancestors in this pass
@@ -197,8 +186,7 @@ class Slm:
             seen = np.concatenate([in_ring, own & sees(positions, positions, self.facts["spans"][kind])], axis=1)
             real[f"mask.{kind}"] = np.where(seen, 0.0, self.facts["mask_value"])
             real[f"cos.{kind}"], real[f"sin.{kind}"] = rotary(positions, self.facts["inv_freq"][kind])
-        feeds = {n: self.rings[n] if n in self.rings else quantise(spec, real[n]) for n, spec in graph.inputs.items()}
-        return graph.run(feeds)
+        return graph.run({n: self.rings[n] if n in self.rings else quantise(spec, real[n]) for n, spec in graph.inputs.items()})
     def begin(self, ids):
         """Prefill what the largest ring holds of the ids before the root; positions stay absolute."""
         self.rings = Rings(self.tree)
@@ -211,9 +199,7 @@ class Slm:
             self.length, tokens = 1, tokens[1:]
         for start in range(0, len(tokens), self.facts["prefill_rows"]):
             part = tokens[start : start + self.facts["prefill_rows"]]
-            self.commit(self._run(self.prefill_graph, part, range(ROOT, len(part) - 1)), list(range(len(part))))
-    def forward(self, tokens, parents):
-        return self._run(self.tree, tokens, parents)
+            self.commit(self.run(self.prefill_graph, part, range(ROOT, len(part) - 1)), list(range(len(part))))
     def commit(self, outputs, rows):
         """Copy the new K/V of these rows, a path in depth order, behind the newest position."""
         for name in self.rings:
@@ -222,51 +208,47 @@ class Slm:
 
 def best_children(levels, scale, count):
     """(column, log q) of the `count` likeliest of logits uint16 [C], best first, of equals the smaller column."""
-    edge = np.partition(levels, -min(count, len(levels)))[-min(count, len(levels))]  # integers stand in the logits' order
-    columns = np.flatnonzero(levels >= edge)
+    count = min(count, len(levels))
+    columns = np.flatnonzero(levels >= np.partition(levels, -count)[-count])  # integers stand in the logits' order
     columns = columns[np.argsort(-levels[columns].astype(np.int64), kind="stable")][:count]
     shifted = levels.astype(np.float32) - np.float32(levels.max())
     norm = np.log(np.exp(shifted * np.float32(scale)).sum(dtype=np.float64))
     return [(int(column), float(shifted[column] * scale - norm)) for column in columns]
 
 class Drafter:
-    """One round's tree; a node is [token, parent, score, its row in the SLM's pass or None]."""
+    """One round's tree; a node is [token, parent, score, depth]."""
     def __init__(self, root, facts, graphs):
         self.rule, self.stops, self.head, self.slm = facts["drafting"], set(facts["stop_ids"]), Head(root, facts, graphs["head"]), Slm(root, facts, graphs)
     def propose(self, ids):
         nodes, edge, capacity = [], self.rule["edge_log_prob"], self.slm.facts["rows"]
         chain, runners = self.head.draft(len(ids) - 1)
         for step, token in enumerate(chain):
-            nodes.append([token, step - 1, (step + 1) * edge, None])
+            nodes.append([token, step - 1, (step + 1) * edge, step + 1])
             if token in self.stops:
                 break
-        nodes += [[token, step - 1, (step + 2) * edge, None] for step, token in enumerate(runners[: len(nodes)]) if token != chain[step]]
+        nodes += [[token, step - 1, (step + 2) * edge, step + 1] for step, token in enumerate(runners[: len(nodes)]) if token != chain[step]]
         base = ids[self.slm.length :]
         if len(base) + len(nodes) > capacity:
             self.slm.prefill(base[:-1])
             base = base[-1:]
-        fed, last = nodes[: capacity - len(base)], len(base) - 1  # the root is the last row of the base
-        for place, node in enumerate(fed):
-            node[3] = len(base) + place
-        parents = [*range(ROOT, last), *(len(base) + node[1] for node in fed)]  # ROOT, -1, gives the root's row
-        self.outputs = self.slm.forward([*base, *(node[0] for node in fed)], parents)
+        fed = nodes[: capacity - len(base)]  # node n is row len(base) + n of the pass; the root, -1, the last row of the base
+        parents = [*range(ROOT, len(base) - 1), *(len(base) + node[1] for node in fed)]
+        self.outputs = self.slm.run(self.slm.tree, [*base, *(node[0] for node in fed)], parents)
         scale = self.slm.tree.outputs["logits"]["scale"] / self.rule["temperature"]
         for place in (place for place in range(ROOT, len(fed)) if place == ROOT or nodes[place][0] not in self.stops):
-            start, present = edge + (nodes[place][2] if place != ROOT else 0.0), {node[0] for node in nodes if node[1] == place}
+            score, depth = nodes[place][2:] if place != ROOT else (0.0, 0)
+            present = {node[0] for node in nodes if node[1] == place}
             for column, log_q in best_children(self.outputs["logits"][len(base) + place], scale, self.rule["candidates_per_row"]):
                 if int(self.head.kept[column]) not in present:
-                    nodes.append([int(self.head.kept[column]), place, start + log_q, None])
+                    nodes.append([int(self.head.kept[column]), place, edge + score + log_q, depth + 1])
         self.slm.commit(self.outputs, list(range(len(base))))  # the base, root included, is committed text
-        depth = []
-        for node in nodes:
-            depth.append(1 if node[1] == ROOT else depth[node[1]] + 1)
-        kept = sorted(sorted(range(len(nodes)), key=lambda n: (-nodes[n][2], depth[n], n))[: self.rule["budget"]])
-        self.nodes = [[nodes[n][0], kept.index(nodes[n][1]) if nodes[n][1] != ROOT else ROOT, *nodes[n][2:]] for n in kept]
-        return [node[0] for node in self.nodes], [node[1] for node in self.nodes]
+        kept = sorted(sorted(range(len(nodes)), key=lambda n: (-nodes[n][2], nodes[n][3], n))[: self.rule["budget"]])
+        self.rows = [len(base) + n if n < len(fed) else None for n in kept]  # in the pass
+        return [nodes[n][0] for n in kept], [kept.index(nodes[n][1]) if nodes[n][1] != ROOT else ROOT for n in kept]
     def observe(self, accepted, root, handoff):
         """The verdict: K/V of the accepted path stay up to the first node that the pass did not hold."""
         self.head.take(handoff, root)
-        rows = [*(self.nodes[row][3] for row in accepted), None]
+        rows = [*(self.rows[row] for row in accepted), None]
         self.slm.commit(self.outputs, rows[: rows.index(None)])
 
 def converse(drafter, facts, call, ids, settings):
@@ -276,13 +258,13 @@ def converse(drafter, facts, call, ids, settings):
     ids, number = [*ids, root], 0
     yield [root]
     if not finished:
-        drafter.head.begin(handoff, len(ids) - 1)
+        drafter.head.take(handoff, len(ids) - 1, begin=True)
         drafter.slm.begin(ids)
     while not finished:
         tree, number = drafter.propose(ids), number + 1
         digest = hashlib.blake2b(np.asarray(ids, "<i4").tobytes(), digest_size=8).digest()
         reply = unpack(call("POST", f"/v1/sessions/{session}/rounds/{number}", pack([1, len(ids), digest, *tree, []])))[0]
-        accepted, new, finished, handoff = reply[2], reply[4], reply[5], reply[6]
+        accepted, (new, finished, handoff) = reply[2], reply[4:7]
         ids += new
         yield new
         if not finished:
@@ -291,13 +273,12 @@ def converse(drafter, facts, call, ids, settings):
 
 def caller(url, token):
     """Calls over one kept connection. A port also sends a round again whose answer was lost (PROTOCOL.md, chapter 6)."""
-    parts, headers = urlsplit(url), {"Content-Type": "application/msgpack"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    parts, headers = urllib.parse.urlsplit(url), {"Content-Type": "application/msgpack"} | ({"Authorization": f"Bearer {token}"} if token else {})
     connection = {"https": http.client.HTTPSConnection, "http": http.client.HTTPConnection}[parts.scheme](parts.netloc, timeout=120)
     def call(method, path, body):
         connection.request(method, parts.path.rstrip("/") + path, body or None, headers)
-        answer = connection.getresponse()
-        data = answer.read()
-        return data if answer.status < 400 else sys.exit("the server refuses: {1}: {2} ({3})".format(*unpack(data)[0]))
+        status, data = (answer := connection.getresponse()).status, answer.read()
+        return data if status < 400 else sys.exit("the server refuses: {1}: {2} ({3})".format(*unpack(data)[0]))
     return call
 
 def load(root, name, spec):
@@ -323,8 +304,7 @@ def check_graph(root, facts, graph, backend):
         expected = case["outputs"].get(EMULATOR if backend == "qnn" else INTEGER) or case["outputs"][INTEGER]
         for name, spec in graph.outputs.items():
             rows = [slice(None)] * (spec["row_axis"] or 0) + [slice(case["rows"] if spec["row_axis"] is not None else None)]
-            wanted = load(root, expected[name], spec).astype(np.int64)[tuple(rows)]  # the other rows are padding
-            off = np.abs(wanted - found[name][tuple(rows)])
+            off = np.abs(load(root, expected[name], spec).astype(np.int64) - found[name])[tuple(rows)]  # others are padding
             equal, total = equal + (not off.any()), total + 1
             if spec["scale"] is None:
                 ids, count = ids + int((off == 0).sum()), count + off.size
@@ -344,8 +324,8 @@ def check_session(root, facts, graphs, session):
         return (root / step["reply"]).read_bytes()
     calls, prime = iter([cases[name] for name in session["calls"]]), unpack((root / session["exchanges"][0]["request"]).read_bytes())[0]
     drafter = Drafter(root, facts, {name: Recorded(root, graph, calls) for name, graph in graphs.items()})
-    tokens = sum(converse(drafter, facts, answer, prime[1], [*prime[2:6], *prime[13:]]), [])
-    print(f"session {session['id']}: {len(session['calls'])} passes, {len(tokens)} tokens, all as recorded")
+    steps_made = list(converse(drafter, facts, answer, prime[1], [*prime[2:6], *prime[13:]]))
+    print(f"session {session['id']}: {len(session['calls'])} passes, {len(steps_made) - 1} rounds, all as recorded")
 
 def chat(root, facts, graphs, options):
     drafter, call, rule = Drafter(root, facts, graphs), caller(options.server, options.token), facts["server"]
@@ -363,7 +343,7 @@ def chat(root, facts, graphs, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle", type=pathlib.Path)
     for name, kind, default in (("server", str, ""), ("ids", str, ""), ("token", str, ""), ("seed", int, 1), ("tokens", int, 64), ("backend", str, "cpu")):
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_argument("--prompt", action="append", default=[])
