@@ -1,14 +1,15 @@
 # setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters, docs writes
 # the recipe reference;
 # first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs;
-# attack measures what a neighbour of hostile callers feels.
+# attack measures what a neighbour of hostile callers feels;
+# arm64 runs a bundle's consumer on emulated arm64: apt-get install qemu-user-static, and `hyco-export bundle` before.
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
 ENDURANCE := $(VENV)/bin/python
 
-.PHONY: setup demo test lint docs histories first-reply fuzz soak attack clean
+.PHONY: setup demo test lint docs histories first-reply fuzz soak attack arm64 clean
 
 setup: $(STAMP)
 
@@ -50,6 +51,13 @@ soak: $(STAMP)
 
 attack: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.attack
+
+# packages and wheels for arm64 are fetched into ARM64; nothing else on the machine changes
+ARM64 ?= /tmp/hyco-arm64
+BUNDLE ?= bundle
+
+arm64: $(STAMP)
+	PYTHON=$(VENV)/bin/python tests/bundle/arm64.sh $(ARM64) $(BUNDLE)
 
 clean:
 	rm -rf $(VENV) runs

@@ -1,7 +1,7 @@
 """Builds a bundle's folder from a run's artifacts: whole or not at all, and again from where a killed build was.
 
-Everything is written into a folder beside the wanted one; `bundle.json` comes last, with the hash of every file, and then
-the folder is renamed. A folder that is no bundle is never replaced.
+Everything is written into a folder beside the wanted one; `bundle.json` comes last, with the hash of every file, and
+then the folder is renamed. A folder that is no bundle is never replaced.
 """
 
 import os

@@ -102,7 +102,8 @@ def _affine_faults(tensor: Tensor, wanted: np.ndarray, found: np.ndarray, graph:
     used = tensor.scale / factor
     same = dict.fromkeys(one.name for one in others if one.scale and abs(one.scale / used - 1) < SAME_FACTOR)
     whose = f", which is that of {', '.join(list(same)[:3])}" if same else ""
-    yield f"its values are {factor:.4g} times too large: wrong scale, {used:.6g} was taken for {tensor.scale:.6g}{whose}"
+    wrong = f"wrong scale, {used:.6g} was taken for {tensor.scale:.6g}{whose}"
+    yield f"its values are {factor:.4g} times too large: {wrong}"
 
 
 def _mostly(tensor: Tensor, wanted: np.ndarray, found: np.ndarray) -> bool:
@@ -244,28 +245,27 @@ def faults(bundle: Bundle, graph: str) -> dict[str, Callable[[Feeds], Feeds]]:
 
 def _encoding_faults(name: str, tensor: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Callable[[Feeds], Feeds]]:
     """One input written in an encoding that is not its own."""
-    assert tensor.scale is not None and tensor.zero_point is not None
+    own_scale, own_zero = tensor.scale, tensor.zero_point
+    assert own_scale is not None and own_zero is not None
     limits = np.iinfo(tensor.dtype)
     found: dict[str, Callable[[Feeds], Feeds]] = {}
 
     def rewritten(scale: float, zero_point: int) -> Callable[[Feeds], Feeds]:
         def plant(feeds: Feeds) -> Feeds:
-            real = (feeds[name].astype(np.float64) - tensor.zero_point) * tensor.scale
+            real = (feeds[name].astype(np.float64) - own_zero) * own_scale
             levels = np.clip(np.rint(real / scale) + zero_point, limits.min, limits.max)
             return feeds | {name: levels.astype(tensor.dtype)}
 
         return plant
 
     middle = (int(limits.max) + 1) // 2
-    for zero_point in sorted({0, middle} - {tensor.zero_point}):
-        found[f"{name}: wrong zero point, {zero_point} was taken for {tensor.zero_point}"] = rewritten(
-            tensor.scale, zero_point
-        )
+    for zero_point in sorted({0, middle} - {own_zero}):
+        found[f"{name}: wrong zero point, {zero_point} was taken for {own_zero}"] = rewritten(own_scale, zero_point)
     for other in tensors.values():
-        if other.scale and other.zero_point is not None and other.dtype == tensor.dtype and other.scale != tensor.scale:
-            if other.name.partition(".")[0] not in ("mask", "cos", "sin"):
-                found[f"{name}: wrong scale, that of {other.name}"] = rewritten(other.scale, tensor.zero_point)
-    found[f"{name}: it is empty"] = lambda feeds: feeds | {name: np.full_like(feeds[name], tensor.zero_point)}
+        comparable = other.dtype == tensor.dtype and other.name.partition(".")[0] not in ("mask", "cos", "sin")
+        if comparable and other.scale and other.scale != tensor.scale:
+            found[f"{name}: wrong scale, that of {other.name}"] = rewritten(other.scale, own_zero)
+    found[f"{name}: it is empty"] = lambda feeds: feeds | {name: np.full_like(feeds[name], own_zero)}
     return found
 
 

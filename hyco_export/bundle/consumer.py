@@ -5,7 +5,7 @@
 
 Needs Python 3.11, numpy, onnxruntime; `tokenizers` for text (else --ids 2,105,...), onnxruntime-qnn for --backend qnn.
 """
-# ruff: noqa: E401, E501, I001
+# ruff: noqa: E401, E501, I001, RUF017
 # fmt: off
 
 import argparse, hashlib, http.client, json, pathlib, struct, sys, urllib.parse
@@ -16,8 +16,8 @@ import onnxruntime as ort
 ROOT, EMPTY, PADDING = -1, -1, 0  # parent of a child of the root; position of an empty slot; token of a padding row
 INTEGER, EMULATOR = "integer graph", "emulator"  # where golden outputs come from
 NUMBERS = dict(zip((0xCA, 0xCB, *range(0xCC, 0xD4)), [">f", ">d", ">B", ">H", ">I", ">Q", ">b", ">h", ">i", ">q"], strict=True))
-SIZED = {0xC4: (bytes, 1), 0xC5: (bytes, 2), 0xC6: (bytes, 4), 0xD9: (str, 1), 0xDA: (str, 2), 0xDB: (str, 4), 0xDC: (list, 2), 0xDD: (list, 4)}
-SHORT = {str: (0xA0, 32), bytes: (0, 0), list: (0x90, 16)}  # MessagePack's one-byte headers: the first, and how many
+SIZED: dict = {0xC4: (bytes, 1), 0xC5: (bytes, 2), 0xC6: (bytes, 4), 0xD9: (str, 1), 0xDA: (str, 2), 0xDB: (str, 4), 0xDC: (list, 2), 0xDD: (list, 4)}
+SHORT: dict = {str: (0xA0, 32), bytes: (0, 0), list: (0x90, 16)}  # MessagePack's one-byte headers: the first, and how many
 
 def pack(value):
     """MessagePack bytes of booleans, integers >= -32, floats, texts, bytes and lists."""

@@ -1,4 +1,4 @@
-"""BUNDLE.md, the specification in words, and the input lists of qnn-net-run: both are made from `bundle.json`'s values."""
+"""BUNDLE.md, the specification in words, and the input lists of qnn-net-run; both are made from `bundle.json`."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,7 @@
 """`python driver.pyz chat --bundle DIR --server URL`: a conversation with a verifier server over a bundle's graphs.
 
-Needs numpy, msgspec, safetensors, tokenizers and onnxruntime; onnxruntime-qnn for `--backend qnn`. The systems are those
-of `device.systems`; trees are scored and cut as the bundle says.
+Needs numpy, msgspec, safetensors, tokenizers and onnxruntime; onnxruntime-qnn for `--backend qnn`. The systems are
+those of `device.systems`; trees are scored and cut as the bundle says.
 """
 
 import argparse

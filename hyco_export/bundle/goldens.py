@@ -1,8 +1,9 @@
 """Golden vectors: passes of the three graphs with their inputs and outputs, and whole recorded conversations.
 
-The device's own host code drafts, over the integer graphs on the CPU; a scripted server answers with hand-offs from the
-captured texts of `convert-head` and with verdicts that lead through every branch: along the text, beside the chain, to an
-SLM leaf, past the rings' ends. What it is asked and answers is kept as it travels; every pass is kept as a golden vector.
+The device's own host code drafts, over the integer graphs on the CPU; a scripted server answers with hand-offs from
+the captured texts of `convert-head` and with verdicts that lead through every branch: along the text, beside the chain,
+to an SLM leaf, past the rings' ends. What it is asked and answers is kept as it travels, and every pass becomes a
+golden vector.
 """
 
 from collections.abc import Callable, Mapping
@@ -68,8 +69,10 @@ class Text:
         )
 
     def _cut(self, first: int, last: int) -> KvRows:
-        parts = ({t: part[t][first:last] for t in LAYER_TYPES} for part in (self.rows.k, self.rows.v))
-        return KvRows(*parts)
+        return KvRows(
+            {name: rows[first:last] for name, rows in self.rows.k.items()},
+            {name: rows[first:last] for name, rows in self.rows.v.items()},
+        )
 
 
 def read_text(head: Path, spec: HandoffSpec, length: int, without: frozenset[int]) -> Text:
@@ -98,8 +101,8 @@ def read_text(head: Path, spec: HandoffSpec, length: int, without: frozenset[int
     joined = {name: np.concatenate(values) for name, values in parts.items()}
     places = np.arange(length) % len(joined["ids"])
     levels = {name: encoding.quantize(joined[name][places]) for name, encoding in spec.encodings.items()}
-    k, v = ({t: levels[f"{part}.{t}"] for t in LAYER_TYPES} for part in ("k", "v"))
-    return Text(joined["ids"][places].tolist(), levels["e"], levels["h"], KvRows(k, v))
+    rows = KvRows({t: levels[f"k.{t}"] for t in LAYER_TYPES}, {t: levels[f"v.{t}"] for t in LAYER_TYPES})
+    return Text(joined["ids"][places].tolist(), levels["e"], levels["h"], rows)
 
 
 class Recorder:
@@ -221,7 +224,8 @@ class ScriptedServer:
         if kind == "leaf":  # the deepest of the last rows: a node of the SLM, whose K/V the pass did not compute
             deep = depths(parents)
             return path_to(parents, max(range(len(tokens)), key=lambda row: (deep[row], row), default=ROOT))
-        row, path = ROOT, []
+        row = ROOT
+        path: list[int] = []
         while True:
             wanted = self._text.ids[len(self._ids) + len(path)]
             found = [n for n, parent in enumerate(parents) if parent == row and tokens[n] == wanted]

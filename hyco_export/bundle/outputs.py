@@ -1,4 +1,4 @@
-"""What came back from a device: the outputs of a bundle's golden vectors, found and read in the layouts that tools write.
+"""What came back from a device: outputs of a bundle's golden vectors, read in the layouts that tools write.
 
 For a vector `CASE` of graph `GRAPH`, the n-th line of `qnn-net-run/GRAPH.txt` (from 0), a tensor is looked for in
 

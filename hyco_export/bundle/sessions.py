@@ -1,10 +1,9 @@
 """A bundle's graphs and models, opened with onnxruntime alone: what `driver.pyz` runs.
 
-Back ends: `cpu` computes the integer graphs as they are written, `qnn` the context binaries by onnxruntime-qnn, on the NPU
-or in the vendor's emulator on x86.
+Back ends: `cpu` computes the integer graphs as they are written, `qnn` the context binaries by onnxruntime-qnn, on the
+NPU or in the vendor's emulator on x86.
 """
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from hyco_export.device.slm import BridgedSlm, GraphSlm
 from hyco_export.errors import CompileError
 
 PROVIDER = "QNNExecutionProvider"
-PLUGIN = "onnxruntime_qnn"
 BACKENDS = ("cpu", "qnn")
 ERROR_SEVERITY = 3
 
@@ -86,7 +84,8 @@ def _cpu_session(path: Path) -> ort.InferenceSession:
 
 
 def _npu_session(path: Path, bundle: Bundle) -> ort.InferenceSession:
-    plugin = importlib.import_module(PLUGIN)
+    import onnxruntime_qnn as plugin  # a device without an NPU need not have it
+
     if not any(device.ep_name == PROVIDER for device in ort.get_ep_devices()):  # it registers once a process
         ort.register_execution_provider_library(PROVIDER, plugin.get_library_path())
     found = [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]

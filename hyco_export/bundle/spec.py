@@ -1,7 +1,7 @@
 """`bundle.json`: what a bundle holds and how a device uses it, as values. BUNDLE.md is written from it.
 
-Paths are relative to the bundle's folder, with `/`. Raw files hold a tensor's elements in row-major order, little-endian,
-in the tensor's own integer type.
+Paths are relative to the bundle's folder, with `/`. Raw files hold a tensor's elements in row-major order,
+little-endian, in the tensor's own integer type.
 """
 
 import sys

@@ -1,5 +1,6 @@
 """Outputs with planted faults: each is found, and called by its name."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ def device(
     feed: Callable[[Feeds, Bundle], None] = lambda feeds, bundle: None,
     read: Callable[[Feeds, Bundle], Any] = lambda outputs, bundle: None,
 ) -> Path:
-    """What qnn-net-run would leave of one graph on a device whose app makes mistakes: `feed` and `read` alter arrays."""
+    """What qnn-net-run would leave of one graph on a device whose app errs: `feed` and `read` alter arrays."""
     bundle = read_bundle(folder)
     session = ort.InferenceSession(str(folder / bundle.graphs[graph].integer_graph), _as_written())
     names = [tensor.name for tensor in bundle.graphs[graph].outputs]
@@ -138,7 +139,7 @@ def _swapped_scale(outputs: Feeds, bundle: Bundle) -> None:
 
 
 def _moved_zero_point(outputs: Feeds, bundle: Bundle) -> None:
-    outputs["logits"] = np.clip(outputs["logits"].astype(np.int64) - 700, 0, 65535).astype(np.uint16)
+    outputs["logits"] = np.clip(outputs["logits"].astype(np.int64) - 7000, 0, 65535).astype(np.uint16)
 
 
 def _transposed_logits(outputs: Feeds, bundle: Bundle) -> None:
@@ -154,14 +155,14 @@ def _big_endian(outputs: Feeds, bundle: Bundle) -> None:
     [
         (_zeroed, "k_new.0: every element is 0: the buffer was never written"),
         (_swapped_scale, "wrong scale"),
-        (_moved_zero_point, "logits: every integer is -700 off: wrong zero point"),
-        (_transposed_logits, "logits: it is written with its axes in the order [1, 0]"),
+        (_moved_zero_point, r"logits: every integer is -(69|70)\d\d off: wrong zero point"),
+        (_transposed_logits, r"logits: it is written with its axes in the order \[1, 0\]"),
         (_big_endian, "logits: its bytes are in the other order"),
     ],
 )
 def test_a_fault_of_reading_is_named(bundle_folder: Path, tmp_path: Path, read: Any, expected: str) -> None:
     found = compare(bundle_folder, device(bundle_folder, tmp_path, TREE, read=read))
-    assert expected in words(found, TREE)
+    assert re.search(expected, words(found, TREE))
     assert len(found.causes[TREE]) == 1
     assert sum(one.verdict == OUTSIDE for one in found.tensors) > 0 and compare_outputs(bundle_folder, tmp_path) == 1
 
