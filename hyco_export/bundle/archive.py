@@ -1,6 +1,6 @@
 """`driver.pyz`: the device's half of this package as one file that Python runs.
 
-Holds `device/`, `protocol/`, `core/` as far as they import no framework, and `bundle/driver.py` as its entry point.
+Holds `device/`, `protocol/`, `core/` as far as they import no framework, and `bundle/chat.py` as its entry point.
 """
 
 import zipfile
@@ -10,8 +10,8 @@ import hyco_export
 
 ROOT = Path(hyco_export.__file__).parent
 WHOLE = ("core", "device", "protocol")
-SINGLE = ("__init__.py", "errors.py", "bundle/__init__.py", "bundle/spec.py", "bundle/sessions.py", "bundle/driver.py")
-MAIN = "from hyco_export.bundle.driver import main\n\nmain()\n"
+SINGLE = ("__init__.py", "errors.py", "bundle/__init__.py", "bundle/spec.py", "bundle/graphs.py", "bundle/chat.py")
+MAIN = "from hyco_export.bundle.chat import main\n\nmain()\n"
 WRITTEN = (2026, 1, 1, 0, 0, 0)  # the same bytes whenever it is made
 SHEBANG = b"#!/usr/bin/env python3\n"
 

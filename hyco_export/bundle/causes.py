@@ -6,16 +6,16 @@ tables, encodings) are planted in the golden inputs, and the integer graph is ru
 device gave is the cause.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from hyco_export.bundle.faults import faults
 from hyco_export.bundle.spec import Bundle, Case, Graph, Tensor, load_arrays
 
-Feeds = dict[str, np.ndarray]
 TRIED_CASES = 4  # of a graph, on which faults are planted
 EXPLAINED = 0.9  # share of the elements that a cause must give
 SAME_FACTOR = 0.01  # relative difference of two scales that counts as none
@@ -177,113 +177,3 @@ def _explained(pairs: Sequence[Pair], outputs: Mapping[str, Mapping[str, np.ndar
         given = pair.used(outputs[pair.case.id].get(pair.tensor.name, pair.golden))
         shares.append(np.mean(np.abs(given - pair.used(pair.found)) <= (pair.tensor.tolerance_steps or 0)))
     return float(np.mean(shares))
-
-
-def faults(bundle: Bundle, graph: str) -> dict[str, Callable[[Feeds], Feeds]]:
-    """Faults by their words, each a function that plants it in inputs."""
-    tensors = {tensor.name: tensor for tensor in bundle.graphs[graph].inputs}
-
-    def named(*kinds: str) -> list[str]:
-        return [name for name in tensors if name.partition(".")[0] in kinds]
-
-    def every(kinds: Sequence[str], change: Callable[[str, np.ndarray], np.ndarray]) -> Callable[[Feeds], Feeds]:
-        return lambda feeds: feeds | {name: change(name, feeds[name]) for name in named(*kinds)}
-
-    def swapped(one: str, other: str) -> Callable[[Feeds], Feeds]:
-        pairs = [(name, name.replace(one, other, 1)) for name in named(one)]
-        fitting = [(a, b) for a, b in pairs if b in tensors and tensors[a].shape == tensors[b].shape]
-        return lambda feeds: feeds | {a: feeds[b] for a, b in fitting} | {b: feeds[a] for a, b in fitting}
-
-    def mirrored(name: str, levels: np.ndarray) -> np.ndarray:
-        half = levels.shape[1] // 2
-        levels[:, :half] = np.clip(2 * int(tensors[name].zero_point or 0) - levels[:, :half].astype(np.int64), 0, 65535)
-        return levels
-
-    rings = ("k", "v")
-    tables = ("cos", "sin")
-    ring_masks = {name: tensors[name].shape[0] for name in named("mask")}
-    found: dict[str, Callable[[Feeds], Feeds]] = {
-        "rings: every row is one slot too far (position p belongs in slot p mod W)": every(
-            rings, lambda name, levels: np.roll(levels, 1, axis=1)
-        ),
-        "rings: every row is one slot too early (position p belongs in slot p mod W)": every(
-            rings, lambda name, levels: np.roll(levels, -1, axis=1)
-        ),
-        "rings: heads and slots are exchanged in memory ([N, W, d] is asked for, [W, N, d] was written)": every(
-            rings, lambda name, levels: np.ascontiguousarray(levels.transpose(1, 0, 2)).reshape(levels.shape)
-        ),
-        "rings: they are empty": every(rings, lambda name, levels: np.full_like(levels, tensors[name].zero_point)),
-        "rings: K and V are exchanged": swapped("k", "v"),
-        "rotary tables: cos and sin are exchanged": swapped("cos", "sin"),
-        "rotary tables: the first half of sin lacks its sign": every(("sin",), mirrored),
-        "rotary tables: transposed in memory ([R, d] is asked for, [d, R] was written)": every(
-            tables, lambda name, levels: np.ascontiguousarray(levels.T).reshape(levels.shape)
-        ),
-        "rotary tables: pairs side by side in place of two halves": every(
-            tables,
-            lambda name, levels: levels.reshape(len(levels), 2, -1).transpose(0, 2, 1).reshape(levels.shape).copy(),
-        ),
-        "rotary tables: they are empty": every(tables, lambda name, levels: np.zeros_like(levels)),
-        "masks: visible and hidden are exchanged": every(
-            ("mask",), lambda name, levels: (int(levels.max()) + int(levels.min()) - levels).astype(levels.dtype)
-        ),
-        "masks: every position is visible": every(("mask",), lambda name, levels: np.full_like(levels, 65535)),
-        "masks: the rows of the pass come before the ring's slots; slots come first": every(
-            ("mask",), lambda name, levels: np.roll(levels, ring_masks[name], axis=1)
-        ),
-        "masks: every slot is one too far": every(("mask",), lambda name, levels: np.roll(levels, 1, axis=1)),
-    }
-    for distance in (1, -1):
-        words = f"positions: every row's is {distance:+d} off in the rotary tables"
-        found[words] = lambda feeds, distance=distance: feeds | _moved(bundle, graph, tensors, feeds, distance)  # type: ignore[misc]
-    for name, tensor in tensors.items():
-        if tensor.scale is None or name.partition(".")[0] in ("mask", *tables):
-            continue
-        found |= _encoding_faults(name, tensor, tensors)
-    return found
-
-
-def _encoding_faults(name: str, tensor: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Callable[[Feeds], Feeds]]:
-    """One input written in an encoding that is not its own."""
-    own_scale, own_zero = tensor.scale, tensor.zero_point
-    assert own_scale is not None and own_zero is not None
-    limits = np.iinfo(tensor.dtype)
-    found: dict[str, Callable[[Feeds], Feeds]] = {}
-
-    def rewritten(scale: float, zero_point: int) -> Callable[[Feeds], Feeds]:
-        def plant(feeds: Feeds) -> Feeds:
-            real = (feeds[name].astype(np.float64) - own_zero) * own_scale
-            levels = np.clip(np.rint(real / scale) + zero_point, limits.min, limits.max)
-            return feeds | {name: levels.astype(tensor.dtype)}
-
-        return plant
-
-    middle = (int(limits.max) + 1) // 2
-    for zero_point in sorted({0, middle} - {own_zero}):
-        found[f"{name}: wrong zero point, {zero_point} was taken for {own_zero}"] = rewritten(own_scale, zero_point)
-    for other in tensors.values():
-        comparable = other.dtype == tensor.dtype and other.name.partition(".")[0] not in ("mask", "cos", "sin")
-        if comparable and other.scale and other.scale != tensor.scale:
-            found[f"{name}: wrong scale, that of {other.name}"] = rewritten(other.scale, own_zero)
-    found[f"{name}: it is empty"] = lambda feeds: feeds | {name: np.full_like(feeds[name], own_zero)}
-    return found
-
-
-def _moved(bundle: Bundle, graph: str, tensors: Mapping[str, Tensor], feeds: Feeds, distance: int) -> Feeds:
-    """Rotary tables of positions that are `distance` further."""
-    part = bundle.head if graph == "head" else bundle.slm
-    moved: Feeds = {}
-    for kind, inv_freq in part["inv_freq"].items():
-        names = {table: f"{table}.{kind}" for table in ("cos", "sin")}
-        if not all(name in tensors for name in names.values()):
-            continue
-        specs = {table: tensors[name].spec.encoding for table, name in names.items()}
-        assert specs["cos"] is not None and specs["sin"] is not None
-        cos, sin = (specs[table].dequantize(feeds[names[table]]) for table in ("cos", "sin"))  # type: ignore[union-attr]
-        half = cos.shape[1] // 2
-        turn = np.asarray(inv_freq) * distance
-        cosine = cos[:, half:] * np.cos(turn) - sin[:, half:] * np.sin(turn)
-        sine = sin[:, half:] * np.cos(turn) + cos[:, half:] * np.sin(turn)
-        moved[names["cos"]] = specs["cos"].quantize(np.concatenate([cosine, cosine], axis=1))
-        moved[names["sin"]] = specs["sin"].quantize(np.concatenate([-sine, sine], axis=1))
-    return moved

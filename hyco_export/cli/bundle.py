@@ -13,7 +13,7 @@ def bundle_run(recipe_path: Path | None, run_dir: Path | None, target: str | Non
     run = open_run(recipe_path, run_dir, target)
     require_built(run)
 
-    from hyco_export.bundle.assembly import build_bundle
+    from hyco_export.bundle.folder import build_bundle
     from hyco_export.bundle.spec import EMULATOR
 
     with run.lock(), ConsoleProgress() as progress:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyco_export.bundle.assembly import build_bundle
+from hyco_export.bundle.folder import build_bundle
 from hyco_export.evaluate.connect import Subject, open_artifacts
 from tests.evaluate.diagnosis.small_run import SmallRun, build_small_run
 

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyco_export.bundle import assembly
+from hyco_export.bundle.folder import CONSUMER, PACKAGE
 from hyco_export.bundle.spec import GRAPHS, open_bundle
+from hyco_export.core.artifact import file_digest
 from hyco_export.core.numerics import log_softmax
 from hyco_export.device.drafters import NullDrafter
 from hyco_export.device.driver import generate
@@ -30,7 +31,7 @@ from hyco_export.server.http import create_app
 from tests.evaluate.diagnosis.small_run import SmallRun
 from tests.support.live_server import running
 
-SOURCE = assembly.PACKAGE / assembly.CONSUMER
+SOURCE = PACKAGE / CONSUMER
 BLOCKED = Path(__file__).with_name("blocked.py")
 ALLOWED = "numpy,onnxruntime"
 CODE_LINES = 300
@@ -130,7 +131,7 @@ def _rehash(folder: Path) -> None:
     facts = json.loads((folder / "bundle.json").read_bytes())
     for name, record in facts["files"].items():
         path = folder / name
-        record |= {"size_bytes": path.stat().st_size, "sha256": assembly.file_digest(path)}
+        record |= {"size_bytes": path.stat().st_size, "sha256": file_digest(path)}
     (folder / "bundle.json").write_text(json.dumps(facts))
 
 

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from hyco_export.bundle import assembly
-from hyco_export.bundle.assembly import build_bundle, chat_parts
+from hyco_export.bundle import folder
 from hyco_export.bundle.document import cases_of
+from hyco_export.bundle.folder import build_bundle, chat_parts
 from hyco_export.bundle.spec import EMULATOR, GRAPHS, INTEGER, load_arrays, open_bundle, read_bundle
 from hyco_export.core.artifact import HEAD, file_digest
 from hyco_export.core.device_spec import HEAD_SPEC_FILE, HeadSpec, read_spec
@@ -105,8 +105,8 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
         def close(self) -> None:
             self._session.close()
 
-    open_emulator = assembly._emulated
-    monkeypatch.setattr(assembly, "_emulated", Killed)
+    open_emulator = folder._emulated
+    monkeypatch.setattr(folder, "_emulated", Killed)
     out = tmp_path / "bundle"
     with pytest.raises(KeyboardInterrupt):
         build_bundle(subject, out, silent)

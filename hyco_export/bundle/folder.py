@@ -61,7 +61,8 @@ from hyco_export.evaluate.runs import run_settings
 PACKAGE = Path(__file__).parent
 CONSUMER = "consumer.py"
 TABLES, TOKENIZER, INTEGER_GRAPHS = "tables", "tokenizer", "integer"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TEMPLATE = "chat_template.jinja"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", TEMPLATE)
 REVISION = 1  # of what is written here: another one makes another bundle
 OnStep = Callable[[str, int, int], None]  # label, done, total
 
@@ -155,7 +156,6 @@ def _write(subject: Subject, key: str, work: Path, on_step: OnStep) -> Bundle:
 
 def describe(subject: Subject, key: str, work: Path) -> tuple[Bundle, Settings]:
     """Copy graphs and tables; the bundle without golden vectors, and the run's drafting options."""
-    from hyco_export.models.checkpoints import tokenizer_digest
     from hyco_export.models.verifier import load_tokenizer
 
     run, recipe, artifacts, verifier = subject.root, subject.recipe, subject.artifacts, subject.checkpoints.verifier
@@ -168,13 +168,9 @@ def describe(subject: Subject, key: str, work: Path) -> tuple[Bundle, Settings]:
     for name in GRAPHS:
         graphs[name], build_id = _copy_graph(run, name, specs[name], recipe.target, work)
         build_ids.add(build_id)
-    _copy(run / KEEPSET / KEEPSET_FILE, work / TABLES)
-    for name in (TABLES_FILE, SLM_SINK_FILE, BRIDGE_FILE):
-        _copy(run / SLM / name, work / TABLES)
     tokenizer = load_tokenizer(verifier)
-    for name in TOKENIZER_FILES:
-        _copy(verifier / name, work / TOKENIZER)
-    (work / TOKENIZER / "chat_template.jinja").write_text(str(tokenizer.chat_template), encoding="utf-8")
+    _copy_tables(subject, work)
+    (work / TOKENIZER / TEMPLATE).write_text(str(tokenizer.chat_template), encoding="utf-8")
     stop_ids = _stop_ids(verifier)
     settings = _settings(recipe, artifacts.head_key, artifacts.head.vocab_size, stop_ids)
     rule = settings.tree
@@ -194,19 +190,11 @@ def describe(subject: Subject, key: str, work: Path) -> tuple[Bundle, Settings]:
         slm_sink=_present(work, f"{TABLES}/{SLM_SINK_FILE}"),
         slm_bridge=_present(work, f"{TABLES}/{BRIDGE_FILE}"),
         tokenizer=f"{TOKENIZER}/tokenizer.json",
-        chat_template=f"{TOKENIZER}/chat_template.jinja",
+        chat_template=f"{TOKENIZER}/{TEMPLATE}",
         chat=chat_parts(tokenizer),
         stop_ids=stop_ids,
         drafting=Drafting(rule.edge_log_prob, rule.budget, rule.candidates_per_row, rule.temperature),
-        server=Server(
-            verifier_digest=artifacts.head.verifier_digest,
-            tokenizer_digest=tokenizer_digest(verifier),
-            keepset_digest=artifacts.keepset.digest,
-            head_digest=artifacts.head_key,
-            vocab_size=artifacts.head.vocab_size,
-            sampling=wire_sampling(recipe),
-            acceptance=make_acceptance(find_system("hyco"), settings),
-        ),
+        server=_server(subject, settings),
         tolerance=Tolerance(
             recipe.compile.output_range_share, recipe.compile.max_outside_share, recipe.compile.min_id_agreement
         ),
@@ -214,6 +202,30 @@ def describe(subject: Subject, key: str, work: Path) -> tuple[Bundle, Settings]:
         sessions=(),
     )
     return bundle, settings
+
+
+def _copy_tables(subject: Subject, work: Path) -> None:
+    """Keep set, the SLM's tables, and the tokenizer's files."""
+    _copy(subject.root / KEEPSET / KEEPSET_FILE, work / TABLES)
+    for name in (TABLES_FILE, SLM_SINK_FILE, BRIDGE_FILE):
+        _copy(subject.root / SLM / name, work / TABLES)
+    for name in TOKENIZER_FILES:
+        _copy(subject.checkpoints.verifier / name, work / TOKENIZER)
+
+
+def _server(subject: Subject, settings: Settings) -> Server:
+    from hyco_export.models.checkpoints import tokenizer_digest
+
+    artifacts = subject.artifacts
+    return Server(
+        verifier_digest=artifacts.head.verifier_digest,
+        tokenizer_digest=tokenizer_digest(subject.checkpoints.verifier),
+        keepset_digest=artifacts.keepset.digest,
+        head_digest=artifacts.head_key,
+        vocab_size=artifacts.head.vocab_size,
+        sampling=wire_sampling(subject.recipe),
+        acceptance=make_acceptance(find_system("hyco"), settings),
+    )
 
 
 def _settings(recipe: Recipe, head_key: str, vocab_size: int, stop_ids: tuple[int, ...]) -> Settings:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from hyco_export.bundle.sessions import BACKENDS, BundleGraph, assemble_device
+from hyco_export.bundle.graphs import BACKENDS, BundleGraph, assemble_device
 from hyco_export.bundle.spec import Bundle, open_bundle
 from hyco_export.device.backends import Device
 from hyco_export.device.calls import RetryingTransport
