@@ -7,6 +7,7 @@ then the folder is renamed. A folder that is no bundle is never replaced.
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,10 @@ def build_bundle(subject: Subject, out: Path, on_step: OnStep) -> Bundle:
         out.parent.mkdir(parents=True, exist_ok=True)
         building = out.with_name(f".{out.name}.building")
         with folder_lock(building, "the folder of the build", "building a bundle", "--out"):
-            if (out / BUNDLE_FILE).is_file() and read_bundle(out).key == key:
+            kept = _whole_bundle(out, key)
+            if kept is not None:
                 shutil.rmtree(building)
-                return open_bundle(out)
+                return kept
             work = building / key
             for stale in building.iterdir():
                 if stale.is_dir() and stale != work:
@@ -104,6 +106,15 @@ def bundle_key(subject: Subject) -> str:
     code = {path.name: file_digest(path) for path in sorted(PACKAGE.glob("*.*")) if path.is_file()}
     made_of = [REVISION, hyco_export.__version__, recipe.target, artifacts.head_key, artifacts.compiled_key]
     return content_digest([*made_of, artifacts.keepset.digest, tokenizer, asked, code])
+
+
+def _whole_bundle(out: Path, key: str) -> Bundle | None:
+    """The bundle that lies there, if it is the wanted one and nothing of it is damaged."""
+    if not (out / BUNDLE_FILE).is_file() or read_bundle(out).key != key:
+        return None
+    with suppress(ArtifactError):
+        return open_bundle(out)
+    return None
 
 
 def _require_ours(out: Path) -> None:

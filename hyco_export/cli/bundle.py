@@ -1,5 +1,7 @@
 """What `bundle` and `compare` do: build the folder for an app team, judge what came back from a device."""
 
+import shlex
+import sys
 from pathlib import Path
 
 from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_next, show_rows
@@ -13,7 +15,7 @@ def bundle_run(recipe_path: Path | None, run_dir: Path | None, target: str | Non
     run = open_run(recipe_path, run_dir, target)
     require_built(run)
 
-    from hyco_export.bundle.folder import build_bundle
+    from hyco_export.bundle.folder import CONSUMER, build_bundle
     from hyco_export.bundle.spec import EMULATOR
 
     with run.lock(), ConsoleProgress() as progress:
@@ -28,7 +30,7 @@ def bundle_run(recipe_path: Path | None, run_dir: Path | None, target: str | Non
         "files": f"{len(bundle.files)}, {size_mb:.1f} MB",
     }
     show_metrics(f"\nbundle -> {out}", facts)
-    show_next(f"python {out / 'consumer.py'} {out}")
+    show_next(shlex.join([sys.executable, str(out / CONSUMER), str(out)]))
 
 
 def compare_outputs(bundle: Path, outputs: Path) -> int:

@@ -115,6 +115,11 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
     bundle = read_bundle(out)
     assert bundle == read_bundle(bundle_folder)
     assert runs == len(bundle.cases) + 1, "what the first try had run was run again"
+    build_bundle(subject, out, silent)
+    assert runs == len(bundle.cases) + 1, "a whole bundle is kept"
+    (out / "BUNDLE.md").write_text("altered")
+    build_bundle(subject, out, silent)
+    assert open_bundle(out) == bundle, "a damaged one is built again"
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
