@@ -103,7 +103,7 @@ def _affine_faults(tensor: Tensor, wanted: np.ndarray, found: np.ndarray, graph:
     same = dict.fromkeys(one.name for one in others if one.scale and abs(one.scale / used - 1) < SAME_FACTOR)
     whose = f", which is that of {', '.join(list(same)[:3])}" if same else ""
     wrong = f"wrong scale, {used:.6g} was taken for {tensor.scale:.6g}{whose}"
-    yield f"its values are {factor:.4g} times too large: {wrong}"
+    yield f"its values are {factor:.4g} times what they should be: {wrong}"
 
 
 def _mostly(tensor: Tensor, wanted: np.ndarray, found: np.ndarray) -> bool:

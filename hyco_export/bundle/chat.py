@@ -30,6 +30,8 @@ SYSTEMS = ("hyco", "hyco-exact", "hyco-2p", "plain")
 GREEDY = Sampling(0.0, 0, 1.0)
 PATIENCE_S = 60.0  # a server that is started again is waited for that long
 UNUSED = ChainRule(0.0, 1)  # of systems that are not offered here
+PROOFS = ("golden/", "qnn-net-run/")  # of a bundle: a device in use need not have them
+UNUSED_GRAPHS = "integer/"  # by the back end `qnn`
 TOKEN_VARIABLE = "HYCO_TOKEN"
 
 
@@ -66,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chat(options: argparse.Namespace) -> None:
-    bundle = open_bundle(options.bundle)
+    bundle = open_bundle(options.bundle, (*PROOFS, UNUSED_GRAPHS) if options.backend == "qnn" else PROOFS)
     access = Access(os.environ.get(TOKEN_VARIABLE, ""), options.ca, options.insecure)
     direct = HttpTransport(options.server, access=access)
     info = direct.info()

@@ -206,8 +206,11 @@ def read_bundle(folder: Path) -> Bundle:
         raise ArtifactError(f"{path} is not a bundle of format {FORMAT}: {error}", COPY_AGAIN) from error
 
 
-def open_bundle(folder: Path) -> Bundle:
+def open_bundle(folder: Path, left_out: tuple[str, ...] = ()) -> Bundle:
     """The same after every file was compared with its recorded size and sha256.
+
+    Args:
+        left_out: beginnings of paths that are not looked at, such as golden vectors that stayed behind.
 
     Raises:
         ArtifactError: names the first file that is missing, cut off or altered.
@@ -217,6 +220,8 @@ def open_bundle(folder: Path) -> Bundle:
     bundle = read_bundle(folder)
     for name, record in bundle.files.items():
         path = folder / name
+        if name.startswith(left_out):
+            continue
         if not path.is_file():
             raise ArtifactError(f"{path} is missing", COPY_AGAIN)
         size = path.stat().st_size

@@ -5,6 +5,7 @@
 # Needs qemu-user-static, apt, dpkg, pip and network access. onnxruntime 1.30 and later crash at import under qemu 7.2.
 set -eu
 WORK=$(mkdir -p "$1" && cd "$1" && pwd)
+[ -f "$2/bundle.json" ] || { echo "$2 is no bundle; make one: hyco-export bundle --out $2" >&2; exit 2; }
 BUNDLE=$(cd "$2" && pwd)
 shift 2
 ROOT=$WORK/root

@@ -88,6 +88,13 @@ def test_a_cut_off_file_is_noticed(bundle_folder: Path, tmp_path: Path) -> None:
     assert ended.returncode == 2 and "slm_tables.safetensors has" in ended.stderr
 
 
+def test_golden_vectors_may_stay_behind(bundle_folder: Path, server: tuple[str, str], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle_folder, copy, ignore=shutil.ignore_patterns("golden", "qnn-net-run"))
+    ended = run_driver(copy, "--server", server[0], "--prompt", QUESTION, "--tokens", 4)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_equal_sources_give_equal_bytes(tmp_path: Path) -> None:
     one, other = tmp_path / "one.pyz", tmp_path / "other.pyz"
     write_driver(one)
