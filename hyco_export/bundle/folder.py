@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from hyco_export.bundle.spec import (
 from hyco_export.bundle.tensors import described
 from hyco_export.core.artifact import (
     COMPILE,
+    DEBRIS,
     HEAD,
     KEEPSET,
     SLM,
@@ -72,20 +74,20 @@ def build_bundle(subject: Subject, out: Path, on_step: OnStep) -> Bundle:
     """The bundle of a run in `out`; one that was made from the same artifacts is kept as it is.
 
     Raises:
-        ArtifactError: `out` is a folder with other contents, or somebody else builds there.
+        ArtifactError: `out` holds what is no bundle's, or somebody else builds there.
         StorageError: it cannot be written.
         CompileError: a renamed binary is not what it was.
     """
     key = bundle_key(subject)
     _require_ours(out)
+    kept = _whole_bundle(out, key)
+    if kept is not None:
+        return kept
+    _require_no_strays(out)
     with storage_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         building = out.with_name(f".{out.name}.building")
         with folder_lock(building, "the folder of the build", "building a bundle", "--out"):
-            kept = _whole_bundle(out, key)
-            if kept is not None:
-                shutil.rmtree(building)
-                return kept
             work = building / key
             for stale in building.iterdir():
                 if stale.is_dir() and stale != work:
@@ -125,6 +127,19 @@ def _require_ours(out: Path) -> None:
         raise ArtifactError(f"{out} is a file", "give --out a new folder")
     if (out / BUNDLE_FILE).is_file():
         read_bundle(out)
+
+
+def _require_no_strays(out: Path) -> None:
+    """Raises ArtifactError: somebody put a file into the bundle that is about to be replaced."""
+    if not out.exists() or not any(out.iterdir()):
+        return
+    present = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    strays = sorted(present - {BUNDLE_FILE, *read_bundle(out).files})
+    if strays := [name for name in strays if not any(fnmatchcase(Path(name).name, debris) for debris in DEBRIS)]:
+        raise ArtifactError(
+            f"{out / strays[0]} is no file of the bundle that a new one would replace",
+            "move it elsewhere, or give --out a new folder",
+        )
 
 
 def _write(subject: Subject, key: str, work: Path, on_step: OnStep) -> Bundle:

@@ -118,6 +118,10 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
     build_bundle(subject, out, silent)
     assert runs == len(bundle.cases) + 1, "a whole bundle is kept"
     (out / "BUNDLE.md").write_text("altered")
+    (out / "outputs.txt").write_text("mine")
+    with pytest.raises(ArtifactError, match=r"outputs\.txt is no file of the bundle"):
+        build_bundle(subject, out, silent)
+    (out / "outputs.txt").unlink()
     build_bundle(subject, out, silent)
     assert open_bundle(out) == bundle, "a damaged one is built again"
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
