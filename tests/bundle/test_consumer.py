@@ -199,3 +199,15 @@ def test_its_best_children_are_those_of_a_whole_log_softmax() -> None:
     found = consumer.best_children(levels, scale, 32)
     assert [column for column, _ in found] == best_columns(log_q, 32).tolist()
     np.testing.assert_allclose([log for _, log in found], log_q[[column for column, _ in found]], atol=2e-6)
+
+
+def test_an_slm_with_its_own_vocabulary_is_left_to_the_driver(bundle_folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle_folder, copy)
+    facts = json.loads((copy / "bundle.json").read_bytes())
+    facts["slm_bridge"] = "tables/slm_bridge.safetensors"
+    (copy / "bundle.json").write_text(json.dumps(facts))
+    ended = run_consumer(copy, "--server", "http://127.0.0.1:9", "--ids", "1,2")
+    assert ended.returncode == 1 and "take driver.pyz" in ended.stderr
+    graphs_alone = run_consumer(copy)
+    assert graphs_alone.returncode == 0 and "session" not in graphs_alone.stdout
