@@ -2,7 +2,8 @@
 # seconds, durations records which are slow, lint the linters, docs writes the recipe reference;
 # first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs;
 # host-bench times the device's work on the logits of a full pass beside a plain float64 reading;
-# attack measures what a neighbour of hostile callers feels.
+# attack measures what a neighbour of hostile callers feels;
+# arm64 runs a bundle's consumer on emulated arm64: apt-get install qemu-user-static, and `hyco-export bundle` before.
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 ENDURANCE := $(VENV)/bin/python
 
-.PHONY: setup demo test test-quick durations lint docs histories first-reply fuzz soak host-bench attack clean
+.PHONY: setup demo test test-quick durations lint docs histories first-reply fuzz soak host-bench attack arm64 clean
 
 setup: $(STAMP)
 
@@ -63,6 +64,13 @@ host-bench: $(STAMP)
 
 attack: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.attack
+
+# packages and wheels for arm64 are fetched into ARM64; nothing else on the machine changes
+ARM64 ?= /tmp/hyco-arm64
+BUNDLE ?= bundle
+
+arm64: $(STAMP)
+	PYTHON=$(VENV)/bin/python tests/bundle/arm64.sh $(ARM64) $(BUNDLE)
 
 clean:
 	rm -rf $(VENV) runs

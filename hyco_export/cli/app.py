@@ -236,6 +236,31 @@ def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a c
 
 
 @app.command()
+def bundle(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the bundle.")] = Path("bundle"),
+) -> None:
+    """Write one folder for an app team: binaries, tables, specification, golden vectors, a consumer."""
+    from hyco_export.cli.bundle import bundle_run
+
+    bundle_run(only(path, recipe), run, target, out)
+
+
+@app.command()
+def compare(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    outputs: Annotated[Path, typer.Argument(help="Folder with a device's outputs: raw files or npz.")],
+) -> None:
+    """Say per tensor whether a device's outputs are equal, within or outside, and why. Exit 1: outside."""
+    from hyco_export.cli.bundle import compare_outputs
+
+    raise typer.Exit(compare_outputs(bundle, outputs))
+
+
+@app.command()
 def targets() -> None:
     """List the NPU targets."""
     from hyco_export.cli.build import list_targets

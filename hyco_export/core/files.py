@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
-import filelock
 import msgspec
 import numpy as np
 
@@ -107,6 +106,8 @@ def folder_lock(folder: Path, what: str, work: str, flag: str) -> Iterator[None]
         ArtifactError: another process holds it.
         StorageError: it cannot be made or written.
     """
+    import filelock  # no device locks a folder, and filelock is no part of what a phone installs
+
     # without the fallback: a soft lock would outlive a killed process
     lock = filelock.FileLock(folder / LOCK_NAME, timeout=0, fallback_to_soft=False)
     try:

@@ -9,13 +9,15 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import regex
 from safetensors import SafetensorError, safe_open
 
 from hyco_export.errors import ArtifactError, RecipeError
+
+if TYPE_CHECKING:
+    import regex
 
 MISSING = -1  # row of a token outside the keep set
 KEEPSET_FILE = "keepset.safetensors"  # ids int32 [n]; table int8 [n, H], table_scale float32 [n]; metadata vocab_size
@@ -142,7 +144,7 @@ def curve(ranking: Ranking, held_out: np.ndarray, counted: np.ndarray, chosen: i
     ]
 
 
-def script_pattern(script: str) -> regex.Pattern[str]:
+def script_pattern(script: str) -> "regex.Pattern[str]":
     """A pattern for one letter of `script`, a value of Unicode's Script property (`Hangul`, `Latin`, `Han`).
 
     Marks, digits and punctuation of a script do not count: texts that hold them also hold letters.
@@ -150,6 +152,8 @@ def script_pattern(script: str) -> regex.Pattern[str]:
     Raises:
         RecipeError: Unicode has no script of that name.
     """
+    import regex  # a device reads keep sets and chooses none
+
     unknown = RecipeError(
         f"$.keepset.scripts names {script!r}, which is not a script of Unicode",
         "use a value of the Script property, such as Hangul, Latin, Han or Arabic",
