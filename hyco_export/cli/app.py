@@ -31,7 +31,10 @@ dev = typer.Typer(
 )
 app.add_typer(dev, name="dev")
 
-RECIPE_HELP = "Recipe (YAML). Default: the embedded tiny family."
+recipes = typer.Typer(help="List the recipes that ship, or print one.", invoke_without_command=True)
+app.add_typer(recipes, name="recipes")
+
+RECIPE_HELP = "Recipe (YAML), or the name of one that ships. Default: the embedded tiny family."
 RecipeArgument = Annotated[Path | None, typer.Argument(metavar="RECIPE", help=RECIPE_HELP, show_default=False)]
 RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="The same, as an option.", show_default=False)]
 UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
@@ -278,6 +281,31 @@ def targets() -> None:
     list_targets()
 
 
+@recipes.callback()
+def list_recipes(context: typer.Context) -> None:
+    """List the recipes that ship, or print one."""
+    from hyco_export.cli.recipes import list_recipes
+
+    if context.invoked_subcommand is None:
+        list_recipes()
+
+
+@recipes.command("show")
+def show_recipe(name: Annotated[str, typer.Argument(help="Name of a recipe that ships.")]) -> None:
+    """Print a recipe's file, to begin your own with."""
+    from hyco_export.cli.recipes import print_recipe
+
+    print_recipe(name)
+
+
+@app.command()
+def explain(text: Annotated[str, typer.Argument(help="An error text or code of the NPU's libraries.")]) -> None:
+    """Say cause and cure of a vendor's error, such as one from a phone's log. Exit 1: it is not known."""
+    from hyco_export.cli.explain import explain_text
+
+    raise typer.Exit(explain_text(text))
+
+
 @dev.command("bench-peers")
 def bench_peers(
     path: RecipeArgument = None,
@@ -365,7 +393,7 @@ def _run_stage(name: str, recipe: Path | None, run: Path | None, target: str | N
 for command in dev.registered_commands:  # their names of before they had a group of their own
     app.registered_commands.append(copy(command))
     app.registered_commands[-1].hidden = True
-for command in (*app.registered_commands, *dev.registered_commands):
+for command in (*app.registered_commands, *dev.registered_commands, *recipes.registered_commands):
     command.cls = Invocation
 
 
