@@ -1,6 +1,6 @@
 # setup installs, demo runs the whole chain on the embedded family, test runs the tests, lint the linters, docs writes
 # the recipe reference;
-# first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs;
+# first-reply measures when drafting begins over each link; fuzz, fuzz-files and soak are the long endurance runs;
 # attack measures what a neighbour of hostile callers feels.
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 ENDURANCE := $(VENV)/bin/python
 
-.PHONY: setup demo test lint docs histories first-reply fuzz soak attack clean
+.PHONY: setup demo test lint docs histories first-reply fuzz fuzz-files soak attack clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,9 @@ first-reply: $(STAMP)
 
 fuzz: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.fuzz
+
+fuzz-files: $(STAMP)
+	$(ENDURANCE) -m tests.endurance.fuzz_files
 
 soak: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.soak

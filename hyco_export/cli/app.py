@@ -266,11 +266,36 @@ def bench(
 
 
 @app.command()
-def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a context binary (.bin).")]) -> None:
-    """Show an artifact's manifest, checked file by file, or what a context binary says of itself."""
+def inspect(
+    path: Annotated[Path, typer.Argument(help="An artifact folder, a bundle, or a file: ONNX, .bin, safetensors, ...")],
+    other: Annotated[
+        Path | None, typer.Argument(help="A second one: show how they differ.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything, as JSON.")] = False,
+) -> None:
+    """Show an artifact's manifest, checked file by file, what a file says of itself, or how two differ (exit 1)."""
     from hyco_export.cli.inspection import inspect_path
 
-    inspect_path(path)
+    raise typer.Exit(inspect_path(path, other, as_json))
+
+
+@app.command()
+def doctor(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    server: Annotated[str | None, typer.Option("--server", help="Also ask this server.", show_default=False)] = None,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    insecure: InsecureOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Check this machine, a run folder and a server, and say what is blocked. Exit 1 when something is."""
+    from hyco_export.cli.doctor import run_doctor
+    from hyco_export.cli.options import reach_of
+
+    reach = reach_of(token_file, ca, insecure, None, False)
+    raise typer.Exit(run_doctor(_only(path, recipe), run, server, reach, as_json))
 
 
 @app.command()

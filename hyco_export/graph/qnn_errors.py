@@ -33,7 +33,9 @@ class Known(NamedTuple):
         return re.search(rf"(?<![0-9A-Za-z]){re.escape(self.text)}(?![0-9A-Za-z])", error, re.IGNORECASE) is not None
 
 
-CAUSE_SKEL = "the phone does not find the NPU's own library (libQnnHtpV<arch>Skel.so) that belongs to {subject}'s runtime"
+CAUSE_SKEL = (
+    "the phone does not find the NPU's own library (libQnnHtpV<arch>Skel.so) that belongs to {subject}'s runtime"
+)
 CURE_SKEL = (
     "put the skel of the runtime's own QAIRT version into a folder of the app and name that folder first in "
     "ADSP_LIBRARY_PATH; take all five libraries (QnnHtp, QnnHtpPrepare, QnnSystem, stub, skel) from one version"
@@ -43,6 +45,7 @@ CURE_VERSION = (
     "load it with the version that `hyco-export inspect` shows or a newer one, or compile it for the older one: "
     "hyco-export compile --qairt-wheel VERSION"
 )
+CURE_MEMORY = "open large graphs one after the other, or set the provider's enable_vtcm_backup_buffer_sharing to 1"
 
 KNOWN_ERRORS = (
     Known(
@@ -106,12 +109,12 @@ KNOWN_ERRORS = (
     Known(
         "Error code: 1002",
         "the NPU could not give {subject} the memory that it asks for (code 1002)",
-        "open large graphs one after the other, or set enable_vtcm_backup_buffer_sharing to 1 in the provider's options",
+        CURE_MEMORY,
     ),
     Known(
         "MEM_ALLOC",
         "the NPU could not give {subject} the memory that it asks for",
-        "open large graphs one after the other, or set enable_vtcm_backup_buffer_sharing to 1 in the provider's options",
+        CURE_MEMORY,
     ),
     Known(
         "share_ep_contexts",
