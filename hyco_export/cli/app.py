@@ -55,6 +55,10 @@ LinkOption = Annotated[str | None, typer.Option("--link", help="Count times as o
 LinkWaitsOption = Annotated[
     bool, typer.Option("--link-waits", help="Sleep what the link takes; specedge-pd drafts meanwhile.")
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="Device of AI Hub. Default: Samsung Galaxy S26 Ultra.", show_default=False),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
 
 
@@ -123,9 +127,46 @@ def compile_(
     run: RunOption = None,
     target: TargetOption = None,
     dry_run: DryRunOption = False,
+    via: Annotated[str | None, typer.Option(help="aihub: compile there, into <run>/aihub.", show_default=False)] = None,
+    device: DeviceOption = None,
+    qairt: Annotated[
+        str | None, typer.Option(help="QAIRT version for --via aihub. Default: the service's.", show_default=False)
+    ] = None,
+    qairt_wheel: Annotated[
+        str | None,
+        typer.Option(help="Another onnxruntime-qnn, e.g. 2.6.0, into <run>/qairt-VERSION.", show_default=False),
+    ] = None,
 ) -> None:
     """Compile the graphs into Hexagon context binaries."""
-    _run_stage("compile", _only(path, recipe), run, target, dry_run)
+    if (via or device or qairt or qairt_wheel) is None:
+        _run_stage("compile", _only(path, recipe), run, target, dry_run)
+        return
+    from hyco_export.cli.cloud import CompilerOptions, compile_with
+
+    options = CompilerOptions(via, device, qairt, qairt_wheel)
+    compile_with(options, _only(path, recipe), run, target, dry_run)
+
+
+@app.command()
+def profile(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    device: DeviceOption = None,
+    feeds: Annotated[int, typer.Option(help="Sample inputs of each graph to run there.", min=1, max=24)] = 4,
+    artifact: Annotated[
+        Path | None, typer.Option(help="Compiled artifact. Default: the run's.", show_default=False)
+    ] = None,
+    devices: Annotated[bool, typer.Option("--list-devices", help="List AI Hub's devices and end.")] = False,
+) -> None:
+    """Run the compiled graphs on a phone of AI Hub: outputs compared, NPU times for bench. Exit 1: outputs differ."""
+    from hyco_export.cli.cloud import list_devices, profile_run
+
+    if devices:
+        list_devices()
+        return
+    raise typer.Exit(profile_run(_only(path, recipe), run, target, device, feeds, artifact))
 
 
 @app.command()

@@ -154,9 +154,7 @@ def _memory() -> Checks:
     good = memory.available >= LARGE_COMPILE_BYTES
     found = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free, {os.cpu_count()} cores"
     blocks = f"compiling an SLM of E2B's size ({LARGE_COMPILE_BYTES / 1e9:.0f} GB)"
-    yield _machine(
-        "memory", "fine" if good else "note", found, blocks, "close programs, or take a larger machine"
-    )
+    yield _machine("memory", "fine" if good else "note", found, blocks, "close programs, or take a larger machine")
 
 
 def _disk(place: Path) -> Checks:
