@@ -321,6 +321,29 @@ def inspect(
 
 
 @app.command()
+def bisect(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    graph: Annotated[str, typer.Option(help="head, slm_tree or slm_prefill.")] = "slm_tree",
+    reference: Annotated[str, typer.Option(help="torch, onnx-cpu, qnn, or a folder with outputs.")] = "torch",
+    candidate: Annotated[str, typer.Option(help="The same; what is doubted.")] = "onnx-cpu",
+    feeds: Annotated[int, typer.Option(help="Sample inputs to run.", min=1)] = 1,
+    tensors: Annotated[str, typer.Option(help="Inner tensors to look at, by a shell pattern.")] = "*",
+    out: Annotated[Path | None, typer.Option(help="Table and picture. Default: <run>/bisect.")] = None,
+    probe: Annotated[
+        Path | None, typer.Option(help="Write a pair that gives out all tensors, and inputs, for a phone.")
+    ] = None,
+) -> None:
+    """Find the tensor of a graph at which two back ends part. Exit 1 when they do."""
+    from hyco_export.cli.bisection import BisectOptions, run_bisect
+
+    options = BisectOptions(graph, reference, candidate, feeds, tensors, out, probe)
+    raise typer.Exit(run_bisect(_only(path, recipe), run, target, options))
+
+
+@app.command()
 def doctor(
     path: RecipeArgument = None,
     recipe: RecipeOption = None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,10 +11,15 @@ from hyco_export.cli.options import Reach, open_run, require_built, require_read
 from hyco_export.cli.serve import server_process
 from hyco_export.cli.validation import subject_of
 from hyco_export.core.data.prompts import PROMPT_COUNT
+from hyco_export.core.device_profile import read_profile
 from hyco_export.core.files import folder_lock, write_json
 from hyco_export.errors import HycoError, counted, interrupt_keeps
 from hyco_export.evaluate.traces import kept_generations
 from hyco_export.stages.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hyco_export.core.device_profile import DeviceProfile
+    from hyco_export.evaluate.device_times import Scale
 
 BENCH_FOLDER, RESULT_FILE = "bench", "systems.json"
 
@@ -87,6 +93,7 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach, folder
     recipe, limits = run.recipe, run.recipe.validation
     asked_by = "--prompts" if options.prompts else PROMPT_COUNT
     prompts = read_prompts(subject.prompts, connection.tokenizer, options.prompts or limits.prompts, asked_by)
+    profile = read_profile(run.root, run.recipe.target)
     plan = BenchPlan(
         systems=options.systems,
         backend=options.backend,
@@ -113,15 +120,24 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach, folder
         device = DeviceRunner(connection.artifacts, recipe, transport, connection.info, clock=clock)
         with device as runner, ConsoleProgress() as bars:
             run_bench(plan, runner, prompts, store, bars.step)
-        measured = measure_bench(plan, store, connection.artifacts.keepset)
+        scale = _device_scale(profile, options.backend, run)
+        measured = measure_bench(plan, store, connection.artifacts.keepset, scale)
         write_json(folder / RESULT_FILE, measured)
     seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
     over = f", times as over {reach.link}" if reach.link else ""
-    title = f"{counted(len(prompts), 'prompt')}{seeds}, device back end {plan.backend}{over}"
+    times = f", head and SLM in the times of {profile.device}" if profile else ""
+    title = f"{counted(len(prompts), 'prompt')}{seeds}, device back end {plan.backend}{over}{times}"
     output.print(bench_table(measured, title), crop=False)
     for line in caveats(measured):
         output.print(f"note: {line}", style="dim", soft_wrap=True)
     output.print(f"traces: {folder}", soft_wrap=True)
+
+
+def _device_scale(profile: "DeviceProfile | None", backend: str, run: RunFolder) -> "Scale | None":
+    from hyco_export.device.backends import find_backend
+    from hyco_export.evaluate.device_times import scale_to
+
+    return None if profile is None else scale_to(profile, find_backend(backend), run.root, run.recipe.target)
 
 
 def require_systems(names: Sequence[str]) -> None:

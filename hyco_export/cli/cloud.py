@@ -1,5 +1,6 @@
 """What `profile` and `compile` with another compiler do: open the run, call AI Hub or another wheel, print results."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,24 +53,34 @@ def compile_with(
     recipe_path: Path | None,
     run_dir: Path | None,
     target: str | None,
+    dry_run: bool,
     open_client: Open = _open_client,
 ) -> None:
-    """Compile the run's integer graphs, which must be built, into an artifact of their own.
+    """Build the run's integer graphs where they are not fresh, then compile them into an artifact of their own.
 
     Raises:
         HycoError: the compiler cannot be had, or refuses a graph.
     """
+    options.require_possible()
+    from hyco_export.cli.build import show_plan
+    from hyco_export.core.artifact import COMPILE
     from hyco_export.stages.compile_elsewhere import compile_elsewhere
+    from hyco_export.stages.plan import chain_to, stages_of
+    from hyco_export.stages.runner import build_all
 
     run = open_run(recipe_path, run_dir, target)
-    require_built(run)
-    compiler, compile_one = _compiler(options, run, open_client)
-    with run.lock(), ConsoleProgress() as progress:
-        folder = compile_elsewhere(run, compiler, compile_one, progress)
+    chain = chain_to(stages_of(run.recipe), COMPILE)[:-1]
+    if dry_run:
+        show_plan(run, chain, COMPILE)
+        return
+    compiler, compile_one = _compiler(options, run, open_client)  # before hours of work: no login, no such version
+    with ConsoleProgress() as progress:
+        build_all(run, chain, progress)
+        with run.lock():
+            folder = compile_elsewhere(run, compiler, compile_one, progress)
     output.print(f"\ncompiled with {compiler.name}: {folder}", soft_wrap=True)
-    show_next(
-        f"{command_line('profile')} --artifact {folder}" if options.via else command_line("inspect") + f" {folder}"
-    )
+    place = shlex.quote(str(folder))
+    show_next(f"{command_line('profile')} --artifact {place}" if options.via else f"{command_line('inspect')} {place}")
 
 
 def _compiler(options: CompilerOptions, run: RunFolder, open_client: Open) -> tuple["Compiler", "Compile"]:
@@ -144,7 +155,7 @@ def profile_run(
     from hyco_export.cloud.jobs import DEFAULT_DEVICE, find_device
     from hyco_export.cloud.profile import profile_graph
     from hyco_export.core.artifact import COMPILE, artifact_name, verify
-    from hyco_export.core.device_profile import DeviceProfile, write_profile
+    from hyco_export.core.device_profile import DeviceProfile, graphs_key, write_profile
     from hyco_export.core.golden import read_samples
     from hyco_export.core.targets import find_target
     from hyco_export.graph.parity import ParityLimits
@@ -164,7 +175,7 @@ def profile_run(
         samples = read_samples(graph.samples)[name][:feeds]
         pair, keep = folder / f"{name}_ctx.onnx", run.root / OUTPUTS_FOLDER / name
         measured[name] = profile_graph(client, device, pair, graph.model, graph.spec, samples, limits, _say_state, keep)
-    profile = DeviceProfile(device.name, device.os, chosen.name, manifest.key, "AI Hub", measured)
+    profile = DeviceProfile(device.name, device.os, chosen.name, graphs_key(manifest), "AI Hub", measured)
     path = write_profile(run.root, profile)
     _show_profile(profile)
     output.print(f"\nwritten: {path}; outputs: {run.root / OUTPUTS_FOLDER}", soft_wrap=True)

@@ -104,7 +104,7 @@ def read_times(
     load = summary.get("warm_load_time") or summary.get("first_load_time")
     on_npu = sum(operator.get("compute_unit") == NPU for operator in operators)
     return GraphProfile(
-        npu_ms=(statistics.median(times) if times else float(estimate)) / US_PER_MS,
+        npu_ms=statistics.median(times or [float(estimate or 0.0)]) / US_PER_MS,
         runs=len(times) or 1,
         peak_memory_bytes=int(memory) if isinstance(memory, int | float) and memory > 0 else None,
         npu_share=on_npu / len(operators) if operators else None,

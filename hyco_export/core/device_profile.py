@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from hyco_export.core.artifact import COMPILE, Manifest, artifact_name, content_digest, read_manifest
 from hyco_export.core.files import write_json
 from hyco_export.errors import ArtifactError
 
@@ -33,12 +34,13 @@ class GraphProfile(msgspec.Struct, frozen=True):
 
 
 class DeviceProfile(msgspec.Struct, frozen=True):
-    """All graphs of a compiled artifact. `artifact`: its key, which says whether the times are of what is there now."""
+    """All graphs of a compiled artifact. `graphs_key`: of the integer graphs that it was compiled from (`graphs_key`),
+    which says whether the times are of what is there now."""
 
     device: str
     os: str
     target: str
-    artifact: str
+    graphs_key: str
     service: str
     graphs: dict[str, GraphProfile]
 
@@ -49,8 +51,13 @@ def write_profile(run: Path, profile: DeviceProfile) -> Path:
     return run / PROFILE_FILE
 
 
-def read_profile(run: Path, artifact: str) -> DeviceProfile | None:
-    """The profile of the compiled artifact with this key; None where there is none, or one of an older artifact.
+def graphs_key(compiled: Manifest) -> str:
+    """Of the integer graphs that a compiled artifact was made from, whichever compiler made it."""
+    return content_digest(compiled.inputs)
+
+
+def read_profile(run: Path, target: str) -> DeviceProfile | None:
+    """The profile of the run's graphs for `target`; None where there is none, or one of older graphs.
 
     Raises:
         ArtifactError: the file is damaged.
@@ -62,4 +69,5 @@ def read_profile(run: Path, artifact: str) -> DeviceProfile | None:
         profile = msgspec.json.decode(path.read_bytes(), type=DeviceProfile)
     except msgspec.DecodeError as error:
         raise ArtifactError(f"{path} cannot be read: {error}", "measure again: hyco-export profile") from error
-    return profile if profile.artifact == artifact else None
+    compiled = read_manifest(run / artifact_name(COMPILE, target))
+    return profile if (profile.target, profile.graphs_key) == (target, graphs_key(compiled)) else None
