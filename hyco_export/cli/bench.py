@@ -19,6 +19,7 @@ from hyco_export.stages.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from hyco_export.core.device_profile import DeviceProfile
+    from hyco_export.evaluate.bench import BenchPlan
     from hyco_export.evaluate.device_times import Scale
 
 BENCH_FOLDER, RESULT_FILE = "bench", "systems.json"
@@ -123,14 +124,17 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, reach: Reach, folder
         scale = _device_scale(profile, options.backend, run)
         measured = measure_bench(plan, store, connection.artifacts.keepset, scale)
         write_json(folder / RESULT_FILE, measured)
-    seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
-    over = f", times as over {reach.link}" if reach.link else ""
-    times = f", head and SLM in the times of {profile.device}" if profile else ""
-    title = f"{counted(len(prompts), 'prompt')}{seeds}, device back end {plan.backend}{over}{times}"
-    output.print(bench_table(measured, title), crop=False)
+    output.print(bench_table(measured, _title(plan, profile)), crop=False)
     for line in caveats(measured):
         output.print(f"note: {line}", style="dim", soft_wrap=True)
     output.print(f"traces: {folder}", soft_wrap=True)
+
+
+def _title(plan: "BenchPlan", profile: "DeviceProfile | None") -> str:
+    seeds = f", {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else ""
+    over = f", times as over {plan.link}" if plan.link else ""
+    times = f", head and SLM in the times of {profile.device}" if profile else ""
+    return f"{counted(len(plan.prompts), 'prompt')}{seeds}, device back end {plan.backend}{over}{times}"
 
 
 def _device_scale(profile: "DeviceProfile | None", backend: str, run: RunFolder) -> "Scale | None":

@@ -8,15 +8,8 @@ from hyco_export.cli.console import output, show_rows
 from hyco_export.cli.options import open_run, require_built
 from hyco_export.core.files import write_json
 from hyco_export.core.targets import find_target
-from hyco_export.workbench.bisect import (
-    LOW_DB,
-    Parting,
-    compare_values,
-    open_subject,
-    values_of,
-    write_inputs,
-    write_probe,
-)
+from hyco_export.workbench.bisect import LOW_DB, Parting, compare_values, open_subject
+from hyco_export.workbench.graph_values import values_of, write_inputs, write_probe
 from hyco_export.workbench.parting_picture import write_parting
 
 SHOWN = 12  # tensors around the place in the terminal

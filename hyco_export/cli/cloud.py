@@ -3,24 +3,40 @@
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from hyco_export.cli.build import show_plan
 from hyco_export.cli.console import ConsoleProgress, format_bytes, output, show_next, show_rows
 from hyco_export.cli.invocation import command_line
 from hyco_export.cli.options import open_run, require_built
+from hyco_export.cloud.client import HubClient, hub_errors, open_client
+from hyco_export.cloud.compiling import compile_graph
+from hyco_export.cloud.jobs import DEFAULT_DEVICE, SOC_ATTRIBUTE, find_device
+from hyco_export.cloud.profile import profile_graph
+from hyco_export.core.artifact import COMPILE, artifact_name, verify
+from hyco_export.core.device_profile import DeviceProfile, graphs_key, write_profile
+from hyco_export.core.golden import read_samples
+from hyco_export.core.targets import TARGETS, Target, find_target
 from hyco_export.errors import HycoError
+from hyco_export.graph.parity import ParityLimits
+from hyco_export.graph.qairt_wheel import qairt_version, wheel_folder
+from hyco_export.stages.compile_elsewhere import (
+    Compile,
+    Compiled,
+    Compiler,
+    GraphToCompile,
+    compile_elsewhere,
+    graphs_of,
+    with_wheel,
+)
+from hyco_export.stages.plan import chain_to, stages_of
 from hyco_export.stages.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from hyco_export.cloud.client import HubClient
-    from hyco_export.core.device_profile import DeviceProfile
-    from hyco_export.stages.compile_elsewhere import Compile, Compiler
+from hyco_export.stages.runner import build_all
 
 AIHUB = "aihub"
 OUTPUTS_FOLDER = "profile"
-Open = Callable[[], "HubClient"]
+Open = Callable[[], HubClient]
 
 
 class CompilerOptions(msgspec.Struct, frozen=True):
@@ -42,19 +58,13 @@ class CompilerOptions(msgspec.Struct, frozen=True):
                 raise HycoError(f"{name} is AI Hub's", f"give it with --via {AIHUB}")
 
 
-def _open_client() -> "HubClient":
-    from hyco_export.cloud.client import open_client
-
-    return open_client()
-
-
 def compile_with(
     options: CompilerOptions,
     recipe_path: Path | None,
     run_dir: Path | None,
     target: str | None,
     dry_run: bool,
-    open_client: Open = _open_client,
+    open_client: Open = open_client,
 ) -> None:
     """Build the run's integer graphs where they are not fresh, then compile them into an artifact of their own.
 
@@ -62,11 +72,6 @@ def compile_with(
         HycoError: the compiler cannot be had, or refuses a graph.
     """
     options.require_possible()
-    from hyco_export.cli.build import show_plan
-    from hyco_export.core.artifact import COMPILE
-    from hyco_export.stages.compile_elsewhere import compile_elsewhere
-    from hyco_export.stages.plan import chain_to, stages_of
-    from hyco_export.stages.runner import build_all
 
     run = open_run(recipe_path, run_dir, target)
     chain = chain_to(stages_of(run.recipe), COMPILE)[:-1]
@@ -83,27 +88,19 @@ def compile_with(
     show_next(f"{command_line('profile')} --artifact {place}" if options.via else f"{command_line('inspect')} {place}")
 
 
-def _compiler(options: CompilerOptions, run: RunFolder, open_client: Open) -> tuple["Compiler", "Compile"]:
-    from hyco_export.stages.compile_elsewhere import Compiler, with_wheel
+def _compiler(options: CompilerOptions, run: RunFolder, open_client: Open) -> tuple[Compiler, Compile]:
 
     if options.wheel:
-        from hyco_export.graph.qairt_wheel import qairt_version, wheel_folder
-
         folder = wheel_folder(options.wheel)
         facts = {"onnxruntime-qnn": options.wheel, "QAIRT": qairt_version(folder)}
         return Compiler(f"qairt-{facts['QAIRT']}", facts), with_wheel(folder, run.recipe.compile)
-    from hyco_export.cloud.jobs import DEFAULT_DEVICE
 
     facts = {"service": "AI Hub", "device": options.device or DEFAULT_DEVICE, "QAIRT": options.qairt or "the service's"}
     name = f"{AIHUB}-{options.qairt}" if options.qairt else AIHUB
     return Compiler(name, facts), _via_aihub(open_client(), run, facts["device"], options.qairt)
 
 
-def _via_aihub(client: "HubClient", run: RunFolder, device_name: str, qairt: str | None) -> "Compile":
-    from hyco_export.cloud.compiling import compile_graph
-    from hyco_export.cloud.jobs import find_device
-    from hyco_export.core.targets import Target, find_target
-    from hyco_export.stages.compile_elsewhere import Compiled, GraphToCompile
+def _via_aihub(client: HubClient, run: RunFolder, device_name: str, qairt: str | None) -> Compile:
 
     device = find_device(client, device_name, find_target(run.recipe.target))
 
@@ -117,15 +114,12 @@ def _say_state(subject: str, state: str) -> None:
     output.print(f"  {subject}: {state.lower().replace('_', ' ')}")
 
 
-def list_devices(open_client: Open = _open_client) -> None:
+def list_devices(open_client: Open = open_client) -> None:
     """Print the service's devices of chips that this program has targets for.
 
     Raises:
         HubError: no login, or no answer.
     """
-    from hyco_export.cloud.client import hub_errors
-    from hyco_export.cloud.jobs import SOC_ATTRIBUTE
-    from hyco_export.core.targets import TARGETS
 
     with hub_errors("asking for devices"):
         devices = open_client().get_devices()
@@ -145,21 +139,13 @@ def profile_run(
     device_name: str | None,
     feeds: int,
     artifact: Path | None,
-    open_client: Open = _open_client,
+    open_client: Open = open_client,
 ) -> int:
     """Run every compiled graph on a phone of AI Hub, compare, and write `profile.json`; 1 where outputs are outside.
 
     Raises:
         HycoError: an artifact is missing, or AI Hub refuses.
     """
-    from hyco_export.cloud.jobs import DEFAULT_DEVICE, find_device
-    from hyco_export.cloud.profile import profile_graph
-    from hyco_export.core.artifact import COMPILE, artifact_name, verify
-    from hyco_export.core.device_profile import DeviceProfile, graphs_key, write_profile
-    from hyco_export.core.golden import read_samples
-    from hyco_export.core.targets import find_target
-    from hyco_export.graph.parity import ParityLimits
-    from hyco_export.stages.compile_elsewhere import graphs_of
 
     run = open_run(recipe_path, run_dir, target)
     require_built(run)
@@ -183,7 +169,7 @@ def profile_run(
     return 0 if all(one.passed for graph in measured.values() for one in graph.outputs) else 1
 
 
-def _show_profile(profile: "DeviceProfile") -> None:
+def _show_profile(profile: DeviceProfile) -> None:
     rows = {}
     for name, graph in profile.graphs.items():
         outside = [one.name for one in graph.outputs if not one.passed]

@@ -16,16 +16,8 @@ from hyco_export.core.targets import TARGETS
 from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.models.slm.calibration import tree_samples
-from hyco_export.workbench.bisect import (
-    Parting,
-    Subject,
-    compare_values,
-    open_subject,
-    recorded_values,
-    values_of,
-    write_inputs,
-    write_probe,
-)
+from hyco_export.workbench.bisect import Parting, Subject, compare_values, open_subject
+from hyco_export.workbench.graph_values import recorded_values, values_of, write_inputs, write_probe
 from hyco_export.workbench.parting_picture import parting_picture, write_parting
 from tests.support.packed_slm import ROWS, random_ids
 from tests.support.slm_parts import MASK_VALUE, slm_parts
