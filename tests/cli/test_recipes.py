@@ -1,5 +1,6 @@
 """Shipped recipes by their names, from any folder; vendor errors explained."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from hyco_export.core.recipe_loading import embedded_recipe, recipe_file, shippe
 from hyco_export.errors import RecipeError
 from hyco_export.graph.qnn_errors import KNOWN_ERRORS, TRAPS
 
-DEVICES = Path(__file__).parents[2] / "docs" / "devices.md"
+ROOT = Path(__file__).parents[2]
+DEVICES = ROOT / "docs" / "devices.md"
 
 
 def test_a_name_means_the_shipped_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +42,12 @@ def test_recipes_are_listed_and_printed_as_they_stand(capsys: pytest.CaptureFixt
     with pytest.raises(RecipeError, match="no recipe called 'tinny' ships") as refused:
         print_recipe("tinny")
     assert refused.value.hint.startswith("did you mean tiny?")
+
+
+def test_the_wheel_takes_along_what_is_looked_for_in_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    taken = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert {name: f"hyco_export/{name}" for name in ("recipes", "calibration_data", "constraints.txt")} == taken
 
 
 def test_vendor_codes_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """The file fuzzer: mutated, cut and hostile files through `inspect`'s readers.
 
-Run: `make fuzz-files` (100,000 files; 300 context binaries, each read in a process of its own). It fails on an
+Run: `make fuzz-files` (100,000 files; 200 context binaries, each read in a process of its own). It fails on an
 exception that is no refusal, a file that takes longer than a second of this process's time, and memory that grows.
 """
 
@@ -191,7 +191,7 @@ def compiled(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=100_000)
-    parser.add_argument("--binaries", type=int, default=300)
+    parser.add_argument("--binaries", type=int, default=200)
     parser.add_argument("--seed", type=int, default=20261011)
     options = parser.parse_args()
     found = fuzz_files(options.files, options.seed)
