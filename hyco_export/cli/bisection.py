@@ -8,9 +8,9 @@ from hyco_export.cli.console import output, show_rows
 from hyco_export.cli.options import open_run, require_built
 from hyco_export.core.files import write_json
 from hyco_export.core.targets import find_target
-from hyco_export.workbench.bisect import LOW_DB, Parting, compare_values, open_subject
+from hyco_export.workbench.bisect import LOW_DB, Divergence, compare_values, open_subject
+from hyco_export.workbench.divergence_picture import write_divergence
 from hyco_export.workbench.graph_values import values_of, write_inputs, write_probe
-from hyco_export.workbench.parting_picture import write_parting
 
 SHOWN = 12  # tensors around the place in the terminal
 LOG_FILE = "bisect.log"
@@ -48,18 +48,20 @@ def run_bisect(recipe_path: Path | None, run_dir: Path | None, target: str | Non
         return 0
     names = (options.reference, options.candidate)
     wanted, found = (values_of(subject, name, chosen, log) for name in names)
-    parting = compare_values(subject, names, wanted, found)
-    write_json(out / f"{options.graph}.json", parting)
-    write_parting(out / f"{options.graph}.svg", parting)
-    _show(parting)
-    output.print(f"\nall {len(parting.tensors)} tensors: {out / options.graph}.json, .svg", soft_wrap=True)
-    return 1 if parting.first else 0
+    divergence = compare_values(subject, names, wanted, found)
+    write_json(out / f"{options.graph}.json", divergence)
+    write_divergence(out / f"{options.graph}.svg", divergence)
+    _show(divergence)
+    output.print(f"\nall {len(divergence.tensors)} tensors: {out / options.graph}.json, .svg", soft_wrap=True)
+    return 1 if divergence.first else 0
 
 
-def _show(parting: Parting) -> None:
-    marked = {name: note for name, note in ((parting.steepest, "steepest"), (parting.first, "parts here")) if name}
-    order = [tensor.name for tensor in parting.tensors]
-    centre = order.index(parting.first or parting.steepest or order[-1])
+def _show(divergence: Divergence) -> None:
+    marked = {
+        name: note for name, note in ((divergence.steepest, "steepest"), (divergence.first, "parts here")) if name
+    }
+    order = [tensor.name for tensor in divergence.tensors]
+    centre = order.index(divergence.first or divergence.steepest or order[-1])
     start = max(0, min(centre - SHOWN // 2, len(order) - SHOWN))
     rows = {
         tensor.name: {
@@ -68,16 +70,18 @@ def _show(parting: Parting) -> None:
             "equal": f"{tensor.equal_share:.1%}",
             "": marked.get(tensor.name, "clipped before a tanh" if tensor.saturates else ""),
         }
-        for tensor in parting.tensors[start : start + SHOWN]
+        for tensor in divergence.tensors[start : start + SHOWN]
     }
-    show_rows(f"{parting.graph}: {parting.candidate} against {parting.reference}, {parting.feeds} inputs", rows)
-    if parting.first:
+    show_rows(
+        f"{divergence.graph}: {divergence.candidate} against {divergence.reference}, {divergence.feeds} inputs", rows
+    )
+    if divergence.first:
         output.print(
-            f"\nthey part at {parting.first}: what it is made of is above {LOW_DB:.0f} dB, or equal", soft_wrap=True
+            f"\nthey part at {divergence.first}: what it is made of is above {LOW_DB:.0f} dB, or equal", soft_wrap=True
         )
     else:
         output.print(f"\nno tensor is below {LOW_DB:.0f} dB, and all ids are equal: they do not part")
-    if parting.steepest and parting.steepest != parting.first:
-        output.print(f"the largest loss in one step: {parting.steepest}")
-    if parting.not_compared:
-        output.print(f"{len(parting.not_compared)} tensors are not compared: one side does not give them out")
+    if divergence.steepest and divergence.steepest != divergence.first:
+        output.print(f"the largest loss in one step: {divergence.steepest}")
+    if divergence.not_compared:
+        output.print(f"{len(divergence.not_compared)} tensors are not compared: one side does not give them out")

@@ -56,7 +56,7 @@ class Subject(NamedTuple):
         return tuple(tensor for tensor in self.tensors if tensor.name not in outputs)
 
 
-class TensorParting(msgspec.Struct, frozen=True):
+class TensorDivergence(msgspec.Struct, frozen=True):
     """One tensor over all feeds. `drop_db`: how much lower its SQNR is than that of the worst tensor it is made of.
     `equal_share`: of its integers, or ids; ids have no dB. `saturates`: clipped on purpose, since tanh flattens it.
     """
@@ -69,7 +69,7 @@ class TensorParting(msgspec.Struct, frozen=True):
     saturates: bool = False
 
 
-class Parting(msgspec.Struct, frozen=True):
+class Divergence(msgspec.Struct, frozen=True):
     """Two back ends on one graph. `first`: the first tensor that is low while all that it is made of is not, or the
     first ids that differ; `steepest`: the one with the largest drop."""
 
@@ -77,7 +77,7 @@ class Parting(msgspec.Struct, frozen=True):
     reference: str
     candidate: str
     feeds: int
-    tensors: tuple[TensorParting, ...]
+    tensors: tuple[TensorDivergence, ...]
     first: str | None
     steepest: str | None
     not_compared: tuple[str, ...]  # tensors that a side does not have
@@ -125,18 +125,20 @@ def _tensors(model: Path, folder: Path, spec: GraphSpec, pattern: str) -> tuple[
 
 def compare_values(
     subject: Subject, names: tuple[str, str], wanted: Sequence[Arrays], found: Sequence[Arrays]
-) -> Parting:
+) -> Divergence:
     """Tensor by tensor; `names` of reference and candidate."""
     common = [tensor for tensor in subject.tensors if tensor.name in wanted[0] and tensor.name in found[0]]
     parents = _parents(subject, {tensor.name for tensor in common})
-    measured: dict[str, TensorParting] = {}
+    measured: dict[str, TensorDivergence] = {}
     for tensor in common:
         pairs = [(left[tensor.name], right[tensor.name]) for left, right in zip(wanted, found, strict=True)]
         above = [measured[name].sqnr_db for name in parents[tensor.name] if name in measured]
         measured[tensor.name] = _compared(tensor, pairs, parents[tensor.name], above)
     tensors = tuple(measured.values())
     missing = tuple(tensor.name for tensor in subject.tensors if tensor.name not in measured)
-    return Parting(subject.name, *names, len(wanted), tensors, _first(tensors, measured), _steepest(tensors), missing)
+    return Divergence(
+        subject.name, *names, len(wanted), tensors, _first(tensors, measured), _steepest(tensors), missing
+    )
 
 
 def _compared(
@@ -144,18 +146,18 @@ def _compared(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]],
     made_of: tuple[str, ...],
     above: Sequence[float | None],
-) -> TensorParting:
+) -> TensorDivergence:
     encoding = tensor.encoding
     if encoding is None:
         equal = float(np.mean([np.mean(left == right) for left, right in pairs]))
-        return TensorParting(tensor.name, None, None, equal, made_of)
+        return TensorDivergence(tensor.name, None, None, equal, made_of)
     equal = float(np.mean([np.mean(encoding.quantize(left) == encoding.quantize(right)) for left, right in pairs]))
     signal = sum(float(np.sum(np.asarray(left, np.float64) ** 2)) for left, _ in pairs)
     noise = sum(float(np.sum((np.asarray(left, np.float64) - right) ** 2)) for left, right in pairs)
     own = decibels(signal, noise)
     known = [value for value in above if value is not None]
     drop = min(HEALTHY_DB, *known) - own if known else None
-    return TensorParting(tensor.name, own, drop, equal, made_of, only_feeds_tanh(tensor.name))
+    return TensorDivergence(tensor.name, own, drop, equal, made_of, only_feeds_tanh(tensor.name))
 
 
 def _parents(subject: Subject, known: set[str]) -> dict[str, tuple[str, ...]]:
@@ -179,7 +181,7 @@ def _parents(subject: Subject, known: set[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _first(tensors: Sequence[TensorParting], measured: Mapping[str, TensorParting]) -> str | None:
+def _first(tensors: Sequence[TensorDivergence], measured: Mapping[str, TensorDivergence]) -> str | None:
     for tensor in tensors:
         low = tensor.equal_share < 1.0 if tensor.sqnr_db is None else tensor.sqnr_db < LOW_DB
         made_of = (measured[name] for name in tensor.made_of if name in measured)
@@ -189,7 +191,7 @@ def _first(tensors: Sequence[TensorParting], measured: Mapping[str, TensorPartin
     return None
 
 
-def _steepest(tensors: Sequence[TensorParting]) -> str | None:
+def _steepest(tensors: Sequence[TensorDivergence]) -> str | None:
     drops = [(one.drop_db, one.name) for one in tensors if one.drop_db is not None and not one.saturates]
     drop, name = max(drops, default=(0.0, ""))
     return name if drop >= DROP_DB else None

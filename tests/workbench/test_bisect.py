@@ -16,9 +16,9 @@ from hyco_export.core.targets import TARGETS
 from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.models.slm.calibration import tree_samples
-from hyco_export.workbench.bisect import Parting, Subject, compare_values, open_subject
+from hyco_export.workbench.bisect import Divergence, Subject, compare_values, open_subject
+from hyco_export.workbench.divergence_picture import divergence_picture, write_divergence
 from hyco_export.workbench.graph_values import recorded_values, values_of, write_inputs, write_probe
-from hyco_export.workbench.parting_picture import parting_picture, write_parting
 from tests.support.packed_slm import ROWS, random_ids
 from tests.support.slm_parts import MASK_VALUE, slm_parts
 
@@ -60,7 +60,7 @@ def with_fault(run: Path, root: Path) -> Path:
     return root
 
 
-def parted(subject: Subject, candidate: str, log: Path) -> Parting:
+def parted(subject: Subject, candidate: str, log: Path) -> Divergence:
     wanted = values_of(subject, "torch", SM8850, log)
     return compare_values(subject, ("torch", candidate), wanted, values_of(subject, candidate, SM8850, log))
 
@@ -97,10 +97,10 @@ def test_the_emulator_and_a_phones_files_are_candidates(run: Path, tmp_path: Pat
     (tmp_path / "raw" / "Result_0").mkdir(parents=True)
     for name, values in with_outputs.items():
         values.tofile(tmp_path / "raw" / "Result_0" / f"{name.replace('.', '_')}.raw")
-    partings = [parted(subject, str(tmp_path / kind), tmp_path / "log") for kind in ("npz", "raw")]
-    assert partings[0].tensors == partings[1].tensors
-    assert {one.name for one in partings[0].tensors} == set(with_outputs)
-    assert set(partings[0].not_compared) == {tensor.name for tensor in subject.inner}
+    divergences = [parted(subject, str(tmp_path / kind), tmp_path / "log") for kind in ("npz", "raw")]
+    assert divergences[0].tensors == divergences[1].tensors
+    assert {one.name for one in divergences[0].tensors} == set(with_outputs)
+    assert set(divergences[0].not_compared) == {tensor.name for tensor in subject.inner}
     right = open_subject(run, "slm_tree", 1, "nothing")
     wanted = values_of(right, "onnx-cpu", SM8850, tmp_path / "log")
     found = compare_values(right, ("onnx-cpu", "phone"), wanted, recorded_values(right, tmp_path / "npz"))
@@ -142,8 +142,8 @@ def test_what_cannot_be_compared_is_refused(run: Path, tmp_path: Path) -> None:
 def test_the_picture_marks_the_place(run: Path, tmp_path: Path) -> None:
     broken = with_fault(run, tmp_path / "broken")
     found = parted(open_subject(broken, "slm_tree", 1), "onnx-cpu", tmp_path / "log")
-    picture = parting_picture(found)
-    assert f"{MADE}: " in picture and "SQNR, dB" in picture and picture == parting_picture(found)
-    write_parting(tmp_path / "p.svg", found)
+    picture = divergence_picture(found)
+    assert f"{MADE}: " in picture and "SQNR, dB" in picture and picture == divergence_picture(found)
+    write_divergence(tmp_path / "p.svg", found)
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Parting) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Divergence) == found

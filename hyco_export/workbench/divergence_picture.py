@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyco_export.evaluate.charts import FAINT, INK, MUTED, SERIES, drawing, to_svg, write_picture
-from hyco_export.workbench.bisect import LOW_DB, Parting, TensorParting
+from hyco_export.workbench.bisect import LOW_DB, Divergence, TensorDivergence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,14 +18,14 @@ MOST_LABELS = 12
 DOT_SIZE = 7
 
 
-def write_parting(path: Path, parting: Parting) -> None:
+def write_divergence(path: Path, divergence: Divergence) -> None:
     """Write it as an SVG file."""
-    write_picture(path, parting_picture(parting))
+    write_picture(path, divergence_picture(divergence))
 
 
-def parting_picture(parting: Parting) -> str:
+def divergence_picture(divergence: Divergence) -> str:
     """Inline SVG: tensors from left to right in the graph's order; where they part is marked."""
-    real = [tensor for tensor in parting.tensors if tensor.sqnr_db is not None and not tensor.saturates]
+    real = [tensor for tensor in divergence.tensors if tensor.sqnr_db is not None and not tensor.saturates]
     places = range(len(real))
     values = [min(SHOWN_DB, tensor.sqnr_db or 0.0) for tensor in real]
     with drawing(HEIGHT_IN) as (figure, axes):
@@ -42,14 +42,14 @@ def parting_picture(parting: Parting) -> str:
         axes.set_ylabel("SQNR, dB")
         axes.tick_params(axis="y", labelcolor=MUTED)
         axes.grid(axis="y", color=FAINT, linewidth=0.5)
-        title = f"{parting.graph}: {parting.candidate} against {parting.reference}, {len(real)} tensors"
+        title = f"{divergence.graph}: {divergence.candidate} against {divergence.reference}, {len(real)} tensors"
         axes.set_title(title, loc="left", color=MUTED, fontsize="medium")
-        for mark in dict.fromkeys(name for name in (parting.first, parting.steepest) if name):
+        for mark in dict.fromkeys(name for name in (divergence.first, divergence.steepest) if name):
             _mark(axes, real, values, mark)
         return to_svg(figure)
 
 
-def _mark(axes: "Axes", real: Sequence[TensorParting], values: Sequence[float], name: str) -> None:
+def _mark(axes: "Axes", real: Sequence[TensorDivergence], values: Sequence[float], name: str) -> None:
     """A ring and the tensor's name, on the side that has room."""
     place = next((number for number, tensor in enumerate(real) if tensor.name == name), None)
     if place is None:
@@ -66,7 +66,7 @@ def _mark(axes: "Axes", real: Sequence[TensorParting], values: Sequence[float], 
     )
 
 
-def _layers(tensors: Sequence[TensorParting]) -> list[tuple[int, str]]:
+def _layers(tensors: Sequence[TensorDivergence]) -> list[tuple[int, str]]:
     """Where each layer begins."""
     found: list[tuple[int, str]] = []
     for place, tensor in enumerate(tensors):
