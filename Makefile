@@ -1,6 +1,6 @@
 # setup installs, demo runs the whole chain on the embedded family, test runs the tests, test-quick those that take a few
 # seconds, durations records which are slow, lint the linters, docs writes the recipe reference;
-# first-reply measures when drafting begins over each link; fuzz and soak are the long endurance runs;
+# first-reply measures when drafting begins over each link; fuzz, fuzz-files and soak are the long endurance runs;
 # host-bench times the device's work on the logits of a full pass beside a plain float64 reading;
 # attack measures what a neighbour of hostile callers feels;
 # arm64 runs a bundle's consumer on emulated arm64: apt-get install qemu-user-static, and `hyco-export bundle` before.
@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 ENDURANCE := $(VENV)/bin/python
 
-.PHONY: setup demo test test-quick durations lint docs histories first-reply fuzz soak host-bench attack arm64 clean
+.PHONY: setup demo test test-quick durations lint docs histories first-reply fuzz fuzz-files soak host-bench attack arm64 clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,9 @@ first-reply: $(STAMP)
 
 fuzz: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.fuzz
+
+fuzz-files: $(STAMP)
+	$(ENDURANCE) -m tests.endurance.fuzz_files
 
 soak: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.soak

@@ -46,6 +46,10 @@ class StrayFileError(ArtifactError):
     """A file in an artifact folder that its manifest does not list: a stray file, not damage."""
 
 
+class FormatError(HycoError):
+    """A file that is not what its name or first bytes say: cut short, damaged, or larger inside than it may be."""
+
+
 class ProcessGroupError(HycoError):
     """A process group cannot go on: one of its processes ended."""
 

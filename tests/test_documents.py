@@ -40,6 +40,7 @@ PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 LISTED_FILE = re.compile(r"^- `([^`]+)`:", re.MULTILINE)
 TERM = re.compile(r"^\*\*(.+?)\*\*", re.MULTILINE)
+REDIRECTION = re.compile(r" > [\w.]+$")
 ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 QUICK = ("hyco-export targets", "hyco-export --help")  # run as they stand; they need no artifact
 DRY = ("run", "compile", "capture", "qat-head", "build-keepset", "convert-head", "convert-slm")
@@ -79,6 +80,8 @@ def require_parsed(arguments: Sequence[str]) -> None:
     context = typer.Context(command, info_name="hyco-export")
     rest = list(arguments)
     while isinstance(command, TyperGroup) and rest[:1] != ["--help"]:
+        if not rest and command.invoke_without_command:
+            return
         _, command, rest = command.resolve_command(context, rest)
     if "--help" not in rest:
         command.make_context(command.name, rest, parent=context)
@@ -91,7 +94,8 @@ def make_targets() -> set[str]:
 
 def require_known(command: Command) -> None:
     """A command that is not run: its options, targets, files or extras are there."""
-    words = [word for word in shlex.split(command.text) if not ASSIGNMENT.fullmatch(word)]
+    text = REDIRECTION.sub("", command.text)
+    words = [word for word in shlex.split(text) if not ASSIGNMENT.fullmatch(word)]
     arguments = hyco_arguments(words)
     if arguments is not None:
         require_parsed(arguments)
@@ -239,7 +243,7 @@ def test_systems_faults_commands_and_options_are_told() -> None:
     group = program.commands["dev"]
     assert isinstance(group, TyperGroup)
     shown = [name for name, command in program.commands.items() if not command.hidden]
-    shown += [f"dev {name}" for name in group.commands]
+    shown += [f"dev {name}" for name in group.commands] + ["recipes show"]
     assert len(shown) > 15
     assert not [name for name in shown if f"hyco-export {name}" not in everything]
     serving = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")

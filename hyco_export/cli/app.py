@@ -16,6 +16,7 @@ import hyco_export
 from hyco_export.cli.arguments import (
     CaOption,
     DryRunOption,
+    HubDeviceOption,
     InsecureOption,
     LinkOption,
     LinkWaitsOption,
@@ -31,6 +32,8 @@ from hyco_export.cli.arguments import (
 from hyco_export.cli.console import show_error
 from hyco_export.cli.dev_commands import dev
 from hyco_export.cli.invocation import Invocation, is_main
+from hyco_export.cli.workbench_commands import recipes, workbench
+from hyco_export.core.artifact import COMPILE
 from hyco_export.core.files import storage_error
 from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.errors import HycoError
@@ -46,6 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(dev, name="dev")
+app.add_typer(workbench)
 
 UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
 SHARED_COMMANDS = (*(stage.name for stage in STAGES), "run", "serve")  # of the processes of a launch together
@@ -90,7 +94,35 @@ def _add_stage(stage: Stage) -> None:
 
 
 for stage in STAGES:
-    _add_stage(stage)
+    if stage.name != COMPILE:
+        _add_stage(stage)
+
+
+@app.command(COMPILE)
+def compile_(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    dry_run: DryRunOption = False,
+    via: Annotated[str | None, typer.Option(help="aihub: compile there, into <run>/aihub.", show_default=False)] = None,
+    device: HubDeviceOption = None,
+    qairt: Annotated[
+        str | None, typer.Option(help="QAIRT version for --via aihub. Default: the service's.", show_default=False)
+    ] = None,
+    qairt_wheel: Annotated[
+        str | None,
+        typer.Option(help="Another onnxruntime-qnn, e.g. 2.6.0, into <run>/qairt-VERSION.", show_default=False),
+    ] = None,
+) -> None:
+    """Compile the graphs into Hexagon context binaries."""
+    if (via or device or qairt or qairt_wheel) is None:
+        _build_stage(COMPILE, only(path, recipe), run, target, dry_run)
+        return
+    from hyco_export.cli.cloud import CompilerOptions, compile_with
+
+    options = CompilerOptions(via, device, qairt, qairt_wheel)
+    compile_with(options, only(path, recipe), run, target, dry_run)
 
 
 @app.command()
@@ -228,14 +260,6 @@ def bench(
 
 
 @app.command()
-def inspect(path: Annotated[Path, typer.Argument(help="An artifact folder or a context binary (.bin).")]) -> None:
-    """Show an artifact's manifest, checked file by file, or what a context binary says of itself."""
-    from hyco_export.cli.inspection import inspect_path
-
-    inspect_path(path)
-
-
-@app.command()
 def bundle(
     path: RecipeArgument = None,
     recipe: RecipeOption = None,
@@ -277,8 +301,9 @@ def _build_stage(name: str, recipe: Path | None, run: Path | None, target: str |
 for command in dev.registered_commands:  # their names of before they had a group of their own
     app.registered_commands.append(copy(command))
     app.registered_commands[-1].hidden = True
-for command in (*app.registered_commands, *dev.registered_commands):
-    command.cls = Invocation
+for group in (app, dev, workbench, recipes):
+    for command in group.registered_commands:
+        command.cls = Invocation
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from msgspec import Meta
 from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 
-RECIPE_HELP = "Recipe (YAML). Default: the embedded tiny family."
+RECIPE_HELP = "Recipe (YAML), or the name of one that ships. Default: the embedded tiny family."
 RecipeArgument = Annotated[Path | None, typer.Argument(metavar="RECIPE", help=RECIPE_HELP, show_default=False)]
 RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="The same, as an option.", show_default=False)]
 RunOption = Annotated[Path | None, typer.Option("--run", help="Where artifacts live. Default: runs/<recipe name>.")]
@@ -29,6 +29,10 @@ InsecureOption = Annotated[bool, typer.Option("--insecure", help="Send the token
 LinkOption = Annotated[str | None, typer.Option("--link", help="Count times as over lte, 5g-nsa or wifi.")]
 LinkWaitsOption = Annotated[
     bool, typer.Option("--link-waits", help="Sleep what the link takes; specedge-pd drafts meanwhile.")
+]
+HubDeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="Device of AI Hub. Default: Samsung Galaxy S26 Ultra.", show_default=False),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,12 +12,18 @@ from hyco_export.cli.options import open_run, require_built, require_readable_tw
 from hyco_export.cli.server_process import server_process
 from hyco_export.cli.validation import subject_of
 from hyco_export.core.data.prompts import PROMPT_COUNT
+from hyco_export.core.device_profile import read_profile
 from hyco_export.core.files import folder_lock, write_json
 from hyco_export.device.backends import find_backend
 from hyco_export.device.systems import find_baseline, find_system
 from hyco_export.errors import HycoError, counted, interrupt_keeps
 from hyco_export.evaluate.traces import TraceStore, kept_generations
 from hyco_export.stages.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hyco_export.core.device_profile import DeviceProfile
+    from hyco_export.evaluate.bench import BenchPlan
+    from hyco_export.evaluate.device_times import Scale
 
 BENCH_FOLDER, RESULT_FILE = "bench", "systems.json"
 
@@ -87,6 +94,7 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, connecting: ConnectO
     recipe, limits = run.recipe, run.recipe.validation
     asked_by = "--prompts" if options.prompts else PROMPT_COUNT
     prompts = read_prompts(subject.prompts, connection.tokenizer, options.prompts or limits.prompts, asked_by)
+    profile = read_profile(run.root, run.recipe.target)
     plan = BenchPlan(
         systems=options.systems,
         backend=options.backend,
@@ -113,15 +121,27 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, connecting: ConnectO
         device = DeviceRunner(connection.artifacts, recipe, transport, connection.info, clock=clock)
         with device as runner, ConsoleProgress() as bars:
             run_bench(plan, runner, prompts, store, bars.step)
-        measured = measure_bench(plan, store, connection.artifacts.keepset)
+        scale = _device_scale(profile, options.backend, run)
+        measured = measure_bench(plan, store, connection.artifacts.keepset, scale)
         write_json(folder / RESULT_FILE, measured)
-    seeds = f", {options.seeds} seeds" if options.seeds > 1 else ""
-    over = f", times as over {connecting.link}" if connecting.link else ""
-    title = f"{counted(len(prompts), 'prompt')}{seeds}, device back end {plan.backend}{over}"
-    output.print(bench_table(measured, title), crop=False)
+    output.print(bench_table(measured, _title(plan, profile)), crop=False)
     for line in caveats(measured):
         output.print(f"note: {line}", style="dim", soft_wrap=True)
     output.print(f"traces: {folder}", soft_wrap=True)
+
+
+def _title(plan: "BenchPlan", profile: "DeviceProfile | None") -> str:
+    seeds = f", {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else ""
+    over = f", times as over {plan.link}" if plan.link else ""
+    times = f", head and SLM in the times of {profile.device}" if profile else ""
+    return f"{counted(len(plan.prompts), 'prompt')}{seeds}, device back end {plan.backend}{over}{times}"
+
+
+def _device_scale(profile: "DeviceProfile | None", backend: str, run: RunFolder) -> "Scale | None":
+    from hyco_export.device.backends import find_backend
+    from hyco_export.evaluate.device_times import scale_to
+
+    return None if profile is None else scale_to(profile, find_backend(backend), run.root, run.recipe.target)
 
 
 def require_systems(names: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from hyco_export.cli.console import output
 from hyco_export.core.recipe import Validation
-from hyco_export.core.recipe_loading import check_recipe, embedded_recipe, load_recipe
+from hyco_export.core.recipe_loading import check_recipe, embedded_recipe, load_recipe, recipe_file
 from hyco_export.core.targets import find_target
 from hyco_export.device.systems import find_baseline, find_system
 from hyco_export.errors import ArtifactError, HycoError, RecipeError
@@ -21,12 +21,13 @@ def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None 
     """
     if recipe_path is None:
         output.print("recipe: the embedded tiny family (give --recipe for another)")
-    recipe = load_recipe(recipe_path or embedded_recipe())
+    file = recipe_file(recipe_path) if recipe_path else embedded_recipe()
+    recipe = load_recipe(file)
     if target is not None:
         recipe = msgspec.structs.replace(recipe, target=find_target(target).name)
         check_recipe(recipe)
     require_known_systems(recipe.validation)
-    folder = _paths_start(recipe_path) if recipe_path else None
+    folder = _paths_start(file) if recipe_path else None
     return RunFolder(run_dir or Path("runs") / recipe.name, recipe, folder)
 
 

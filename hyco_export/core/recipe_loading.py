@@ -30,6 +30,7 @@ CORE_SCHEMA = {  # YAML 1.2.2, section 10.3.2
 }
 
 
+RECIPES_FOLDER = "recipes"  # in the package, or beside it in a checkout
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
 LPBQ_BITS = 4  # the only width of low-power blocks on HTP
 Rule = tuple[bool, str]
@@ -47,8 +48,10 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(path.read_bytes(), _Loader)
     except FileNotFoundError as error:
         raise RecipeError(
-            f"recipe {path} does not exist", "give a YAML file, or none for the embedded tiny family"
-        ) from (error)
+            f"recipe {path} does not exist",
+            f"give a YAML file, the name of one that ships ({', '.join(shipped_recipes())}), or none for the embedded "
+            "tiny family",
+        ) from error
     except OSError as error:
         raise RecipeError(f"recipe {path} cannot be read: {error.strerror}", "give a file that can be read") from error
     except _MistakeError as error:
@@ -297,4 +300,17 @@ def load_recipe(path: Path) -> Recipe:
 
 def embedded_recipe() -> Path:
     """The tiny family's recipe, shipped with the package."""
-    return resource_path("recipes/tiny.yaml")
+    return resource_path(f"{RECIPES_FOLDER}/tiny.yaml")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes of this installation by name, in order of the names."""
+    return {path.stem: path for path in sorted(resource_path(RECIPES_FOLDER).glob("*.yaml"))}
+
+
+def recipe_file(reference: Path) -> Path:
+    """The file that a `--recipe` means: `reference` itself, or the shipped recipe of that name where there is no such
+    file."""
+    if reference.exists() and not reference.is_dir():
+        return reference
+    return shipped_recipes().get(str(reference), reference)

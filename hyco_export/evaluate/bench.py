@@ -14,6 +14,7 @@ from hyco_export.core.artifact import content_digest, file_digest
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.recipe import Drafting
 from hyco_export.evaluate.connect import OnStep, Prompt
+from hyco_export.evaluate.device_times import Scale, on_device
 from hyco_export.evaluate.metrics import SystemMetrics, measure
 from hyco_export.evaluate.runs import SystemRunner, prompt_seed, turns, warm_up
 from hyco_export.evaluate.summary import number, plain_table, server_time, system_name
@@ -90,9 +91,15 @@ def run_bench(
         on_step("generations", done, total)
 
 
-def measure_bench(plan: BenchPlan, store: TraceStore, keepset: KeepSet) -> tuple[SystemMetrics, ...]:
-    """The measures of every system, pooled over prompts and seeds."""
-    return tuple(measure(system, store.traces(system), keepset) for system in plan.systems)
+def measure_bench(
+    plan: BenchPlan, store: TraceStore, keepset: KeepSet, scale: Scale | None = None
+) -> tuple[SystemMetrics, ...]:
+    """The measures of every system, pooled over prompts and seeds; with `scale` in a device's times."""
+    found = []
+    for system in plan.systems:
+        traces = store.traces(system)
+        found.append(measure(system, traces if scale is None else [on_device(t, scale) for t in traces], keepset))
+    return tuple(found)
 
 
 HEADINGS = (

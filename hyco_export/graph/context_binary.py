@@ -8,6 +8,7 @@ read.
 import ctypes as c
 import mmap
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.errors import CompileError
 from hyco_export.graph.qnn_process import ContextInfo, GraphInfo, InspectJob, Worker
 
+READING_LIMIT_S = 60.0  # a binary of 1 GB is described in seconds
 BINARY_INFO_VERSION = 3
 GRAPH_INFO_VERSION = 3
 SYSTEM_FUNCTIONS = 4  # create, getBinaryInfo, getMetaData, free
@@ -169,7 +171,12 @@ def read_context(binary: Path) -> ContextInfo:
     if not binary.is_file():
         raise CompileError(f"context binary {binary} does not exist", "compile it again: hyco-export compile")
     with Worker(log=None) as worker:
-        return worker.ask(InspectJob(str(binary)), ContextInfo, subject=binary.name)
+        deadline = threading.Timer(READING_LIMIT_S, worker.kill)  # a hostile file may keep the reader busy
+        deadline.start()
+        try:
+            return worker.ask(InspectJob(str(binary)), ContextInfo, subject=binary.name)
+        finally:
+            deadline.cancel()
 
 
 def parse_context(binary: Path, system_library: Path) -> ContextInfo:

@@ -78,7 +78,13 @@ class CompiledContext:
 
 
 def compile_context(
-    model: Path, out_dir: Path, name: str, target: Target, log: Path, two_bit: qnn_process.TwoBit | None = None
+    model: Path,
+    out_dir: Path,
+    name: str,
+    target: Target,
+    log: Path,
+    two_bit: qnn_process.TwoBit | None = None,
+    wheel: Path | None = None,
 ) -> CompiledContext:
     """Compile the QDQ graph `model` for `target` into `out_dir`/`name`_ctx.onnx and its binary, and check the result.
 
@@ -90,6 +96,7 @@ def compile_context(
         log: what the vendor's libraries print is appended here.
         two_bit: weights of the graph to store in 2 bits (`two_bit_backend`); the INT4 integers in the graph must
             lie in [-2, 1].
+        wheel: a folder with another onnxruntime-qnn to compile with (`graph.qairt_wheel`).
 
     Raises:
         CompileError: the compiler refused the graph (nodes that would fall back to the CPU are listed), crashed, or
@@ -102,7 +109,7 @@ def compile_context(
     job = qnn_process.CompileJob(str(model.resolve()), str(context_model.resolve()), target, two_bit=two_bit)
     _discard(context_model)
     try:
-        with Worker(log) as worker:
+        with Worker(log, wheel=wheel) as worker:
             cost = worker.ask(job, qnn_process.Compiled, subject=name)
         _require_narrowed(cost.two_bit_weights, two_bit, name)
         binary, info = check_context([context_model], [spec], target)
@@ -178,15 +185,17 @@ class ContextSession:
         self.close()
 
 
-def open_context(context_model: Path, target: Target, log: Path | None = None) -> ContextSession:
-    """Load the binary of `context_model` for `target` in a process of its own.
+def open_context(
+    context_model: Path, target: Target, log: Path | None = None, wheel: Path | None = None
+) -> ContextSession:
+    """Load the binary of `context_model` for `target` in a process of its own, which may use another onnxruntime-qnn.
 
     Raises:
         CompileError: the binary is missing, damaged or for another target, or its loading crashed.
     """
     if not context_model.is_file():
         raise CompileError(f"context model {context_model} does not exist", "compile it: hyco-export compile")
-    worker = Worker(log)
+    worker = Worker(log, wheel=wheel)
     try:
         job = qnn_process.OpenJob(str(context_model.resolve()), target)
         return ContextSession(worker, worker.ask(job, qnn_process.Opened, context_model.name), context_model.name)

@@ -168,9 +168,13 @@ def read_message(stream: BinaryIO, kind: type[Message]) -> Message | None:
 
 
 class Worker:
-    """A running worker. What the vendor's libraries print is appended to `log`, or dropped where it is None."""
+    """A running worker. What the vendor's libraries print is appended to `log`, or dropped where it is None.
 
-    def __init__(self, log: Path | None, command: Sequence[str] = WORKER_COMMAND) -> None:
+    Args:
+        wheel: a folder with another onnxruntime-qnn, which the worker takes in place of the installed one.
+    """
+
+    def __init__(self, log: Path | None, command: Sequence[str] = WORKER_COMMAND, wheel: Path | None = None) -> None:
         self.log = log
         self._one_at_a_time = threading.Lock()
         if log is not None:
@@ -181,7 +185,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=noise,
-                env=_environment(),
+                env=_environment(wheel),
             )
 
     def ask(self, job: Job, reply_kind: type[Expected], subject: str) -> Expected:
@@ -247,7 +251,8 @@ class Worker:
             self.kill()
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment, with which the worker imports the same package."""
+def _environment(wheel: Path | None) -> dict[str, str]:
+    """This process's environment, with which the worker imports the same package, and what is in `wheel` first."""
     path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE_ROOT), *([path] if path else [])])}
+    first = [] if wheel is None else [str(wheel)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*first, str(PACKAGE_ROOT), *([path] if path else [])])}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hyco_export.server.access import LocalTransport
 
 from hyco_export.bundle.archive import write_driver
 from hyco_export.device.drafters import NullDrafter
@@ -16,6 +15,7 @@ from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Request
 from hyco_export.models.text.tokenizer import encode_prompt
 from hyco_export.protocol import wire
+from hyco_export.server.engine import LocalTransport
 from hyco_export.server.http import create_app
 from tests.evaluate.diagnosis.small_run import SmallRun
 from tests.support.live_server import running

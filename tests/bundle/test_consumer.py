@@ -14,7 +14,6 @@ from types import ModuleType
 import msgspec
 import numpy as np
 import pytest
-from hyco_export.server.access import LocalTransport
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Request
 from hyco_export.device.tree_builder import best_columns
 from hyco_export.protocol import wire
+from hyco_export.server.engine import LocalTransport
 from hyco_export.server.http import create_app
 from tests.evaluate.diagnosis.small_run import SmallRun
 from tests.support.live_server import running

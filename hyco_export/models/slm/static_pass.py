@@ -74,9 +74,9 @@ class FloatSlm:
         return _arrays(ops)
 
     @torch.no_grad()
-    def prefill(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def prefill(self, feeds: Mapping[str, np.ndarray], observe: Observer = ignore) -> dict[str, np.ndarray]:
         """Real inputs of a prefill pass -> new K/V rows."""
-        ops = self._ops(feeds, ignore)
+        ops = self._ops(feeds, observe)
         slm.build_prefill(ops, self.network, len(feeds["embeds"]))
         return _arrays(ops)
 

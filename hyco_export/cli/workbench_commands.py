@@ -1,0 +1,126 @@
+"""The commands of the workbench and of AI Hub with their options: `inspect`, `bisect`, `doctor`, `recipes`, `explain`,
+`profile`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyco_export.cli.arguments import (
+    CaOption,
+    HubDeviceOption,
+    InsecureOption,
+    RecipeArgument,
+    RecipeOption,
+    RunOption,
+    TargetOption,
+    TokenOption,
+    only,
+)
+
+workbench = typer.Typer()  # its commands stand beside the others
+recipes = typer.Typer(help="List the recipes that ship, or print one.", invoke_without_command=True)
+workbench.add_typer(recipes, name="recipes")
+
+
+@workbench.command()
+def profile(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    device: HubDeviceOption = None,
+    feeds: Annotated[int, typer.Option(help="Sample inputs of each graph to run there.", min=1, max=24)] = 4,
+    artifact: Annotated[
+        Path | None, typer.Option(help="Compiled artifact. Default: the run's.", show_default=False)
+    ] = None,
+    devices: Annotated[bool, typer.Option("--list-devices", help="List AI Hub's devices and end.")] = False,
+) -> None:
+    """Run the compiled graphs on a phone of AI Hub: outputs compared, NPU times for bench. Exit 1: outputs differ."""
+    from hyco_export.cli.cloud import list_devices, profile_run
+
+    if devices:
+        list_devices()
+        return
+    raise typer.Exit(profile_run(only(path, recipe), run, target, device, feeds, artifact))
+
+
+@workbench.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="An artifact folder, a bundle, or a file: ONNX, .bin, safetensors, ...")],
+    other: Annotated[
+        Path | None, typer.Argument(help="A second one: show how they differ.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything, as JSON.")] = False,
+) -> None:
+    """Show an artifact's manifest, checked file by file, what a file says of itself, or how two differ (exit 1)."""
+    from hyco_export.cli.inspection import inspect_path
+
+    raise typer.Exit(inspect_path(path, other, as_json))
+
+
+@workbench.command()
+def bisect(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    graph: Annotated[str, typer.Option(help="head, slm_tree or slm_prefill.")] = "slm_tree",
+    reference: Annotated[str, typer.Option(help="torch, onnx-cpu, qnn, or a folder with outputs.")] = "torch",
+    candidate: Annotated[str, typer.Option(help="The same; what is doubted.")] = "onnx-cpu",
+    feeds: Annotated[int, typer.Option(help="Sample inputs to run.", min=1)] = 1,
+    tensors: Annotated[str, typer.Option(help="Inner tensors to look at, by a shell pattern.")] = "*",
+    out: Annotated[Path | None, typer.Option(help="Table and picture. Default: <run>/bisect.")] = None,
+    probe: Annotated[
+        Path | None, typer.Option(help="Write a pair that gives out all tensors, and inputs, for a phone.")
+    ] = None,
+) -> None:
+    """Find the tensor of a graph at which two back ends part. Exit 1 when they do."""
+    from hyco_export.cli.bisection import BisectOptions, run_bisect
+
+    options = BisectOptions(graph, reference, candidate, feeds, tensors, out, probe)
+    raise typer.Exit(run_bisect(only(path, recipe), run, target, options))
+
+
+@workbench.command()
+def doctor(
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    server: Annotated[str | None, typer.Option("--server", help="Also ask this server.", show_default=False)] = None,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    insecure: InsecureOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Check this machine, a run folder and a server, and say what is blocked. Exit 1 when something is."""
+    from hyco_export.cli.connection import connect_options
+    from hyco_export.cli.doctor import run_doctor
+
+    reach = connect_options(token_file, ca, insecure, None, False)
+    raise typer.Exit(run_doctor(only(path, recipe), run, server, reach, as_json))
+
+
+@recipes.callback()
+def list_recipes(context: typer.Context) -> None:
+    """List the recipes that ship, or print one."""
+    from hyco_export.cli.recipes import list_recipes
+
+    if context.invoked_subcommand is None:
+        list_recipes()
+
+
+@recipes.command("show")
+def show_recipe(name: Annotated[str, typer.Argument(help="Name of a recipe that ships.")]) -> None:
+    """Print a recipe's file, to begin your own with."""
+    from hyco_export.cli.recipes import print_recipe
+
+    print_recipe(name)
+
+
+@workbench.command()
+def explain(text: Annotated[str, typer.Argument(help="An error text or code of the NPU's libraries.")]) -> None:
+    """Say cause and cure of a vendor's error, such as one from a phone's log. Exit 1: it is not known."""
+    from hyco_export.cli.explain import explain_text
+
+    raise typer.Exit(explain_text(text))
