@@ -109,9 +109,7 @@ RULE = {
     "protocol/acceptance.py": {
         "RULES: dict[str, Rule] = {\n    rule.name: rule\n    for rule in (\n": (
             '        Rule(\n            "floor",\n            "or its probability reaches the floor",\n'
-            "            lambda seen, settings, draw_only: epsilon(\n"
-            "                seen.tokens, seen.parents, seen.draws, seen.probs, settings.floor, draw_only\n"
-            "            ),\n"
+            "            lambda seen, settings, draw_only: epsilon(seen, settings.floor, draw_only),\n"
             '            frozenset({PROBS}),\n            frozenset({"floor", STOP_NEEDS_DRAW}),\n        ),\n'
         )
     },

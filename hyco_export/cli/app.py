@@ -29,10 +29,9 @@ from hyco_export.cli.arguments import (
     only,
     with_rule_options,
 )
+from hyco_export.cli.command_groups import dev, recipes, workbench
 from hyco_export.cli.console import show_error
-from hyco_export.cli.dev_commands import dev
 from hyco_export.cli.invocation import Invocation, is_main
-from hyco_export.cli.workbench_commands import recipes, workbench
 from hyco_export.core.artifact import COMPILE
 from hyco_export.core.files import storage_error
 from hyco_export.core.numerics import BYTES_PER_MB

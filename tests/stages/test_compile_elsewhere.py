@@ -10,7 +10,8 @@ from hyco_export.cli import cloud
 from hyco_export.cli.cloud import CompilerOptions, profile_run
 from hyco_export.core.artifact import Manifest, file_digest, publish, verify
 from hyco_export.core.device_profile import graphs_key, read_profile
-from hyco_export.core.device_spec import SlmSpec, write_spec
+from hyco_export.core.device_spec import SlmSpec
+from hyco_export.core.files import write_json
 from hyco_export.core.golden import write_samples
 from hyco_export.core.recipe import CompileGates
 from hyco_export.core.recipe_loading import load_recipe, shipped_recipes
@@ -40,7 +41,7 @@ def run(tmp_path: Path) -> RunFolder:
     for seed, name in enumerate(("slm_tree", "slm_prefill")):
         path = two_layer_mlp(seed=seed).save(build / f"{name}.onnx")
         specs.append(read_io_spec(onnx.load(path), name))
-    write_spec(build / "slm.json", SlmSpec(4, 4, 100, "k", 32, 0, {}, {}, {}, (), -100.0, *specs))
+    write_json(build / "slm.json", SlmSpec(4, 4, 100, "k", 32, 0, {}, {}, {}, (), -100.0, *specs))
     generator = np.random.default_rng(0)
     feeds = [{"x": generator.integers(0, 65536, (4, 32)).astype(np.uint16)} for _ in range(3)]
     write_samples(build / "slm_samples.safetensors", {"slm_tree": feeds, "slm_prefill": feeds})

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from hyco_export.core.device_spec import SlmSpec, to_integers, write_spec
+from hyco_export.core.device_spec import SlmSpec, to_integers
 from hyco_export.core.files import write_json
 from hyco_export.core.golden import write_samples
 from hyco_export.core.network.weight_files import write_slm
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(parts.tree_model, folder / "slm_tree.onnx")
     onnx.save(parts.prefill_model, folder / "slm_prefill.onnx")
     spec = SlmSpec(ROWS, ROWS, 96, "k", 32, 0, {}, {}, {}, (), MASK_VALUE, parts.tree, parts.prefill)
-    write_spec(folder / "slm.json", spec)
+    write_json(folder / "slm.json", spec)
     write_json(folder / "encodings.json", parts.encodings)
     write_slm(folder / "slm_weights.safetensors", parts.network, parts.weights)
     sequences = [random_ids(40, seed) for seed in (7, 8)]
