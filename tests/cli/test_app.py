@@ -15,7 +15,6 @@ import pytest
 
 import hyco_export
 from hyco_export.core.artifact import Manifest, publish
-from hyco_export.core.recipe_loading import embedded_recipe
 from hyco_export.evaluate.replay import PAPER_EPSILON
 from hyco_export.protocol.security import read_tokens
 from hyco_export.protocol.wire import Acceptance
@@ -50,40 +49,6 @@ def refused(*arguments: str) -> str:
     return done.stderr
 
 
-def test_a_recipe_is_taken_either_way_but_once(tmp_path: Path) -> None:
-    recipe = str(embedded_recipe())
-    for given in ([recipe], ["--recipe", recipe]):
-        done = run("capture", *given, "--dry-run", "--run", str(tmp_path / "run"))
-        assert done.returncode == 0, done.stderr
-        assert "embedded" not in done.stdout
-    assert "two recipes" in refused("capture", recipe, "--recipe", recipe)
-
-
-def test_a_wrong_target_option_is_not_blamed_on_the_recipe() -> None:
-    message = refused("compile", "--target", "sm9999", "--dry-run")
-    assert "unknown target 'sm9999'" in message
-    assert "$.target" not in message
-
-
-@pytest.mark.parametrize(
-    ("field", "systems", "message"),
-    [
-        ("systems", "[cloud-mtp, hycoo]", "$.validation.systems: unknown system 'hycoo'"),
-        ("systems", "[on-device, hyco]", "$.validation.systems: on-device asks no server"),
-        ("greedy_systems", "[hyco-exact, synera]", "$.validation.greedy_systems: synera keeps tokens unverified"),
-    ],
-)
-def test_systems_of_a_recipe_that_cannot_be_compared_are_refused_before_anything_is_built(
-    tmp_path: Path, field: str, systems: str, message: str
-) -> None:
-    text = embedded_recipe().read_text(encoding="utf-8")
-    recipe = tmp_path / "recipe.yaml"
-    text, count = re.subn(rf"  {field}: \[.*\]", f"  {field}: {systems}", text)
-    assert count == 1
-    recipe.write_text(re.sub(r"min_mat: \{.*\}", "min_mat: {}", text), encoding="utf-8")
-    assert message in " ".join(refused("run", str(recipe), "--dry-run").split())
-
-
 @pytest.mark.parametrize(
     ("systems", "message"),
     [
@@ -98,14 +63,6 @@ def test_a_benchmark_of_systems_that_cannot_be_compared_is_refused_before_a_serv
     systems: str, message: str
 ) -> None:
     assert message in " ".join(refused("bench", "--systems", systems).split())
-
-
-def test_replay_refuses_what_is_no_trace_and_what_is_no_rule(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text("{}\n")
-    assert "is not a trace" in refused("replay", str(path))
-    assert "acceptance.rule is 'fuzzy'" in refused("replay", str(path), "--rule", "fuzzy")
-    assert "acceptance.epsilon is 2.0, it must lie in (0, 1]" in refused("replay", str(path), "--epsilon", "2")
 
 
 def test_targets_fit_eighty_columns() -> None:
@@ -166,13 +123,6 @@ def test_a_server_is_not_opened_to_others_by_accident(tmp_path: Path) -> None:
     assert "can be read by every user" in refused(*common, "--token-file", str(secret))
     help_text = run("serve", "--help").stdout + run("validate", "--help").stdout
     assert "--token-file" in help_text and "--token " not in help_text  # a flag's value can be seen by every user
-
-
-def test_traces_that_could_not_be_written_are_refused_before_the_validation(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    for folder in ("file", "file/traces", "/proc/traces"):
-        message = refused("validate", "--server", "http://127.0.0.1:9", "--traces", str(tmp_path / folder))
-        assert f"error: {tmp_path / folder}: " in message
 
 
 def test_what_is_no_address_is_not_called_one_that_others_reach(tmp_path: Path) -> None:

@@ -3,38 +3,18 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import typer
 
-from hyco_export.cli import app, application, bench, invocation, serve, validation
+from hyco_export.cli import app, invocation, validation
 from hyco_export.cli import run as commands
-from hyco_export.cli.application import start_lines
 from hyco_export.cli.connection import ConnectOptions
 from hyco_export.cli.serve import ListenOptions, named_host, validate_line
-from hyco_export.core.artifact import KEEPSET, Manifest, publish
-from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import ArtifactError, HycoError
-from hyco_export.protocol import wire
-from hyco_export.server.admission import Facts, Limits, ServeOptions
 from hyco_export.stages.run_folder import RunFolder
 
 URL = "http://here:1"
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run folder with a damaged keep set; whatever is heavy fails the test."""
-    build = tmp_path / "build"
-    build.mkdir()
-    (build / "keepset.safetensors").write_text("ids")
-    (tmp_path / "run").mkdir()
-    publish(build, tmp_path / "run" / KEEPSET, Manifest(KEEPSET, 1, "k", {}, {}, {}, {}, {}, {}, 0.1))
-    (tmp_path / "run" / KEEPSET / "keepset.safetensors").write_text("idz")
-    monkeypatch.setattr(validation, "require_current", lambda *_: None)
-    monkeypatch.setattr(validation, "use_threads", lambda *_: pytest.fail("torch was imported"))
-    return RunFolder(tmp_path / "run", load_recipe(embedded_recipe()), None)
 
 
 def test_a_damaged_artifact_is_named_before_anything_heavy(run: RunFolder) -> None:
@@ -82,26 +62,6 @@ class _Served:
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_server_says_what_it_serves_and_why_it_hands_nothing_off(run: RunFolder, there: bool) -> None:
-    if not there:
-        run = RunFolder(run.root / "typo", run.recipe, None)
-    facts = Facts(1536, frozenset({1}), 4096, "", 0, 4, restricts=False)
-    engine = SimpleNamespace(limits=Limits(sessions=3, cache_bytes=5_000_000), facts=facts)
-    info = wire.ServerInfo(1, "test", "v", "t", 16, [1], "", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
-    lines = start_lines(run, engine, info, "cpu")  # type: ignore[arg-type]  # what it reads of an engine
-    assert lines[:3] == [
-        "verifier: embedded:verifier, float32, on cpu",
-        "sessions: 3 at once, forgotten after 600 s without a call; 5.00 MB of K/V in all",
-        "limits: 4,096 positions a session; prompts of 64 tokens, trees of 32 nodes",
-    ]
-    why = f"{run.root} holds no convert-head" if there else f"run folder {run.root} does not exist"
-    assert lines[3] == f"hand-offs: off: {why}; build it: hyco-export convert-head"
-    named = wire.ServerInfo(1, "test", "v", "t", 16, [1], "key", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
-    on = start_lines(run, engine, named, "cpu")[3]  # type: ignore[arg-type]
-    assert on == f"hand-offs: on, in the encodings of {run.root / 'convert-head'}"
 
 
 def listen_options(**given: object) -> ListenOptions:
@@ -158,45 +118,6 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     invocation._called[:] = [group.commands["serve"].make_context("serve", [], parent=parent)]
     yield
     invocation._called.clear()
-
-
-@pytest.mark.parametrize("fault", [KeyboardInterrupt, ValueError])
-def test_an_engine_whose_self_test_ends_is_shut_down(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
-) -> None:
-    def end(*_: object) -> None:
-        raise fault
-
-    ended: list[str] = []
-    engine = SimpleNamespace(shut_down=lambda: ended.append("engine"))
-    opened = (engine, SimpleNamespace(head_digest="key"))
-    monkeypatch.setattr("hyco_export.cli.application.open_server_engine", lambda *_: opened)
-    monkeypatch.setattr(serve, "open_run", lambda *_: run)
-    monkeypatch.setattr(application, "use_threads", lambda *_: None)
-    monkeypatch.setattr(application, "start_lines", lambda *_: [])
-    monkeypatch.setattr(application, "_self_test", end)
-    with pytest.raises(fault):
-        serve.serve_run(None, None, listen_options(port=0), "cpu", None, ServeOptions(), 1)
-    assert ended == ["engine"]
-
-
-def test_an_interrupted_bench_counts_what_is_there_before_its_server_is(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "open_run", lambda *_: run)
-    monkeypatch.setattr(bench, "server_process", _interrupted)
-    monkeypatch.setattr(bench, "kept_generations", lambda folder: f"2 generations in {folder}")
-    for out in (None, run.root / "elsewhere"):
-        options = bench.BenchOptions(("cloud-mtp", "hyco"), "onnx-cpu", None, 1, None, out)
-        with pytest.raises(KeyboardInterrupt) as stop:
-            bench.bench_run(None, None, None, None, options, ConnectOptions())
-        assert invocation.told(stop.value) == (
-            f"interrupted; kept: 2 generations in {out or run.root / 'bench'}; the same command goes on from there"
-        )
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_validation_that_cannot_run_leaves_no_old_verdict(run: RunFolder) -> None:

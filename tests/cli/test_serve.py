@@ -41,10 +41,11 @@ def test_what_replicas_are_built_from_travels_to_their_processes(
 
 
 @pytest.mark.slow
-def test_replicas_serve_by_the_command() -> None:
+def test_replicas_serve_by_the_command(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     command = [sys.executable, "-m", "hyco_export", "serve", "--replicas", "2", "--threads", "1", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, cwd=tmp_path) as process:  # where nothing is built
         assert process.stdout is not None
         lines = []
         try:

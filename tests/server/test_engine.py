@@ -18,8 +18,7 @@ from hyco_export.protocol.acceptance import RULES
 from hyco_export.protocol.tree import ROOT
 from hyco_export.server.admission import Batching, Facts, Limits
 from hyco_export.server.engine import Engine
-from hyco_export.server.interfaces import Chain, Check, Prefill, ProcessCpuClock, SequentialModels, ThreadCpuClock
-from hyco_export.server.scheduler import choose
+from hyco_export.server.interfaces import Chain, Check, Prefill, SequentialModels
 from tests.support.scripted import (
     RESTRICTED_IDS,
     STOP_ID,
@@ -163,39 +162,6 @@ def test_the_server_drafts_its_own_chain_but_no_more_than_can_be_committed() -> 
     assert ids[len(PROMPT) :] == bench.model.greedy(PROMPT, 8)
 
 
-def test_a_repeated_round_returns_the_stored_reply_without_a_second_draw() -> None:
-    bench = Bench()
-    reply = bench.engine.prime(prime_request(sampling=wire.PAPER_SAMPLING))
-    ids = [*PROMPT, reply.root]
-    request = round_request(ids, [3, 4], [ROOT, ROOT])
-    first = bench.engine.verify(reply.session, 1, request)
-    assert bench.engine.verify(reply.session, 1, request) == first
-    assert bench.opened[0].ids == [*ids, *first.tokens[:-1]]  # committed once
-    other = msgspec.structs.replace(request, tokens=[3, 5])
-    assert refusal(bench.engine.verify, reply.session, 1, other).code == "round_differs"
-    second = bench.engine.verify(reply.session, 2, round_request([*ids, *first.tokens]))
-    assert second.round == 2
-    assert refusal(bench.engine.verify, reply.session, 1, request).code == "round_stale"
-
-
-@pytest.mark.parametrize(("number", "code"), [(0, "round_stale"), (-3, "round_stale"), (2, "round_future")])
-def test_rounds_out_of_order_are_refused(number: int, code: str) -> None:
-    bench = Bench()
-    reply = bench.engine.prime(prime_request())
-    assert refusal(bench.engine.verify, reply.session, number, round_request([*PROMPT, reply.root])).code == code
-
-
-def test_a_device_that_believes_something_else_is_refused_and_may_correct_itself() -> None:
-    bench = Bench()
-    reply = bench.engine.prime(prime_request())
-    ids = [*PROMPT, reply.root]
-    assert refusal(bench.engine.verify, reply.session, 1, round_request(ids[:-1])).code == "length_differs"
-    wrong = round_request([*PROMPT, (reply.root + 1) % VOCAB_SIZE])
-    refused = refusal(bench.engine.verify, reply.session, 1, wrong)
-    assert refused.code == "digest_differs" and refused.hint == "prime again with the committed ids"
-    assert bench.engine.verify(reply.session, 1, round_request(ids)).round == 1
-
-
 @pytest.mark.parametrize(
     ("tokens", "parents", "code"),
     [
@@ -271,74 +237,6 @@ def test_a_server_without_head_or_artifact_says_so() -> None:
     refused = refusal(engine.prime, prime_request(draft_side="server", draft_steps=2))
     assert refused.code == "unsupported" and "has no head of its own" in refused.message
     assert engine.prime(prime_request()).handoff is None
-
-
-class ForcedModel(ToyLanguageModel):
-    """Says a given text whatever came before."""
-
-    def __init__(self, text: Sequence[int], prompt_length: int) -> None:
-        super().__init__()
-        self._text = text
-        self._prompt_length = prompt_length
-
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
-        return np.eye(VOCAB_SIZE, dtype=np.float32)[self._text[len(ids) - self._prompt_length]] * 9
-
-
-def test_the_path_is_cut_at_a_stop_id_and_the_cache_is_freed() -> None:
-    bench = Bench(model=ForcedModel([4, 5, STOP_ID, 6, 7, 8, 9, 9, 9], len(PROMPT)))
-    reply = bench.engine.prime(prime_request(head_digest=HEAD))
-    ids = [*PROMPT, reply.root]
-    request = round_request(ids, [5, STOP_ID, 6], [ROOT, 0, 1])
-    answer = bench.engine.verify(reply.session, 1, request)
-    assert (answer.tokens, answer.accepted, answer.drawn) == ([5, STOP_ID], [0, 1], [True, True])
-    assert answer.finished == "stop" and answer.handoff is None
-    assert bench.opened[0].closed
-    assert bench.engine.verify(reply.session, 1, request) == answer  # a lost reply can still be had
-    refused = refusal(bench.engine.verify, reply.session, 2, round_request([*ids, *answer.tokens]))
-    assert refused.code == "session_finished"
-
-
-@pytest.mark.parametrize(
-    ("room", "tokens", "accepted", "finished"),
-    [(1, [4], None, "length"), (2, [5], [0], "length"), (4, [5, 6, 7], [0, 1], "length"), (5, [5, 6, 7], [0, 1], "")],
-)
-def test_the_path_is_cut_at_the_token_cap(
-    room: int, tokens: list[int], accepted: list[int] | None, finished: str
-) -> None:
-    bench = Bench(model=ForcedModel([4, 5, 6, 7, 8, 9, 9, 9], len(PROMPT)))
-    reply = bench.engine.prime(prime_request(max_new_tokens=room))
-    if accepted is None:
-        assert [reply.root] == tokens and reply.finished == finished and bench.opened[0].closed
-        return
-    answer = bench.engine.verify(reply.session, 1, round_request([*PROMPT, 4], [5, 6], [ROOT, 0]))
-    assert (answer.tokens, answer.accepted, answer.finished) == (tokens, accepted, finished)
-
-
-def test_a_first_token_that_stops_finishes_at_once() -> None:
-    bench = Bench(model=ForcedModel([STOP_ID], len(PROMPT)))
-    reply = bench.engine.prime(prime_request(head_digest=HEAD))
-    assert reply.finished == "stop" and reply.handoff is None and bench.opened[0].closed
-
-
-def test_priming_again_goes_on_where_the_session_was_and_counts_the_cap_from_the_start() -> None:
-    bench = Bench()
-    plain = bench.model.answer(PROMPT, 12)
-    assert len(plain) == 12
-    reply = bench.engine.prime(prime_request())
-    ids = [*PROMPT, reply.root]
-    ids += bench.engine.verify(reply.session, 1, round_request(ids)).tokens
-    bench.engine.close(reply.session)
-    again = bench.engine.prime(prime_request(prompt=ids, continue_from=2))
-    assert again.session != reply.session and again.length == len(ids) + 1
-    ids.append(again.root)
-    number, finished = 0, again.finished
-    while not finished:
-        number += 1
-        answer = bench.engine.verify(again.session, number, round_request(ids))
-        ids += answer.tokens
-        finished = answer.finished
-    assert ids[len(PROMPT) :] == plain
 
 
 def test_idle_sessions_expire_and_make_room() -> None:
@@ -445,14 +343,6 @@ def test_sampled_tokens_are_the_same_alone_and_among_other_sessions(threads: int
     for worker in workers:
         worker.join(timeout=60)
     assert [together[seed] for seed in range(8)] == alone
-
-
-def test_cpu_clocks_see_work() -> None:
-    for clock in (ThreadCpuClock(), ProcessCpuClock()):
-        mark = clock.start()
-        sum(range(200_000))
-        spent_ms = clock.elapsed_ms(mark)
-        assert 0.1 < spent_ms < 10_000
 
 
 # --- memory
@@ -592,75 +482,6 @@ class Started:
         return self._outcome[0]
 
 
-def test_calls_that_wait_share_a_pass_of_limited_size() -> None:
-    crowd = Crowd(5, Batching(sessions=3))
-    blocker = crowd.block()
-    started = []
-    for place in range(5):
-        started.append(crowd.round(place))
-        crowd.wait_for_queue(place + 1)
-    crowd.go()
-    for place, call in enumerate(started):
-        assert call.result().tokens == crowd.model.greedy(crowd.ids[place], len(call.result().tokens))
-    assert blocker.result().root
-    assert [len(parts) for parts in crowd.passes.seen] == [1, 3, 2]
-
-
-def test_a_pass_waits_a_bounded_time_for_company_that_may_come() -> None:
-    crowd = Crowd(2, Batching(sessions=3, wait_ms=1_500.0))
-    started = [crowd.round(place) for place in range(2)]  # all sessions there are: nobody else is waited for
-    assert [call.result().round for call in started] == [1, 1]
-    assert [len(parts) for parts in crowd.passes.seen] == [2]
-    patient = Crowd(2, Batching(sessions=3, wait_ms=1.0))
-    assert patient.round(0).result().round == 1  # the other one never comes
-
-
-def test_a_fault_in_a_pass_fails_its_sessions_and_no_other() -> None:
-    crowd = Crowd(4, Batching(sessions=2))
-    crowd.passes.fault_in = lambda parts: any(part.session is crowd.opened[1] for part in parts)
-    crowd.block()
-    started = []
-    for place in range(4):
-        started.append(crowd.round(place))
-        crowd.wait_for_queue(place + 1)
-    crowd.go()
-    outcomes = [call.result() for call in started]
-    assert [getattr(outcome, "code", "") for outcome in outcomes] == ["model_fault", "model_fault", "", ""]
-    assert outcomes[0].hint == "prime again with the committed ids"
-    assert [session.closed for session in crowd.opened[:4]] == [True, True, False, False]
-    crowd.passes.fault_in = lambda _: False
-    for place in (2, 3):
-        ids = [*crowd.ids[place], *outcomes[place].tokens]
-        crowd.engine.verify(crowd.primed[place].session, 2, round_request(ids))
-    again = crowd.engine.prime(prime_request(prompt=crowd.ids[0], continue_from=1))
-    assert again.root == crowd.model.greedy(crowd.ids[0], 1)[0]
-
-
-def test_a_verdict_that_cannot_be_made_fails_its_session_alone() -> None:
-    crowd = Crowd(2, Batching(sessions=2))
-    crowd.opened[0].commit = lambda accepted: 1 / 0  # type: ignore[method-assign,assignment]
-    crowd.block()
-    started = [crowd.round(place) for place in range(2)]
-    crowd.wait_for_queue(2)
-    crowd.go()
-    codes = sorted(getattr(call.result(), "code", "") for call in started)
-    assert codes == ["", "model_fault"] and crowd.opened[0].closed and not crowd.opened[1].closed
-
-
-def test_long_prompts_go_in_pieces_between_which_others_have_their_rounds() -> None:
-    crowd = Crowd(2, Batching(sessions=4, prefill_rows=8))
-    crowd.block()
-    long = crowd.start(crowd.engine.prime, prime_request(prompt=[4] * 36, max_new_tokens=3))
-    crowd.wait_for_queue(1)
-    rounds = [crowd.round(0), crowd.round(1)]
-    crowd.wait_for_queue(3)
-    crowd.go()
-    assert all(call.result().round == 1 for call in rounds)
-    assert long.result().root == crowd.model.greedy([4] * 36, 1)[0]
-    rows = [[part.rows for part in parts] for parts in crowd.passes.seen]
-    assert rows[1] == [8, 3, 3] and [sizes[0] for sizes in rows[2:]] == [8, 8, 8, 4]
-
-
 def test_a_retry_beside_its_round_gets_the_same_reply() -> None:
     crowd = Crowd(1, Batching(sessions=4))
     crowd.block()
@@ -713,75 +534,6 @@ def test_waiting_sessions_are_not_idle_and_shutting_down_lets_them_end() -> None
     assert call.result().round == 1
     assert refusal(crowd.engine.prime, prime_request()).code == "shutting_down"
     assert crowd.engine.session_count == 0 and all(session.closed for session in crowd.opened)
-
-
-class Stub:
-    """A waiting call as `choose` sees it."""
-
-    def __init__(self, session: int, prompt_rows: int, pieces: int) -> None:
-        self.session = session
-        self.prompt_rows = prompt_rows
-        self.pieces = pieces
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8), st.integers(1, 4)), max_size=14),
-    st.integers(1, 5),
-)
-def test_nobody_starves(waiting: list[tuple[int, int, int]], sessions: int) -> None:
-    batching = Batching(sessions=sessions, prefill_rows=8)
-    queue = [Stub(session, rows, pieces if rows else 1) for session, rows, pieces in waiting]
-    passes = 0
-    while queue:
-        passes += 1
-        head, chosen = queue[0], choose(queue, batching)
-        assert chosen[0] is head and len(chosen) <= sessions
-        assert len({call.session for call in chosen}) == len(chosen)
-        assert sum(call.prompt_rows for call in chosen) <= 8
-        queue = [call for call in queue if call not in chosen]
-        for call in chosen:
-            call.pieces -= 1
-        queue += [call for call in chosen if call.pieces]
-    assert passes <= sum(pieces if rows else 1 for _, rows, pieces in waiting)
-
-
-def test_server_time_is_the_calls_share_by_rows() -> None:
-    class Counting:
-        name = "test"
-        now_ms = 0.0
-
-        def start(self) -> float:
-            return self.now_ms
-
-        def elapsed_ms(self, mark: float) -> float:
-            return self.now_ms - mark
-
-    clock = Counting()
-
-    class Timed(Passes):
-        def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
-            outputs = super().forward(parts)
-            clock.now_ms += 12.0
-            return outputs
-
-        def draft(self, chains: Sequence[Chain]) -> list[tuple[int, ...]]:
-            clock.now_ms += 5.0
-            return super().draft(chains)
-
-    crowd = Crowd(2, Batching())
-    crowd.passes = Timed()
-    crowd.engine._scheduler._models, crowd.engine._scheduler._clock = crowd.passes, clock
-    on_server = crowd.engine.prime(prime_request(draft_side="server", draft_steps=4))
-    crowd.block()
-    calls = [
-        crowd.round(0),  # 3 rows
-        crowd.start(crowd.engine.verify, crowd.primed[1].session, 1, round_request(crowd.ids[1])),  # 1 row
-        crowd.start(crowd.engine.verify, on_server.session, 1, round_request([*PROMPT, on_server.root])),  # 5 rows
-    ]
-    crowd.wait_for_queue(3)
-    crowd.go()
-    assert [call.result().server_ms for call in calls] == pytest.approx([12 * 3 / 9, 12 / 9, 5 + 12 * 5 / 9])
 
 
 @pytest.mark.parametrize("scope", ["full", "artifact"])

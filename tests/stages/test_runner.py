@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hyco_export.core.artifact import MANIFEST_NAME, PartialBuild, verify
+from hyco_export.core.artifact import PartialBuild, verify
 from hyco_export.core.recipe import Recipe
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
-from hyco_export.errors import ArtifactError, CheckpointError, RecipeError, StorageError
+from hyco_export.errors import ArtifactError, RecipeError, StorageError
 from hyco_export.stages.declarations import Silent, Stage
 from hyco_export.stages.plan import plan, require_current
 from hyco_export.stages.run_folder import RunFolder
@@ -58,27 +57,11 @@ def stages(source: Path, revision: int = 1) -> list[Stage]:
     ]
 
 
-def test_strangers_among_the_checkpoints_are_named_before_any_stage_works(source: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(embedded_recipe())
-    strangers = msgspec.structs.replace(recipe.models, head=recipe.models.slm)
-    run = RunFolder(tmp_path / "run", msgspec.structs.replace(recipe, models=strangers), None)
-    with pytest.raises(CheckpointError, match="head is a 'gemma4_text' model, the head must be a gemma4_assistant"):
-        build_all(run, stages(source), Silent())
-    assert not list(run.root.glob("*/manifest.json"))
-
-
 def test_a_run_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run = RunFolder(tmp_path / "file" / "run", load_recipe(embedded_recipe()), None)
     with pytest.raises(StorageError, match=r"file/run cannot be made or written: Not a directory \(.*--run\)"):
         build_all(run, stages(source), Silent())
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "source.txt"
-    path.write_text("x")
-    return path
 
 
 def run_folder(tmp_path: Path, **qat: int) -> RunFolder:
@@ -130,69 +113,6 @@ def test_a_file_of_somebody_else_is_named_by_run_and_validate_and_nothing_is_bui
 
 def test_chain_to_takes_only_what_is_needed(source: Path) -> None:
     assert [stage.name for stage in chain_to(stages(source), "c")] == ["a", "c"]
-
-
-def test_plan_says_why(tmp_path: Path, source: Path) -> None:
-    run, table = run_folder(tmp_path), stages(source)
-    assert [item.reason for item in plan(run, table)] == ["not built yet", "a is built anew", "a is built anew"]
-    build_all(run, table, Silent())
-    assert [item.reason for item in plan(run, table)] == ["", "", ""]
-    changed = plan(run_folder(tmp_path, steps=3), table)
-    assert changed[0].reason == "recipe, inputs or code changed"
-
-
-def test_a_fresh_artifact_of_other_libraries_is_said_with_the_way_to_build_it_anew(
-    tmp_path: Path, source: Path
-) -> None:
-    run, table = run_folder(tmp_path), stages(source)
-    build_all(run, table, Silent())
-    assert [item.remark for item in plan(run, table)] == ["", "", ""]
-    manifest = run.root / "a" / MANIFEST_NAME
-    content = msgspec.json.decode(manifest.read_bytes())
-    content["versions"]["transformers"] = "5.0.0"
-    manifest.write_bytes(msgspec.json.encode(content))
-    first, *others = plan(run, table)
-    assert first.fresh and "built with transformers 5.0.0, now " in first.remark
-    assert [item.remark for item in others] == ["", ""]
-    recorder = Recorder()
-    build_all(run, table, recorder)
-    assert recorder.notes[0].startswith("[1/3] a: fresh, built with transformers 5.0.0, now ")
-    command = first.remark.split(": ")[-1]
-    subprocess.run(command, shell=True, check=True)  # the advice, as a user follows it
-    assert [item.fresh for item in plan(run, table)] == [False, False, False]
-
-
-@pytest.mark.parametrize(
-    ("versions", "words"),
-    [
-        ({}, "its manifest names no library that it was built with; to build it"),
-        ({"gone-library": "1.2"}, "built with gone-library 1.2, now not installed; to build it"),
-        ({"python": "3.0.1"}, f"built with python 3.0.1, now {platform.python_version()}; to build it"),
-    ],
-)
-def test_what_a_manifest_says_of_libraries_is_never_passed_over(
-    tmp_path: Path, source: Path, versions: dict[str, str], words: str
-) -> None:
-    run, table = run_folder(tmp_path), stages(source)
-    build_all(run, table, Silent())
-    manifest = run.root / "a" / MANIFEST_NAME
-    content = msgspec.json.decode(manifest.read_bytes())
-    assert content["versions"]["python"] == platform.python_version()
-    content["versions"] = versions
-    manifest.write_bytes(msgspec.json.encode(content))
-    assert plan(run, table)[0].remark.startswith(words)
-
-
-def test_artifacts_of_another_recipe_or_code_are_named(tmp_path: Path, source: Path) -> None:
-    run, table = run_folder(tmp_path), stages(source)
-    with pytest.raises(ArtifactError, match="holds no artifact"):
-        require_current(run, table)
-    build_all(run, table, Silent())
-    require_current(run, table)
-    with pytest.raises(ArtifactError, match="a was built with other settings or code than recipe tiny asks for"):
-        require_current(run_folder(tmp_path, steps=3), table)
-    with pytest.raises(ArtifactError, match="hyco-export a"):
-        require_current(run, stages(source, revision=2))
 
 
 def test_a_failing_stage_leaves_no_artifact_and_keeps_the_finished_ones(tmp_path: Path, source: Path) -> None:
@@ -253,27 +173,6 @@ def test_a_missing_source_is_named(tmp_path: Path) -> None:
     table = stages(tmp_path / "nowhere" / "deep" / "missing.txt")
     with pytest.raises(RecipeError, match=r"\$.data.text: .*missing\.txt does not exist"):
         plan(run_folder(tmp_path), table)
-
-
-def test_one_file_under_two_spellings_is_no_two_sets(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
-    (tmp_path / "other.jsonl").symlink_to(file)
-    for other in (f"{tmp_path}/./prompts.jsonl", str(tmp_path / "other.jsonl")):
-        sources = {"calibration": str(file), "validation": other}
-        both = Stage("a", 1, (), steps, lambda recipe, sources=sources: sources, lambda *_: {})
-        with pytest.raises(RecipeError, match=r"\$.data.validation has the same content as \$.data.calibration"):
-            plan(run_folder(tmp_path), [both])
-
-
-def test_conversations_are_read_to_the_end_before_any_stage_works(tmp_path: Path, source: Path) -> None:
-    file = tmp_path / "conversations.jsonl"
-    file.write_text('{"messages": [{"role": "user", "content": "x"}]}\nno conversation\n')
-    last = Stage("k", 1, ("a",), steps, lambda recipe: {"conversations": str(file)}, lambda *_: {})
-    run = run_folder(tmp_path)
-    with pytest.raises(RecipeError, match=rf"\$.data.conversations: {file}: conversations.jsonl, line 2"):
-        build_all(run, [stages(source)[0], last], Silent())
-    assert not (run.root / "a").exists()
 
 
 def test_two_processes_cannot_build_in_one_folder(tmp_path: Path, source: Path) -> None:

@@ -1,13 +1,10 @@
 """Checks say what is there, what it blocks and what helps; nothing secret; exit code 1 when something is blocked."""
 
-import json
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from hyco_export.cli.connection import ConnectOptions
-from hyco_export.cli.doctor import run_doctor
 from hyco_export.cloud import client
 from hyco_export.core.artifact import Manifest, publish
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
@@ -95,12 +92,3 @@ def test_a_server_answers_or_blocks() -> None:
     assert check.state == "fine" and "test 1" in check.found and "32 nodes" in check.found
     (check,) = examine_server("http://x", dead)
     assert (check.state, check.found, check.next) == ("blocked", "no answer", "start it")
-
-
-def test_the_command_ends_with_1_when_something_is_blocked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_doctor(None, tmp_path / "run", None, ConnectOptions(), True) == 0
-    checks = json.loads(capsys.readouterr().out)
-    assert {check["group"] for check in checks} == {"machine", "run folder"}
-    assert run_doctor(None, tmp_path / "run", "http://127.0.0.1:1", ConnectOptions(), False) == 1
-    said = capsys.readouterr().out
-    assert "BLOCKED" in said and "1 blocked" in said and TOKEN not in said
