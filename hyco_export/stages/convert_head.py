@@ -8,7 +8,8 @@ Files:
     and those of `stages.head_golden`, by which a running server and device are judged
 
 Metrics tell how the graph on CPU drafts beside the same weights step by step in float, fed the same 8-bit inputs, and
-beside the original head. The float head looks up embeddings also where the graph has a table of products.
+beside the original head (transformers' own, with the choice by centroids of a head that has ordered embeddings: the
+graph scores every kept token). The float head looks up embeddings also where the graph has a table of products.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,9 +76,11 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
     """Calibrate, emit, compare; see the module for the files."""
     from hyco_export.graph.parity import ReferenceSession
     from hyco_export.models.checkpoints import checkpoint_digest
+    from hyco_export.models.families.gemma4_assistant import ordered_embeddings
     from hyco_export.models.head.agreement import run_session
     from hyco_export.models.head.calibration import captured_ranges, clipped_shares
     from hyco_export.models.head.static_pass import TorchHeadSession, float_head, with_projected_table
+    from hyco_export.models.verifier import load_config
 
     settings, calibration = config.head, config.calibration
     head = float_head(inputs, settings.steps, settings.runner_up_steps, settings.window, config.hidden_norm)
@@ -112,6 +115,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
         "round_bytes": spec.handoff.round_bytes,
         "row_bytes": spec.handoff.row_bytes,
         "bytes": (out_dir / GRAPH_FILE).stat().st_size,
+        **({"ordered_embeddings": ordered} if (ordered := ordered_embeddings(load_config(inputs["head"]))) else {}),
         **table,
     }
 

@@ -115,13 +115,14 @@ class _Truth:
         from hyco_export.core.network.weight_files import read_head
         from hyco_export.core.network.weights import read_kept_table
         from hyco_export.models.embedding_table import find_embedding, scaled_row
+        from hyco_export.models.families.gemma4_assistant import make_dense
         from hyco_export.models.generation_rules import checkpoint_suppressed_ids
         from hyco_export.models.golden import load_stored, table_lookup
         from hyco_export.models.head.unroll import load_norm
         from hyco_export.models.verifier import load_head
 
         self._keepset, self._grids, self._steps, self._window = keepset, grids, steps, window
-        self._head = load_head(inputs["head"], "float32")
+        self._head = make_dense(load_head(inputs["head"], "float32"))
         load_stored(self._head, read_head(inputs[QAT_HEAD]).matrices)
         self._published = load_head(inputs["head"], dtype)
         self._lookup = table_lookup(read_kept_table(inputs[KEEPSET]), keepset.ids)
