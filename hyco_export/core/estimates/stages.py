@@ -195,7 +195,8 @@ def _report_bytes(steps: int) -> int:
 
 # ---- the SLM's side, and compile
 
-CARRIER_BITS = 4  # 2-bit integers travel in 4 bits
+CARRIER_BITS = 4  # 2-bit integers travel in 4 bits, except into a binary by `compile.two_bit_weights`
+NARROW_BITS = 2
 LAYER_BYTES = 53_000  # nodes, names and encodings of one layer in a graph
 SLM_BINARY_FACTOR, BINARY_LAYER_BYTES = 1.018, 58_000  # of a context binary: of its weights, and of one layer
 ENCODINGS_BYTES = 7_500  # of a layer in the JSON files
@@ -233,15 +234,17 @@ def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work) -> Estimat
     """
     slm = family.slm
     head = head_binary_bytes(recipe, family) if family.head else 0
-    tree = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers)
-    prefill = slm_binary_bytes(prefill_weight_bytes(slm), len(slm.storing))
+    narrow = recipe.compile.two_bit_weights
+    carried = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers)
+    tree = slm_binary_bytes(tree_weight_bytes(recipe, family, narrow), slm.layers)
+    prefill = slm_binary_bytes(prefill_weight_bytes(slm, narrow), len(slm.storing))
     packed = sum(matrix.packed_bytes for matrix in slm.matrices)
     return Estimate(
         disk_bytes=head + tree + prefill + SMALL_ANSWER_BYTES,
         ram_bytes=BASE_BYTES
         + max(
-            COMPILER_BASE_BYTES + int(COMPILER_FACTOR * max(head, tree, prefill)),
-            int(FILE_FACTOR * (packed + tree)),
+            COMPILER_BASE_BYTES + int(COMPILER_FACTOR * max(head, carried)),  # it reads carriers either way
+            int(FILE_FACTOR * (packed + carried)),
         ),
         binary_bytes=head + tree + prefill,
     )
@@ -252,15 +255,15 @@ def slm_binary_bytes(weight_bytes: int, layers: int) -> int:
     return int(SLM_BINARY_FACTOR * weight_bytes) + BINARY_LAYER_BYTES * layers
 
 
-def tree_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:
-    """Integers in their carriers and scales of a tree pass, the output layer with kept rows."""
+def tree_weight_bytes(recipe: Recipe, family: FamilyShape, narrow: bool = False) -> int:
+    """Integers and scales of a tree pass, the output layer with kept rows; `narrow`: 2-bit integers take 2 bits."""
     output = Matrix(kept_tokens(recipe, family), family.slm.hidden, family.slm.output_bits)
-    return sum(map(_carried_bytes, (*family.slm.matrices, output)))
+    return sum(_carried_bytes(matrix, narrow) for matrix in (*family.slm.matrices, output))
 
 
-def prefill_weight_bytes(slm: SlmShape) -> int:
+def prefill_weight_bytes(slm: SlmShape, narrow: bool = False) -> int:
     """Weight bytes of the part that a prefill pass needs."""
-    return sum(_carried_bytes(matrix) for matrix in slm.matrices if matrix.in_prefill)
+    return sum(_carried_bytes(matrix, narrow) for matrix in slm.matrices if matrix.in_prefill)
 
 
 def feed_bytes(recipe: Recipe, slm: SlmShape, rows: int) -> int:
@@ -271,6 +274,7 @@ def feed_bytes(recipe: Recipe, slm: SlmShape, rows: int) -> int:
     return rings + INTEGER16_BYTES * (masks + rows * (slm.hidden + slm.per_layer_width))
 
 
-def _carried_bytes(matrix: Matrix) -> int:
-    bits = BITS_PER_BYTE if matrix.bits == BITS_PER_BYTE else CARRIER_BITS
+def _carried_bytes(matrix: Matrix, narrow: bool) -> int:
+    small = NARROW_BITS if narrow and matrix.bits == NARROW_BITS else CARRIER_BITS
+    bits = BITS_PER_BYTE if matrix.bits == BITS_PER_BYTE else small
     return matrix.values * bits // BITS_PER_BYTE + int(INT4_CHANNEL_BYTES * matrix.rows)
