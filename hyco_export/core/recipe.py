@@ -77,7 +77,8 @@ class Capture(Section, frozen=True):
     """Greedy answers and teacher-forced hand-offs (Table 4).
 
     `sampled_answers` > 0 adds that many sampled answers to each calibration prompt, for QAT, and for the keep set where
-    `keepset.answers_weight` counts answers: the model's own text as training data, as in data-free QAT (Liu et al. 2024b, which the paper's loss follows). The paper has none.
+    `keepset.answers_weight` counts answers: the model's own text as training data, as in data-free QAT (Liu et al.
+    2024b, which the paper's loss follows). The paper has none.
     """
 
     max_new_tokens: Count = 1024
