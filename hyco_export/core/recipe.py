@@ -159,6 +159,8 @@ class SlmGraph(Section, frozen=True):
     `stored_opening` stores the K/V rows of the attention sink, the token that begins every text: Gemma 3 has
     activations there tens of times greater than elsewhere, which would widen the range of every tensor.
     `evidence_passes` > 0 measures on so many passes what quantising each layer's activations costs.
+    `outlier_columns` splits channels that dwarf the others of the residual stream, which gets at most so many columns
+    more, as a share of its width; 0: none. A stream without such channels stays as it is (`models.slm.outliers`).
     `bridge` is for an SLM with another tokenizer than the verifier's; without it the tokenizers must be the same.
     """
 
@@ -169,6 +171,7 @@ class SlmGraph(Section, frozen=True):
     weights: SlmWeights | msgspec.UnsetType = msgspec.UNSET
     stored_opening: bool | msgspec.UnsetType = msgspec.UNSET
     evidence_passes: NonNegative = 0
+    outlier_columns: Share = 0.1
     bridge: TokenBridge | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -101,6 +101,10 @@ class QdqOps:
     def mul(self, name: str, a: GraphTensor, b: GraphTensor) -> GraphTensor:
         return self._binary("Mul", name, a, b, self._encoding(name))
 
+    def weigh(self, name: str, x: GraphTensor, weight: str) -> GraphTensor:
+        vector = self._graph.vector(weight, self._weights.vectors[weight])
+        return self._binary("Mul", name, x, vector, self._encoding(name))
+
     def scale(self, name: str, x: GraphTensor, factor: float) -> GraphTensor:
         return self._binary("Mul", name, x, self._graph.scalar(f"{name}/factor", factor), self._encoding(name))
 
@@ -134,6 +138,10 @@ class QdqOps:
         bounds = [self._graph.ints(value) for value in (start, stop, axis)]
         shape = (*x.shape[:axis], stop - start, *x.shape[axis + 1 :])
         return self._moved("Slice", name, x, bounds, shape)
+
+    def columns(self, name: str, x: GraphTensor, index: Sequence[int]) -> GraphTensor:
+        places = self._graph.constant(f"columns.{len(index)}", np.array(index, np.int32))
+        return self._moved("Gather", name, x, [places], (x.shape[0], len(index)), axis=1)
 
     def concat(self, name: str, parts: Sequence[GraphTensor], axis: int) -> GraphTensor:
         first = parts[0]

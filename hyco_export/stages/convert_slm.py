@@ -12,7 +12,8 @@ Files:
     encodings.json, sqnr.json         every grid; SQNR by layer, top-1 agreement, clipping
     and, where the recipe asks for them, those of `stages.sensitivity`
 
-Three gates: float parity with transformers' model, weights equal one by one, graphs without lint findings. Activations
+Four gates: float parity with transformers' model, the same logits after channels of the residual stream were split,
+weights equal one by one, graphs without lint findings. Activations
 have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales are not used, and switched off in the
 model that parity is measured against.
 """
@@ -66,7 +67,9 @@ from hyco_export.stages.slm_surgery import (
     open_for,
     operate,
     rounding_of,
+    split_metrics,
     with_opening,
+    with_split_outliers,
     without_opening,
 )
 
@@ -152,6 +155,8 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         )
     trial = Trial(validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes)
     reference = refer(inputs["slm"], checkpoint, surgery, trial, progress)
+    share = config.graph.outlier_columns
+    surgery = with_split_outliers(surgery, share, calibration, config.graph.rows, trial.mask_value, out_dir)
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, out_dir, progress), out_dir)
     equal = require_equal(weight_pairs(reference.weights, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     parity, original_best = reference.parity, reference.original_best
@@ -159,7 +164,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     release_freed()
     quality = _measure(config, surgery, graphs, validation, original_best, out_dir)
     if config.graph.evidence_passes:
-        subject = Subject(surgery, graphs.encodings, config.calibration.mask_value)
+        subject = Subject(surgery, graphs.encodings, config.calibration.mask_value, config.calibration.slm_margin)
         write_slm_evidence(subject, quality, config.graph, validation, out_dir, progress)
     token = surgery.sink.token if surgery.sink else None
     spec = slm_spec(
@@ -184,6 +189,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         "sqnr_logits_db": round(quality.layers["logits"], 2),
         "top1_agreement": round(quality.top1_agreement, 4),
         **_original_agreement(quality),
+        **split_metrics(surgery),
         "positions": quality.positions,
         **bridge_metrics(columns, keepset, captured),
         "bytes": {path.name: path.stat().st_size for path in sorted(out_dir.iterdir()) if path.is_file()},
@@ -272,7 +278,7 @@ def _measure(
     from hyco_export.graph.parity import ReferenceSession
     from hyco_export.graph.slm_graphs import with_outputs
 
-    shape = (config.graph.rows, surgery.network.hidden)
+    shape = (config.graph.rows, surgery.network.stream_width)
     inner = [
         TensorSpec(name, shape, graphs.encodings[name].dtype, graphs.encodings[name])
         for name in layer_results(surgery.network)

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from hyco_export.models.families.gemma4_assistant import HeadModel
     from hyco_export.models.head.sensitivity import LayerCost
     from hyco_export.models.head.unroll import RootRows
+    from hyco_export.models.slm.static_pass import FloatSlm
 
 SENSITIVITY_CSV, SENSITIVITY_SVG, SUGGESTION_FILE = "sensitivity.csv", "sensitivity.svg", "suggestion.json"
 WIDE_BITS = 8
+STREAM_SPLIT, STREAM_WHOLE = "stream.split", "stream.whole"  # rows: all tensors of the residual stream together
 WORTHWHILE_SHARE = 0.5  # of what 8 bits everywhere would win: the smallest combination that wins it is suggested
 
 
@@ -154,11 +156,12 @@ def _suggest(combinations: Sequence[Combination]) -> Suggestion:
 
 @dataclass(frozen=True)
 class Subject:
-    """The float SLM with its tables, and the grids of its integer graph."""
+    """The float SLM with its tables, and the grids of its integer graph; `margin` is theirs around what was seen."""
 
     surgery: Surgery
     encodings: Mapping[str, Encoding]
     mask_value: float
+    margin: float
 
 
 def write_slm_evidence(
@@ -169,26 +172,38 @@ def write_slm_evidence(
     out_dir: Path,
     progress: Progress,
 ) -> None:
-    """One row for each tensor that `quality` judges."""
+    """One row for each tensor that `quality` judges; of a residual stream with split channels, two for the stream as it
+    is and as it would be whole."""
     from hyco_export.evaluate.cost_table import Panel, write_csv, write_picture
     from hyco_export.evaluate.slm_quality import grids_by_row, row_divergences
 
-    names = list(quality.layers)
-    divergences = row_divergences(
-        subject.surgery.float_slm,
-        grids_by_row(names, subject.encodings),
-        subject.surgery.tables,
-        graph.rows,
-        subject.mask_value,
-        sequences,
-        graph.evidence_passes,
-        lambda done, total: progress.step("passes that measure single layers", done, total),
-        subject.surgery.sink,
-    )
-    rows = [{"tensor": name, "sqnr_db": quality.layers[name], "kl_alone_nats": divergences[name]} for name in names]
+    def measure(slm: "FloatSlm", grids: Mapping[str, Mapping[str, Encoding]], label: str) -> dict[str, float]:
+        return row_divergences(
+            slm,
+            grids,
+            subject.surgery.tables,
+            graph.rows,
+            subject.mask_value,
+            sequences,
+            graph.evidence_passes,
+            lambda done, total: progress.step(label, done, total),
+            subject.surgery.sink,
+        )
+
+    surgery, unsplit = subject.surgery, subject.surgery.unsplit
+    grids = grids_by_row(list(quality.layers), subject.encodings)
+    if unsplit is not None:
+        grids[STREAM_SPLIT] = {name: subject.encodings[name] for name in unsplit.peaks if name != "embeds"}
+    divergences = measure(surgery.float_slm, grids, "passes that measure single layers")
+    if unsplit is not None:
+        whole = {STREAM_WHOLE: unsplit.grids(subject.margin)}
+        divergences |= measure(unsplit.float_slm, whole, "passes that measure the stream before it was split")
+    names = list(divergences)
+    levels = {name: quality.layers.get(name) for name in names}
+    rows = [{"tensor": name, "sqnr_db": levels[name], "kl_alone_nats": divergences[name]} for name in names]
     write_csv(out_dir / SENSITIVITY_CSV, rows)
     panels = (
-        Panel("SQNR of the integer graph up to here, dB", list(quality.layers.values())),
+        Panel("SQNR of the integer graph up to here, dB", list(levels.values())),
         Panel("KL when only this layer is rounded, micronats", [1e6 * divergences[name] for name in names]),
     )
     write_picture(out_dir / SENSITIVITY_SVG, "The SLM's activations", names, panels)
