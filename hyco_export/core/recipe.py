@@ -161,6 +161,7 @@ class SlmGraph(Section, frozen=True):
     `evidence_passes` > 0 measures on so many passes what quantising each layer's activations costs.
     `outlier_columns` splits channels that dwarf the others of the residual stream, which gets at most so many columns
     more, as a share of its width; 0: none. A stream without such channels stays as it is (`models.slm.outliers`).
+    `wide_kv` names rings of 16 bits instead of 8, by glob over `k.<layer>` and `v.<layer>` (`[v.*]`): twice the memory.
     `bridge` is for an SLM with another tokenizer than the verifier's; without it the tokenizers must be the same.
     """
 
@@ -172,6 +173,7 @@ class SlmGraph(Section, frozen=True):
     stored_opening: bool | msgspec.UnsetType = msgspec.UNSET
     evidence_passes: NonNegative = 0
     outlier_columns: Share = 0.1
+    wide_kv: tuple[str, ...] = ()
     bridge: TokenBridge | msgspec.UnsetType = msgspec.UNSET
 
 

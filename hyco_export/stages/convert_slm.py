@@ -21,6 +21,7 @@ model that parity is measured against.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +54,10 @@ from hyco_export.core.golden import write_samples
 from hyco_export.core.keepset import read_keepset
 from hyco_export.core.memory import release_freed
 from hyco_export.core.network.host import slm_spec, write_attention_sink
-from hyco_export.core.network.quantisation import slm_encodings
-from hyco_export.core.network.slm import layer_results
+from hyco_export.core.network.quantisation import kv_range_names, slm_encodings
+from hyco_export.core.network.slm import SlmNetwork, layer_results
 from hyco_export.core.network.weights import PackedMatrices, Weights
+from hyco_export.errors import RecipeError
 from hyco_export.stages.capture_text import captured_texts, long_texts
 from hyco_export.stages.declarations import Metrics, Progress, Source, Stage
 from hyco_export.stages.sensitivity import Subject, write_slm_evidence
@@ -129,12 +131,14 @@ def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
 
     Raises:
         CheckpointError: it does not.
+        RecipeError: `wide_kv` names no ring.
     """
     from hyco_export.models.slm.float import open_checkpoint
     from hyco_export.models.slm.surgery import slm_network
 
     checkpoint = open_checkpoint(sources["slm"], rounding_of(config.weights))
-    slm_network(checkpoint, _rings(config))
+    network = slm_network(checkpoint, _rings(config))
+    wide_rings(config.graph.wide_kv, network)
     checkpoint.require_finite()
 
 
@@ -201,6 +205,22 @@ def _original_agreement(quality: "SlmQuality") -> Metrics:
     return {} if found is None else {"top1_agreement_unrounded": round(found, 4)}
 
 
+def wide_rings(patterns: Sequence[str], network: SlmNetwork) -> frozenset[str]:
+    """The rings that a recipe wants in 16 bits.
+
+    Raises:
+        RecipeError: a pattern names none.
+    """
+    rings = [name.replace("_new", "") for name in kv_range_names(network)]
+    for pattern in patterns:
+        if not any(fnmatchcase(ring, pattern) for ring in rings):
+            raise RecipeError(
+                f"$.slm.wide_kv: no ring is called {pattern}",
+                f"the SLM stores K/V in {', '.join(rings)}; patterns as v.* name several",
+            )
+    return frozenset(ring for ring in rings if any(fnmatchcase(ring, pattern) for pattern in patterns))
+
+
 def _rings(config: ConvertSlmConfig) -> dict[str, int]:
     return {"sliding": config.graph.sliding_ring, "full": config.graph.ring}
 
@@ -227,7 +247,8 @@ def _calibrate(
         surgery.sink,
         memory,
     )
-    return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value)
+    wide = wide_rings(config.graph.wide_kv, surgery.network)
+    return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value, wide)
 
 
 def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, Encoding], out_dir: Path) -> Graphs:

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.files import write_json
+from hyco_export.core.network.quantisation import kv_range_names, rewidened
+from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.core.recipe import SlmGraph
 from hyco_export.stages.declarations import Metrics, Progress
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 SENSITIVITY_CSV, SENSITIVITY_SVG, SUGGESTION_FILE = "sensitivity.csv", "sensitivity.svg", "suggestion.json"
 WIDE_BITS = 8
+WIDTHS = {False: 8, True: 16}  # of rings, by `SlmGraph.wide_kv`
 STREAM_SPLIT, STREAM_WHOLE = "stream.split", "stream.whole"  # rows: all tensors of the residual stream together
 WORTHWHILE_SHARE = 0.5  # of what 8 bits everywhere would win: the smallest combination that wins it is suggested
 
@@ -172,13 +176,16 @@ def write_slm_evidence(
     out_dir: Path,
     progress: Progress,
 ) -> None:
-    """One row for each tensor that `quality` judges; of a residual stream with split channels, two for the stream as it
-    is and as it would be whole."""
-    from hyco_export.evaluate.cost_table import Panel, write_csv, write_picture
-    from hyco_export.evaluate.slm_quality import grids_by_row, row_divergences
+    """One row for each tensor that `quality` judges; further rows for what a recipe may choose.
 
-    def measure(slm: "FloatSlm", grids: Mapping[str, Mapping[str, Encoding]], label: str) -> dict[str, float]:
-        return row_divergences(
+    These are each ring in the width that it does not have, all rings in either width, and of a residual stream with
+    split channels the stream as it is and as it would be whole.
+    """
+    from hyco_export.evaluate.cost_table import Panel, write_csv, write_picture
+    from hyco_export.evaluate.slm_quality import RowCost, grids_by_row, row_costs
+
+    def measure(slm: "FloatSlm", grids: Mapping[str, Mapping[str, Encoding]], label: str) -> dict[str, RowCost]:
+        return row_costs(
             slm,
             grids,
             subject.surgery.tables,
@@ -190,20 +197,54 @@ def write_slm_evidence(
             subject.surgery.sink,
         )
 
-    surgery, unsplit = subject.surgery, subject.surgery.unsplit
-    grids = grids_by_row(list(quality.layers), subject.encodings)
+    unsplit = subject.surgery.unsplit
+    rings = _ring_choices(subject)
+    grids = grids_by_row(list(quality.layers), subject.encodings) | rings
     if unsplit is not None:
         grids[STREAM_SPLIT] = {name: subject.encodings[name] for name in unsplit.peaks if name != "embeds"}
-    divergences = measure(surgery.float_slm, grids, "passes that measure single layers")
+    costs = measure(subject.surgery.float_slm, grids, "passes that measure single layers")
     if unsplit is not None:
         whole = {STREAM_WHOLE: unsplit.grids(subject.margin)}
-        divergences |= measure(unsplit.float_slm, whole, "passes that measure the stream before it was split")
-    names = list(divergences)
-    levels = {name: quality.layers.get(name) for name in names}
-    rows = [{"tensor": name, "sqnr_db": levels[name], "kl_alone_nats": divergences[name]} for name in names]
+        costs |= measure(unsplit.float_slm, whole, "passes that measure the stream before it was split")
+    rows = [
+        {
+            "tensor": name,
+            "sqnr_db": quality.layers.get(name),
+            "kl_alone_nats": cost.kl,
+            "top1_alone": cost.top1,
+            "ring_bytes": _ring_bytes(subject.surgery.network, grids.get(name, {})),
+        }
+        for name, cost in costs.items()
+    ]
     write_csv(out_dir / SENSITIVITY_CSV, rows)
+    names = list(costs)
     panels = (
-        Panel("SQNR of the integer graph up to here, dB", list(levels.values())),
-        Panel("KL when only this layer is rounded, micronats", [1e6 * divergences[name] for name in names]),
+        Panel("SQNR of the integer graph up to here, dB", [quality.layers.get(name) for name in names]),
+        Panel("KL when only this layer is rounded, micronats", [1e6 * costs[name].kl for name in names]),
     )
     write_picture(out_dir / SENSITIVITY_SVG, "The SLM's activations", names, panels)
+
+
+def _ring_choices(subject: Subject) -> dict[str, dict[str, Encoding]]:
+    """K/V in both widths, all rings together; and each ring in the width that it does not have, by its row."""
+    widths: dict[bool, dict[str, Encoding]] = {False: {}, True: {}}
+    others = {}
+    for name in kv_range_names(subject.surgery.network):
+        own = subject.encodings[name]
+        for wide, found in widths.items():
+            found[name] = rewidened(own, wide)
+            if found[name].dtype != own.dtype:
+                others[f"{name}, {WIDTHS[wide]} bits"] = {name: found[name]}
+    return {**others, **{f"k_new and v_new, {WIDTHS[wide]} bits": found for wide, found in widths.items()}}
+
+
+def _ring_bytes(network: SlmNetwork, grids: Mapping[str, Encoding]) -> int | None:
+    """Memory of the rings among the tensors of a row; None where there are none."""
+    sizes = {
+        f"{kind}_new.{layer.index}": layer.kv_heads * layer.dim * network.rings[layer.layer_type]
+        for layer in network.storing
+        for kind in ("k", "v")
+    }
+    if not grids.keys() <= sizes.keys() or not grids:
+        return None
+    return sum(sizes[name] * np.dtype(grid.dtype).itemsize for name, grid in grids.items())

@@ -20,7 +20,7 @@ from hyco_export.core.network.slm import SlmNetwork, split_weights
 from hyco_export.core.network.weight_files import read_slm
 from hyco_export.core.network.weights import Weights
 from hyco_export.core.recipe import Calibration, SlmGraph
-from hyco_export.errors import ArtifactError, CheckpointError, GateError
+from hyco_export.errors import ArtifactError, CheckpointError, GateError, RecipeError
 from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.models.slm.static_pass import open_torch_slm
@@ -105,10 +105,20 @@ def test_evidence_has_a_row_for_every_judged_tensor(built: tuple[dict, Path, dic
     assert names == FILES | {"sensitivity.csv", "sensitivity.svg"}
     quality = json.loads((folder / "sqnr.json").read_text())
     lines = list(csv.DictReader((tmp_path / "out" / "sensitivity.csv").open()))
-    assert {line["tensor"]: float(line["sqnr_db"]) for line in lines} == pytest.approx(quality["layers"], rel=1e-5)
+    judged = {line["tensor"]: float(line["sqnr_db"]) for line in lines if line["sqnr_db"]}
+    assert judged == pytest.approx(quality["layers"], rel=1e-5)
     costs = {line["tensor"]: float(line["kl_alone_nats"]) for line in lines}
     assert max(costs, key=costs.__getitem__).startswith(("k_new", "v_new"))  # 8 bits among 16
     assert min(costs.values()) >= 0
+    found = {line["tensor"]: line for line in lines}
+    size = 8 * 8 + 12 * 16  # of the K rings: one head each
+    for name in ("k_new.0", "v_new.1"):  # each ring in 16 bits: better, and twice as large
+        assert costs[f"{name}, 16 bits"] < 0.1 * costs[name]
+        assert int(found[f"{name}, 16 bits"]["ring_bytes"]) == 2 * int(found[name]["ring_bytes"])
+    assert [int(found[f"k_new and v_new, {bits} bits"]["ring_bytes"]) for bits in (8, 16)] == [2 * size, 4 * size]
+    assert costs["k_new and v_new, 16 bits"] < 0.01 * costs["k_new and v_new, 8 bits"]
+    assert 0.5 < float(found["k_new and v_new, 8 bits"]["top1_alone"]) <= 1.0
+    assert found["layers.0.scaled"]["ring_bytes"] == ""
     for name in ("slm_tree.onnx", "sqnr.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
 
@@ -405,3 +415,32 @@ def test_the_torch_back_end_runs_a_split_network(outlying: tuple[dict, Path, dic
         found = session.run(feed)
         assert found.keys() == graph.keys()
         assert np.abs(found["k_new.0"].astype(int) - graph["k_new.0"].astype(int)).max() <= 3
+
+
+# ---- rings of 16 bits
+
+
+def test_rings_of_16_bits(built: tuple[dict, Path, dict[str, Path]], tmp_path: Path) -> None:
+    metrics, narrow, inputs = built
+    graph = msgspec.structs.replace(CONFIG.graph, wide_kv=("k.*", "v.1"))
+    wide = build(inputs, tmp_path / "out", msgspec.structs.replace(CONFIG, graph=graph))
+    assert wide["sqnr_min_db"] > metrics["sqnr_min_db"]
+    spec = read_spec(tmp_path / "out" / "slm.json", SlmSpec)
+    dtypes = {each.name: each.dtype for each in (*spec.tree.inputs, *spec.tree.outputs)}
+    assert {name: dtypes[name] for name in ("k.0", "v.0", "k.1", "v.1", "k_new.1", "v_new.0")} == {
+        "k.0": "uint16",
+        "v.0": "uint8",
+        "k.1": "uint16",
+        "v.1": "uint16",
+        "k_new.1": "uint16",
+        "v_new.0": "uint8",
+    }
+    files = [each / "slm_weights.safetensors" for each in (tmp_path / "out", narrow)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_ring_that_does_not_exist_is_named(built: tuple[dict, Path, dict[str, Path]]) -> None:
+    graph = msgspec.structs.replace(CONFIG.graph, wide_kv=("k.0", "k.7"))
+    with pytest.raises(RecipeError, match=r"\$\.slm\.wide_kv: no ring is called k\.7") as caught:
+        convert_slm.check(msgspec.structs.replace(CONFIG, graph=graph), built[2])
+    assert "the SLM stores K/V in k.0, v.0, k.1, v.1" in caught.value.hint
