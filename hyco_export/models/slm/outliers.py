@@ -20,7 +20,7 @@ from hyco_export.models.slm.static_pass import FloatSlm
 Peaks = Mapping[str, np.ndarray]
 """By tensor of the stream: the greatest magnitude of each channel, float32 [H]."""
 
-SCANNED_PASSES = 32  # an outlier channel is one in every row: more text finds no other
+SCANNED_PASSES = 8  # 256 rows: an outlier channel is one in every row, more text finds no other
 OUTLIER_RATIO = 64.0  # of a tensor's greatest channel to its median one: below it 16 bits leave every channel 10
 COPIES_PER_BIT = 4  # n copies are smaller by n^0.5
 
