@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 FIRST = "model.layers.0."
 STREAM_NORMS = ("input_layernorm.weight", "pre_feedforward_layernorm.weight", "model.norm.weight")
-LOUD = 1e4  # of the MLP's output in that channel, beside the other channels
+LOUD = 1e4  # of the MLP's output in that channel: behind a norm nearly every row has it at one size
 TYPICAL_SIZE = 4.0  # of the stream's other channels
 
 
