@@ -14,10 +14,10 @@ head    in   e, h                       uint8 [1, H]          hand-off, in its o
 slm     in   embeds                     uint16 [R, H]         token embeddings, scaled by the host
              per_layer                  uint16 [R, L*P]       per-layer embeddings, scaled by the host
              cos.<type>, sin.<type>     uint16 [R, d]
-             k.<i>, v.<i>               uint8 [N, W, d]       ring of the i-th layer that stores K/V
+             k.<i>, v.<i>               uint8 [N, W, d]       ring of the i-th layer that stores K/V; uint16 if wide
              mask.<type>                uint16 [R, W + R]     ring slots, then the rows of this pass
         out  logits                     uint16 [R, V]         over the keep set (tree pass only)
-             k_new.<i>, v_new.<i>       uint8 [N, R, d]       in the ring's encoding: the host only copies bytes
+             k_new.<i>, v_new.<i>       as the ring [N, R, d] in the ring's encoding: the host only copies bytes
 A prefill graph takes the inputs that its outputs need and no others (its spec lists them): feed by the spec.
 <type> is `sliding` or `full`; <i> is the layer's index in the SLM.
 """

@@ -76,8 +76,9 @@ class Data(Section, frozen=True):
 class Capture(Section, frozen=True):
     """Greedy answers and teacher-forced hand-offs (Table 4).
 
-    `sampled_answers` > 0 adds that many sampled answers to each calibration prompt, for QAT alone: the model's own text
-    as training data, as in data-free QAT (Liu et al. 2024b, which the paper's loss follows). The paper has none.
+    `sampled_answers` > 0 adds that many sampled answers to each calibration prompt, for QAT, and for the keep set where
+    `keepset.answers_weight` counts answers: the model's own text as training data, as in data-free QAT (Liu et al.
+    2024b, which the paper's loss follows). The paper has none.
     """
 
     max_new_tokens: Count = 1024
@@ -158,6 +159,9 @@ class SlmGraph(Section, frozen=True):
     `stored_opening` stores the K/V rows of the attention sink, the token that begins every text: Gemma 3 has
     activations there tens of times greater than elsewhere, which would widen the range of every tensor.
     `evidence_passes` > 0 measures on so many passes what quantising each layer's activations costs.
+    `outlier_columns` splits channels that dwarf the others of the residual stream, which gets at most so many columns
+    more, as a share of its width; 0: none. A stream without such channels stays as it is (`models.slm.outliers`).
+    `wide_kv` names rings of 16 bits instead of 8, by glob over `k.<layer>` and `v.<layer>` (`[v.*]`): twice the memory.
     `bridge` is for an SLM with another tokenizer than the verifier's; without it the tokenizers must be the same.
     """
 
@@ -168,6 +172,8 @@ class SlmGraph(Section, frozen=True):
     weights: SlmWeights | msgspec.UnsetType = msgspec.UNSET
     stored_opening: bool | msgspec.UnsetType = msgspec.UNSET
     evidence_passes: NonNegative = 0
+    outlier_columns: Share = 0.1
+    wide_kv: tuple[str, ...] = ()
     bridge: TokenBridge | msgspec.UnsetType = msgspec.UNSET
 
 

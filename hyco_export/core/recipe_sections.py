@@ -32,12 +32,15 @@ class KeepSetChoice(Section, frozen=True):
     """Which tokens both drafters may propose (Appendix A); either `size` or `coverage`.
 
     `coverage` asks for the smallest size that keeps this share of the held-out conversations' tokens.
+    `answers_weight` > 0 also counts the verifier's captured answers to the calibration prompts, sampled ones too: so
+    many times for each token, beside once for a token of the conversations. The paper counts conversations alone.
     """
 
     size: Count | None = None
     coverage: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     scripts: tuple[str, ...] = ("Hangul",)
     held_out_share: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.1  # of the conversations, for the coverage curve
+    answers_weight: Annotated[float, Meta(ge=0.0)] = 0.0
 
 
 def check_keepset_choice(choice: KeepSetChoice) -> None:

@@ -7,6 +7,7 @@ go on with its own K/V. The cost of one layer's grids is the KL from float logit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from hyco_export.core.device_spec import GraphSession, GraphSpec, TensorSpec, to
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.network.blocks import only_feeds_tanh
 from hyco_export.core.network.host import NO_PARENT, AttentionSink, EmbeddingRows, SlmHost
-from hyco_export.core.numerics import decibels, logit_kl
+from hyco_export.core.numerics import decibels, logit_kl, top1_agreement
 from hyco_export.models.slm.calibration import full_passes
 from hyco_export.models.slm.static_pass import FloatSlm
 
@@ -190,7 +191,14 @@ def grids_by_row(results: Sequence[str], encodings: Mapping[str, Encoding]) -> d
     return rows
 
 
-def row_divergences(
+class RowCost(NamedTuple):
+    """Of rounding some tensors alone: mean KL in nats per token, and the share of tokens whose best one stays."""
+
+    kl: float
+    top1: float
+
+
+def row_costs(
     slm: FloatSlm,
     rows: Mapping[str, Mapping[str, Encoding]],
     embeddings: EmbeddingRows,
@@ -200,14 +208,13 @@ def row_divergences(
     max_passes: int,
     tell: Callable[[int, int], None],
     sink: AttentionSink | None = None,
-) -> dict[str, float]:
-    """Mean KL in nats per token of each row's rounding, over the first full passes of the sequences (after
-    `sink`, if they have one).
+) -> dict[str, RowCost]:
+    """What each row's rounding costs, over the first full passes of the sequences (after `sink`, if they have one).
 
     Raises:
         ValueError: no sequence fills a pass.
     """
-    found: dict[str, list[float]] = {name: [] for name in rows}
+    found: dict[str, list[RowCost]] = {name: [] for name in rows}
     passes = [(number, tokens) for ids in sequences for number, tokens in enumerate(full_passes(ids, rows_per_pass))]
     if not passes:
         raise ValueError(f"no sequence has {rows_per_pass} tokens")
@@ -215,8 +222,10 @@ def row_divergences(
 
     def compare(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         outputs = slm.tree(feeds)
+        exact = outputs["logits"]
         for name, grids in rows.items():
-            found[name].append(logit_kl(outputs["logits"], slm.rounded_tree(feeds, grids)["logits"]))
+            logits = slm.rounded_tree(feeds, grids)["logits"]
+            found[name].append(RowCost(logit_kl(exact, logits), top1_agreement(exact, logits)))
         return outputs
 
     for done, (number, tokens) in enumerate(islice(passes, max_passes), 1):
@@ -224,4 +233,4 @@ def row_divergences(
             host = SlmHost(slm.network, embeddings, rows_per_pass, mask_value, sink=sink)
         host.append(compare, tokens)
         tell(done, total)
-    return {name: float(np.mean(values)) for name, values in found.items()}
+    return {name: RowCost(*np.mean(costs, axis=0).tolist()) for name, costs in found.items()}

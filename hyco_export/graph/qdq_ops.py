@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto
 
 from hyco_export.core.device_spec import GraphSpec
-from hyco_export.core.encodings import Encoding, encoding_from_range
+from hyco_export.core.encodings import Encoding, IntegerDtype, encoding_from_range
 from hyco_export.core.network.blocks import ARGMAX_LIMIT
 from hyco_export.core.network.weights import IntegerMatrix, PackedMatrices, Weights
 from hyco_export.graph.writer import (
@@ -28,6 +28,8 @@ from hyco_export.graph.writer import (
 )
 
 PROBABILITY = encoding_from_range(0.0, 1.0, "uint16")  # softmax
+WIDE: IntegerDtype = "uint16"
+LOW_PRODUCT_SHARE = 16  # a half of 256 times finer steps gives products at least so many times smaller
 UNIT = encoding_from_range(-1.0, 1.0, "uint16")  # tanh
 
 
@@ -51,6 +53,7 @@ class QdqOps:
         self._graph = GraphWriter()
         self._inputs: list[GraphTensor] = []
         self._outputs: list[GraphTensor] = []
+        self._split: dict[str, tuple[GraphTensor, GraphTensor]] = {}  # 16-bit operands by name
 
     # ---- the graph itself
 
@@ -101,6 +104,10 @@ class QdqOps:
     def mul(self, name: str, a: GraphTensor, b: GraphTensor) -> GraphTensor:
         return self._binary("Mul", name, a, b, self._encoding(name))
 
+    def weigh(self, name: str, x: GraphTensor, weight: str) -> GraphTensor:
+        vector = self._graph.vector(weight, self._weights.vectors[weight])
+        return self._binary("Mul", name, x, vector, self._encoding(name))
+
     def scale(self, name: str, x: GraphTensor, factor: float) -> GraphTensor:
         return self._binary("Mul", name, x, self._graph.scalar(f"{name}/factor", factor), self._encoding(name))
 
@@ -119,8 +126,30 @@ class QdqOps:
         return self._binary("Add", name, scores, mask, encoding_from_range(low + hidden, high, "uint16"))
 
     def matmul(self, name: str, a: GraphTensor, b: GraphTensor) -> GraphTensor:
-        shape = (*a.shape[:-1], b.shape[-1])
-        return self._graph.emit("MatMul", name, [a, b], shape, self._encoding(name))
+        shape, encoding = (*a.shape[:-1], b.shape[-1]), self._encoding(name)
+        if b.dtype != WIDE:
+            return self._graph.emit("MatMul", name, [a, b], shape, encoding)
+        high, low = self._halves(b)
+        top = max(map(abs, _range(encoding))) / LOW_PRODUCT_SHARE
+        small = encoding_from_range(-top, top, WIDE)
+        parts = [
+            self._graph.emit("MatMul", f"{name}.{half}", [a, part], shape, grid)
+            for half, part, grid in (("high", high, encoding), ("low", low, small))
+        ]
+        return self._binary("Add", name, parts[0], parts[1], encoding)
+
+    def _halves(self, x: GraphTensor) -> tuple[GraphTensor, GraphTensor]:
+        """A 16-bit tensor centred on 0 as the sum of two 8-bit ones: steps of 256 and of 1. HTP computes the product of
+        two 16-bit tensors at 41 dB, those with the halves at 79 and more."""
+        if x.name not in self._split:
+            assert x.encoding is not None
+            coarse, fine = (Encoding("uint8", factor * x.encoding.scale, 128) for factor in (256.0, 1.0))
+            high = self._graph.quantize(self._graph.real(x), f"{x.name}.high", x.shape, coarse)
+            again = self._graph.quantize(self._graph.real(high), f"{x.name}.high_16", x.shape, x.encoding)
+            rest = self._binary("Sub", f"{x.name}.rest", x, again, x.encoding)
+            low = self._graph.quantize(self._graph.real(rest), f"{x.name}.low", x.shape, fine)
+            self._split[x.name] = high, low
+        return self._split[x.name]
 
     # ---- layout: the operand's encoding stays
 
@@ -134,6 +163,10 @@ class QdqOps:
         bounds = [self._graph.ints(value) for value in (start, stop, axis)]
         shape = (*x.shape[:axis], stop - start, *x.shape[axis + 1 :])
         return self._moved("Slice", name, x, bounds, shape)
+
+    def columns(self, name: str, x: GraphTensor, index: Sequence[int]) -> GraphTensor:
+        places = self._graph.constant(f"columns.{len(index)}", np.array(index, np.int32))
+        return self._moved("Gather", name, x, [places], (x.shape[0], len(index)), axis=1)
 
     def concat(self, name: str, parts: Sequence[GraphTensor], axis: int) -> GraphTensor:
         first = parts[0]
@@ -261,6 +294,10 @@ class QdqOps:
 def _ends(tensor: GraphTensor) -> tuple[float, float]:
     """Least and greatest real value of a tensor's encoding."""
     assert tensor.encoding is not None
-    info = np.iinfo(tensor.encoding.dtype)
-    low, high = tensor.encoding.dequantize(np.array([info.min, info.max]))
+    return _range(tensor.encoding)
+
+
+def _range(encoding: Encoding) -> tuple[float, float]:
+    info = np.iinfo(encoding.dtype)
+    low, high = encoding.dequantize(np.array([info.min, info.max]))
     return float(low), float(high)

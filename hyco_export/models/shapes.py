@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from hyco_export.core.estimates.shapes import HeadShape, KvLayer, Matrix, SlmShape, VerifierShape
-from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.gemma4_assistant import CENTROIDS, HeadModel
 from hyco_export.models.families.slm_family import MODEL_PREFIX, OUTPUT_LAYER, find_family, kv_sources, layer_types
 from hyco_export.models.slm.float import FloatModule, Rounding, float_modules, require_rounding
 from hyco_export.models.slm.packed import PackedModule, empty_quantised, packed_modules
@@ -49,7 +49,7 @@ def head_shape(config: PreTrainedConfig) -> HeadShape:
         matrices=tuple(
             Matrix(module.out_features, module.in_features, UNPACKED_BITS)
             for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and name != OUTPUT_LAYER
+            if isinstance(module, nn.Linear) and name != OUTPUT_LAYER and not name.startswith(CENTROIDS)
         ),
         norm_values=_vector_values(model),
     )

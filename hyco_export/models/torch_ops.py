@@ -117,6 +117,9 @@ class TorchOps:
     def mul(self, name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return self._seen(name, a * b)
 
+    def weigh(self, name: str, x: torch.Tensor, weight: str) -> torch.Tensor:
+        return self._seen(name, x * self._weights.vectors[weight])
+
     def scale(self, name: str, x: torch.Tensor, factor: float) -> torch.Tensor:
         return self._seen(name, x * factor)
 
@@ -143,6 +146,9 @@ class TorchOps:
 
     def slice(self, name: str, x: torch.Tensor, axis: int, start: int, stop: int) -> torch.Tensor:
         return x.narrow(axis, start, stop - start)
+
+    def columns(self, name: str, x: torch.Tensor, index: Sequence[int]) -> torch.Tensor:
+        return x[:, list(index)]
 
     def concat(self, name: str, parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
         return torch.cat(list(parts), dim=axis)

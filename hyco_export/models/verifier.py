@@ -29,7 +29,7 @@ from hyco_export.core.recipe import Dtype
 from hyco_export.errors import CheckpointError, first_line
 from hyco_export.models.checkpoints import require_checkpoint
 from hyco_export.models.families.config_fields import require_sizes, require_verifier_type
-from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.gemma4_assistant import HeadModel, require_ordering
 from hyco_export.models.families.slm_family import ATTENTION_NAMES, ROPE, STORES_KV
 from hyco_export.models.generation_rules import require_generation_rules
 from hyco_export.models.tensor_files import CONFIG_NAME, FETCH_HINT, TensorFiles, all_finite, text_names, weight_files
@@ -140,14 +140,16 @@ def load_head(folder: Path, dtype: Dtype = "bfloat16", device: str = "cpu", atte
     """The verifier's multi-token-prediction head in evaluation mode, without gradients.
 
     Raises:
-        CheckpointError: unreadable, incomplete, or not a Gemma 4 assistant.
+        CheckpointError: unreadable, incomplete, not a Gemma 4 assistant, or its clusters of tokens are damaged.
     """
     model_type = load_config(folder).model_type
     if model_type != "gemma4_assistant":
         raise CheckpointError(
             f"{folder} holds a {model_type!r} model, the head must be a gemma4_assistant", "correct $.models.head"
         )
-    return cast(HeadModel, _load(HeadModel, folder, dtype, {"device_map": device}, attention))
+    head = cast(HeadModel, _load(HeadModel, folder, dtype, {"device_map": device}, attention))
+    require_ordering(head, folder)
+    return head
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

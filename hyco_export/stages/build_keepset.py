@@ -1,8 +1,9 @@
 """Stage `build-keepset`: the tokens both drafters may propose, and their 8-bit embedding table (HyCo, Appendix A).
 
 Always kept are the special tokens, the 256 byte tokens and every token of the recipe's scripts; the most frequent
-tokens of the assistant turns fill the rest, up to the recipe's size, or until the held-out part of the conversations is
-covered as the recipe asks. Conversations that calibrate or validate anything are not counted.
+tokens of the assistant turns, and of the verifier's captured answers to the calibration prompts where the recipe gives
+them a weight, fill the rest, up to the recipe's size, or until the held-out part of the conversations is covered as the
+recipe asks. Conversations that calibrate or validate anything are not counted.
 
 Files:
     keepset.safetensors   see `core.keepset`
@@ -45,6 +46,7 @@ PICTURE_FILE = "curve.svg"
 CONVERSATIONS_FILE = "conversations.json"
 COUNTING_FILE = f"{WORK_FOLDER}/counting.msgpack"  # a count in progress, for the next try after a kill
 PROMPT_SETS = ("calibration", "validation")  # not counted
+COUNTED_ANSWERS = frozenset({"calibration", "sampled"})  # splits of a capture whose prompts calibrate
 SHOWN_SHARES = (0.9, 0.95, 0.98, 0.99, 0.999)  # the size that each of them takes stands in coverage.json
 
 
@@ -73,12 +75,19 @@ def build(config: KeepSetConfig, inputs: Mapping[str, Path], out_dir: Path, prog
     )
     del tokenizer
     release_freed()
-    ranking = rank(counts.counted, fixed.union, fixed.placeholders, fixed.suppressed)
+    answers = count_answers(inputs[CAPTURE], embedding.vocab_size)
+    weighted = counts.counted + weighted_answers(answers, config.answers_weight or 0.0)
+    ranking = rank(weighted, fixed.union, fixed.placeholders, fixed.suppressed)
     size = config.size or size_for(config.coverage, ranking, counts)
     require_counted_tokens(size, ranking, counts)
     keepset = KeepSet(np.sort(ranking.order[:size]), embedding.vocab_size)
     save_keepset(out_dir / KEEPSET_FILE, keepset, embedding, config.verifier_dtype)
-    coverage = describe(keepset, fixed, counts, count_answers(inputs[CAPTURE], keepset.vocab_size))
+    coverage = describe(keepset, fixed, counts, answers, weighted)
+    if config.answers_weight:
+        coverage["counted_answers"] = {
+            "tokens": sum(int(answers[split].sum()) for split in answers.keys() & COUNTED_ANSWERS),
+            "weight": config.answers_weight,
+        }
     coverage["sizes_for_held_out_share"] = sizes_by_share(ranking, counts)
     coverage["data_files"] = {name: list_files(inputs[name]).counts for name in ("conversations", *PROMPT_SETS)}
     for remark in remarks(config, coverage):
@@ -109,7 +118,8 @@ def remarks(config: KeepSetConfig, coverage: Mapping[str, Any]) -> list[str]:
     found, counted = [], coverage["conversations"]["counted"]
     if unseen := coverage["parts"]["of_them_unseen"]:
         found.append(
-            f"{unseen:,} kept tokens never occur in the {counted:,} counted conversations: these need no more than "
+            f"{unseen:,} kept tokens never occur in the {counted:,} counted conversations"
+            f"{' or the counted answers' if config.answers_weight else ''}: these need no more than "
             f"{coverage['size'] - unseen:,}; count more conversations or lower $.keepset.size"
         )
     if config.held_out_share and not coverage["held_out"]["tokens"]:
@@ -187,9 +197,16 @@ def _write_reports(out_dir: Path, coverage: dict[str, Any], ranking: Ranking, co
 
 
 def describe(
-    keepset: KeepSet, fixed: FixedPart, counts: TokenCounts, answers: Mapping[str, np.ndarray]
+    keepset: KeepSet,
+    fixed: FixedPart,
+    counts: TokenCounts,
+    answers: Mapping[str, np.ndarray],
+    weighted: np.ndarray,
 ) -> dict[str, Any]:
-    """What the keep set consists of, and how much text it covers: held-out conversations, and answers [V] by split."""
+    """What the keep set consists of, and how much text it covers: held-out conversations, and answers [V] by split.
+
+    weighted: what it was chosen by [V].
+    """
     kept = keepset.rows(np.arange(keepset.vocab_size)) != MISSING
     frequent = kept & ~fixed.union
     return {
@@ -199,7 +216,7 @@ def describe(
         "parts": {
             **fixed.sizes,
             "frequent": int(frequent.sum()),
-            "of_them_unseen": int((frequent & (counts.counted == 0)).sum()),
+            "of_them_unseen": int((frequent & (weighted == 0)).sum()),
         },
         "conversations": {
             "counted": len(counts.counted_ids),
@@ -231,6 +248,12 @@ def count_answers(capture: Path, vocab_size: int) -> dict[str, np.ndarray]:
         total = totals.setdefault(answer.split, np.zeros(vocab_size, dtype=np.int64))
         total += np.bincount(np.asarray(answer.answer_ids, dtype=np.int64), minlength=vocab_size)
     return totals
+
+
+def weighted_answers(answers: Mapping[str, np.ndarray], weight: float) -> np.ndarray:
+    """[V]: occurrences in the answers to the calibration prompts, `weight` for each."""
+    total: np.ndarray = np.sum([answers[split] for split in answers.keys() & COUNTED_ANSWERS], axis=0)
+    return weight * total
 
 
 def _count_conversations(

@@ -8,7 +8,8 @@ Files:
     and those of `stages.parts.head_golden`, by which a running server and device are judged
 
 Metrics tell how the graph on CPU drafts beside the same weights step by step in float, fed the same 8-bit inputs, and
-beside the original head. The float head looks up embeddings also where the graph has a table of products.
+beside the original head (transformers' own, with the choice by centroids of a head that has ordered embeddings: the
+graph scores every kept token). The float head looks up embeddings also where the graph has a table of products.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,11 +41,12 @@ from hyco_export.graph.lint import require_clean
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.graph.qdq_ops import QdqOps
 from hyco_export.models.checkpoints import checkpoint_digest
+from hyco_export.models.families.gemma4_assistant import ordered_embeddings
 from hyco_export.models.head.agreement import ComparedPosition, Drafts, compared_positions, match_original, run_session
 from hyco_export.models.head.calibration import activation_ranges, captured_ranges, clipped_shares
 from hyco_export.models.head.static_pass import FloatHead, TorchHeadSession, float_head, with_projected_table
 from hyco_export.models.head.unroll import load_norm
-from hyco_export.models.verifier import load_head
+from hyco_export.models.verifier import load_config, load_head
 from hyco_export.stages.captured import sequence_paths
 from hyco_export.stages.declarations import Metrics, Progress
 from hyco_export.stages.parts.head_golden import write_golden_files
@@ -90,6 +92,7 @@ def build(config: ConvertHeadConfig, inputs: Mapping[str, Path], out_dir: Path, 
         "round_bytes": spec.handoff.round_bytes,
         "row_bytes": spec.handoff.row_bytes,
         "bytes": (out_dir / GRAPH_FILE).stat().st_size,
+        **({"ordered_embeddings": ordered} if (ordered := ordered_embeddings(load_config(inputs["head"]))) else {}),
         **table,
     }
 

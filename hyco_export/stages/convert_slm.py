@@ -12,7 +12,8 @@ Files:
     encodings.json, sqnr.json         every encoding; SQNR by layer, top-1 agreement, clipping
     and, where the recipe asks for them, those of `stages.parts.sensitivity`
 
-Three gates: float parity with transformers' model, weights equal one by one, graphs without lint findings. Activations
+Four gates: float parity with transformers' model, the same logits after channels of the residual stream were split,
+weights equal one by one, graphs without lint findings. Activations
 have 16-bit ranges of this stage's own; the checkpoint's 8-bit activation scales are not used, and switched off in the
 model that parity is measured against.
 """
@@ -20,6 +21,7 @@ model that parity is measured against.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +50,10 @@ from hyco_export.core.golden import write_samples
 from hyco_export.core.keepset import read_keepset
 from hyco_export.core.memory import release_freed
 from hyco_export.core.network.host import slm_spec, write_attention_sink
-from hyco_export.core.network.quantisation import slm_encodings
-from hyco_export.core.network.slm import layer_results
+from hyco_export.core.network.quantisation import kv_range_names, slm_encodings
+from hyco_export.core.network.slm import SlmNetwork, layer_results
 from hyco_export.core.network.weights import PackedMatrices, Weights
+from hyco_export.errors import RecipeError
 from hyco_export.evaluate.slm_quality import SlmQuality, measure_slm
 from hyco_export.graph.lint import require_clean
 from hyco_export.graph.parity import ReferenceSession
@@ -70,7 +73,9 @@ from hyco_export.stages.parts.slm_surgery import (
     open_for,
     operate,
     rounding_of,
+    split_metrics,
     with_sink,
+    with_split_outliers,
     without_sink,
 )
 from hyco_export.stages.table import ConvertSlmConfig
@@ -97,9 +102,11 @@ def check(config: ConvertSlmConfig, sources: Mapping[str, Path]) -> None:
 
     Raises:
         CheckpointError: it does not.
+        RecipeError: `wide_kv` names no ring.
     """
     checkpoint = open_checkpoint(sources["slm"], rounding_of(config.weights))
-    slm_network(checkpoint, _rings(config))
+    network = slm_network(checkpoint, _rings(config))
+    wide_rings(config.graph.wide_kv, network)
     checkpoint.require_finite()
 
 
@@ -120,6 +127,8 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         validation, config.graph.rows, config.calibration.mask_value, config.calibration.slm_quality_passes
     )
     reference = find_reference(inputs["slm"], checkpoint, surgery, compared, progress)
+    share, mask_value = config.graph.outlier_columns, compared.mask_value
+    surgery = with_split_outliers(surgery, share, calibration, config.graph.rows, mask_value, out_dir)
     graphs = _emit(config, surgery, _calibrate(config, surgery, calibration, out_dir, progress), out_dir)
     equal = require_equal(weight_pairs(reference.weights, out_dir, out_dir / TREE_FILE, out_dir / PREFILL_FILE))
     parity, original_best = reference.parity, reference.original_best
@@ -127,7 +136,8 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
     release_freed()
     quality = _measure(config, surgery, graphs, validation, original_best, out_dir)
     if config.graph.evidence_passes:
-        quantised = QuantisedSlm(surgery, graphs.encodings, config.calibration.mask_value)
+        wanted = config.calibration
+        quantised = QuantisedSlm(surgery, graphs.encodings, wanted.mask_value, wanted.slm_margin)
         write_slm_evidence(quantised, quality, config.graph, validation, out_dir, progress)
     token = surgery.sink.token if surgery.sink else None
     spec = slm_spec(
@@ -152,6 +162,7 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
         "sqnr_logits_db": round(quality.layers["logits"], 2),
         "top1_agreement": round(quality.top1_agreement, 4),
         **_original_agreement(quality),
+        **split_metrics(surgery),
         "positions": quality.positions,
         **bridge_metrics(columns, keepset, captured),
         "bytes": {path.name: path.stat().st_size for path in sorted(out_dir.iterdir()) if path.is_file()},
@@ -161,6 +172,22 @@ def build(config: ConvertSlmConfig, inputs: Mapping[str, Path], out_dir: Path, p
 def _original_agreement(quality: SlmQuality) -> Metrics:
     found = quality.original_agreement
     return {} if found is None else {"top1_agreement_unrounded": round(found, 4)}
+
+
+def wide_rings(patterns: Sequence[str], network: SlmNetwork) -> frozenset[str]:
+    """The rings that a recipe wants in 16 bits.
+
+    Raises:
+        RecipeError: a pattern names none.
+    """
+    rings = [name.replace("_new", "") for name in kv_range_names(network)]
+    for pattern in patterns:
+        if not any(fnmatchcase(ring, pattern) for ring in rings):
+            raise RecipeError(
+                f"$.slm.wide_kv: no ring is called {pattern}",
+                f"the SLM stores K/V in {', '.join(rings)}; patterns as v.* name several",
+            )
+    return frozenset(ring for ring in rings if any(fnmatchcase(ring, pattern) for pattern in patterns))
 
 
 def _rings(config: ConvertSlmConfig) -> dict[str, int]:
@@ -187,7 +214,8 @@ def _calibrate(
         surgery.sink,
         memory,
     )
-    return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value)
+    wide = wide_rings(config.graph.wide_kv, surgery.network)
+    return slm_encodings(surgery.network, ranges, wanted.slm_margin, wanted.kv_margin, wanted.mask_value, wide)
 
 
 def _emit(config: ConvertSlmConfig, surgery: Surgery, encodings: Mapping[str, Encoding], out_dir: Path) -> Graphs:
@@ -227,7 +255,7 @@ def _measure(
     out_dir: Path,
 ) -> SlmQuality:
     """Compare the tree graph with the float network on held-out sequences; writes the figures."""
-    shape = (config.graph.rows, surgery.network.hidden)
+    shape = (config.graph.rows, surgery.network.stream_width)
     inner = [
         TensorSpec(name, shape, graphs.encodings[name].dtype, graphs.encodings[name])
         for name in layer_results(surgery.network)

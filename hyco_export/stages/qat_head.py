@@ -2,7 +2,8 @@
 
 Files:
     head.safetensors   integers, scales, norms and shape (`core.network.weight_files`)
-    agreement.json     top-1 agreement and KL with the original head per depth: rounded, clip-searched, trained, 8-bit
+    agreement.json     top-1 agreement and KL with the original head per depth: rounded, clip-searched, trained, 8-bit;
+                       and what a dense output layer changes of a head with ordered embeddings
     curve.jsonl        one line a step: step, loss, learning rate, gradient norm
     and, where the recipe asks for them, those of `stages.parts.sensitivity`
 
@@ -33,7 +34,7 @@ from hyco_export.core.memory import release_freed
 from hyco_export.core.network.weight_files import HEAD_FILE, write_head
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.models.capture import load_capture
-from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.gemma4_assistant import HeadModel, make_dense, ordered_embeddings
 from hyco_export.models.head import quantisers
 from hyco_export.models.head.agreement import DepthAgreement, compare_heads, match_verifier, share_won_back
 from hyco_export.models.head.norm_side import OTHER, compare_readings, require_reading, require_side
@@ -51,7 +52,7 @@ from hyco_export.models.head.quantisers import (
 from hyco_export.models.head.stored import head_architecture, store
 from hyco_export.models.head.unroll import RootRows, head_spans, load_norm, response_rows
 from hyco_export.models.process_group import current_group
-from hyco_export.models.verifier import TORCH_DTYPES, load_head
+from hyco_export.models.verifier import TORCH_DTYPES, load_config, load_head
 from hyco_export.stages.captured import sequence_paths, training_paths
 from hyco_export.stages.declarations import Metrics, Progress
 from hyco_export.stages.parts.sensitivity import Heads, write_evidence
@@ -92,8 +93,8 @@ def check(config: QatConfig, sources: Mapping[str, Path]) -> None:
 def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
     """Search clips, train, compare with the original head; see the module for the files."""
     group, reading = current_group(), _reading(config)
-    teacher = load_head(inputs["head"], config.dtype, str(group.device))
-    student = load_head(inputs["head"], "float32", str(group.device))
+    teacher = make_dense(load_head(inputs["head"], config.dtype, str(group.device)))
+    student = make_dense(load_head(inputs["head"], "float32", str(group.device)))
     held_out = sequence_paths(inputs[CAPTURE], "validation")
     if group.main:
         require_norm_side(inputs[CAPTURE], held_out, teacher, reading)
@@ -120,6 +121,7 @@ def build(config: QatConfig, inputs: Mapping[str, Path], out_dir: Path, progress
     found = _compare(teacher, student, variants, sequences, config.steps, progress)
     write_head(out_dir / HEAD_FILE, store(student, variants[TRAINED], config.qat.weight_bits))
     report = _report(found, match_verifier(teacher, sequences, config.steps))
+    report |= _dense_report(config, inputs["head"], teacher, sequences)
     write_json(out_dir / AGREEMENT_FILE, report)
     metrics = {**report, "bytes": (out_dir / HEAD_FILE).stat().st_size}
     if config.qat.evidence_sequences:
@@ -250,3 +252,14 @@ def _report(found: Mapping[str, Sequence[DepthAgreement]], match: Sequence[float
         "won_back_mean": round(sum(won_back) / len(won_back), 4),
         "original_predicts_verifier": [round(share, 4) for share in match],
     }
+
+
+def _dense_report(config: QatConfig, checkpoint: Path, dense: HeadModel, sequences: Sequence[RootRows]) -> Metrics:
+    """What scoring every token changed of a head that is published with ordered embeddings; nothing for others."""
+    ordered = ordered_embeddings(load_config(checkpoint))
+    if not ordered:
+        return {}
+    original = load_head(checkpoint, config.dtype, str(dense.lm_head.weight.device))
+    top1 = [round(depth.top1, 4) for depth in compare_heads(original, dense, sequences, config.steps)]
+    # of the same weights beside transformers' head, which selects by centroids
+    return {"ordered_embeddings": {**ordered, "dense_top1_agreement": top1}}

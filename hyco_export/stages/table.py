@@ -82,13 +82,15 @@ class KeepSetConfig(msgspec.Struct, frozen=True):
     held_out_share: float
     verifier_dtype: recipes.Dtype  # the embedding factor is rounded to it
     coverage: float | None = None  # instead of the size
+    answers_weight: float | msgspec.UnsetType = msgspec.UNSET  # > 0; artifacts of recipes without it lack the field
 
 
 def keepset_config(recipe: Recipe) -> KeepSetConfig:
     """The recipe's fields that `build-keepset` reads."""
     choice = recipe.keepset
     dtype = recipe.models.verifier.dtype
-    return KeepSetConfig(choice.size, choice.scripts, choice.held_out_share, dtype, choice.coverage)
+    weight = choice.answers_weight or msgspec.UNSET
+    return KeepSetConfig(choice.size, choice.scripts, choice.held_out_share, dtype, choice.coverage, weight)
 
 
 def keepset_sources(recipe: Recipe) -> Mapping[str, Source]:

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from hyco_export.core.device_spec import GraphSpec, to_integers, to_real
+from hyco_export.core.device_spec import GraphSpec, SlmSpec, to_integers, to_real
+from hyco_export.core.encodings import symmetric_encoding
 from hyco_export.core.handoff import LAYER_TYPES, KvRows
 from hyco_export.core.network.host import SlmHost, draft_feeds, ring_positions
 from hyco_export.core.network.slm import SlmLayer, SlmNetwork
@@ -84,11 +85,31 @@ def graph_with_grids(graph: GraphSpec) -> GraphSpec:
     return msgspec.structs.replace(graph, inputs=inputs)
 
 
+def with_wide_rings(spec: SlmSpec) -> SlmSpec:
+    """The same with K and V of 16 bits."""
+
+    def widened(graph: GraphSpec) -> GraphSpec:
+        inputs, outputs = (
+            tuple(
+                msgspec.structs.replace(each, dtype="uint16", encoding=symmetric_encoding(4.0, "uint16"))
+                if each.name.startswith(("k", "v"))
+                else each
+                for each in tensors
+            )
+            for tensors in (graph.inputs, graph.outputs)
+        )
+        return msgspec.structs.replace(graph, inputs=inputs, outputs=outputs)
+
+    return msgspec.structs.replace(spec, tree=widened(spec.tree), prefill=widened(spec.prefill))
+
+
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("start", [0, 17])
 @pytest.mark.parametrize("length", [0, 3, 6, 7, 8, 20])
-def test_slm_feeds(start: int, length: int) -> None:
+def test_slm_feeds(start: int, length: int, wide: bool) -> None:
     rings, spans = {"sliding": 7, "full": 12}, {"sliding": 5, "full": None}
     spec = toy_slm_spec(6, 4, rings, spans)
+    spec = with_wide_rings(spec) if wide else spec
     network = SlmNetwork(
         2, 1, 1e-6, None, rings, spans, spec.inv_freq,
         tuple(SlmLayer(layer.index, layer.layer_type, 1, 1, 2, layer.index, False, 1.0) for layer in spec.layers),

@@ -1,20 +1,23 @@
 """The SLM's integer graphs: clean, close to float, with the checkpoint's integers, accepted whole by the compiler."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from hyco_export.core.device_spec import TensorSpec, to_integers, to_real
+from hyco_export.core.device_spec import GraphSpec, TensorSpec, to_integers, to_real
 from hyco_export.core.network.host import SlmHost
+from hyco_export.core.network.quantisation import slm_encodings
 from hyco_export.core.network.slm import layer_results
 from hyco_export.core.numerics import sqnr_db, top1_agreement
 from hyco_export.core.targets import TARGETS
 from hyco_export.graph.lint import lint
 from hyco_export.graph.parity import ReferenceSession, compare_sessions
 from hyco_export.graph.qnn import compile_context, open_context
-from hyco_export.graph.slm_graphs import StoredMatrices, with_outputs
+from hyco_export.graph.slm_graphs import StoredMatrices, prefill_graph, tree_graph, with_outputs
+from hyco_export.models.slm.calibration import calibrated_ranges
 from tests.support.packed_slm import ROWS, random_ids
 from tests.support.slm_parts import KEPT, MASK_VALUE, slm_parts
 
@@ -138,3 +141,55 @@ def test_the_compiler_takes_the_whole_graph_and_computes_it(kind: str, tmp_path:
         report = compare_sessions(ReferenceSession(model), session, parts.tree, [feeds])
     for output in report.outputs:
         assert output.sqnr_db > 20.0, output  # random weights amplify every flipped step of an 8-bit K or V
+
+
+# ---- rings of 16 bits
+
+ALL_RINGS = ("k.0", "v.0", "k.1", "v.1", "k.2", "v.2")
+
+
+@lru_cache
+def wide_graphs(kind: str) -> tuple[onnx.ModelProto, GraphSpec, onnx.ModelProto, GraphSpec]:
+    """Tree graph and prefill graph, each with its spec, all K/V in 16 bits."""
+    parts = slm_parts(kind)
+    sequences = [random_ids(40, seed) for seed in range(4)]
+    ranges = calibrated_ranges(
+        parts.float_slm, parts.tables, sequences, ROWS, MASK_VALUE, 100.0, 99.9, lambda done, total: None
+    )
+    encodings = slm_encodings(parts.network, ranges, 1.2, 1.2, MASK_VALUE, ALL_RINGS)
+    return (
+        *tree_graph(parts.network, parts.weights, encodings, ROWS),
+        *prefill_graph(parts.network, parts.weights, encodings, ROWS),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wide_rings_leave_little_between_graph_and_network(kind: str) -> None:
+    parts, (tree, spec, prefill, prefill_spec) = slm_parts(kind), wide_graphs(kind)
+    for model in (tree, prefill):
+        onnx.checker.check_model(model, full_check=True)
+        assert lint(model) == []
+    integers = to_integers(spec.inputs, tree_feeds(kind))
+    outputs = ReferenceSession(tree.SerializeToString()).run(integers)
+    found, wanted = to_real(spec.outputs, outputs), parts.float_slm.tree(to_real(spec.inputs, integers))
+    for name in found:
+        assert sqnr_db(wanted[name], found[name]) > 50.0, name  # with 8 bits 31 to 43
+    inputs = {each.name: integers[each.name] for each in prefill_spec.inputs}
+    rows = ReferenceSession(prefill.SerializeToString()).run(inputs)
+    assert all(np.array_equal(rows[name], outputs[name]) for name in rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_compiler_computes_wide_rings_better_than_narrow_ones(kind: str, tmp_path: Path) -> None:
+    parts, feeds = slm_parts(kind), tree_feeds(kind)
+    exact = parts.float_slm.tree(feeds)["logits"]
+    found = []
+    for name, model, spec in (("narrow", parts.tree_model, parts.tree), ("wide", *wide_graphs(kind)[:2])):
+        (tmp_path / name).mkdir()
+        onnx.save(model, tmp_path / name / "slm_tree.onnx")
+        target, log = TARGETS["sm8850"], tmp_path / "log"
+        context = compile_context(tmp_path / name / "slm_tree.onnx", tmp_path / name, "slm_tree", target, log)
+        with open_context(context.context_model, target) as session:
+            outputs = to_real(spec.outputs, session.run(to_integers(spec.inputs, feeds)))
+        found.append(sqnr_db(exact, outputs["logits"]))
+    assert found[1] > found[0] + 3.0  # seen: 32 and 37 dB, 34 and 39

@@ -47,6 +47,13 @@ def test_sizes_of_the_papers_artifacts(family: FamilyShape) -> None:
     assert tree == pytest.approx(1_047e6, rel=0.03)  # measured with 4-bit carriers
     prefill = slm_sizes.slm_binary_bytes(slm_sizes.prefill_weight_bytes(family.slm), len(family.slm.storing))
     assert prefill == pytest.approx(289e6, rel=0.03)  # measured
+    assert PAPER.compile.two_bit_weights
+    narrow = slm_sizes.slm_binary_bytes(slm_sizes.tree_weight_bytes(PAPER, family, True), family.slm.layers)
+    assert narrow == pytest.approx(
+        732e6, rel=0.03
+    )  # measured with the checkpoint's 2-bit weights in 2 bits; paper: 754
+    answer = slm_sizes.compile_estimate(PAPER, family, Work(*[Split(0, 0, 0)] * 3, conversations=0))
+    assert answer.binary_bytes == binary + narrow + prefill  # prefill has no 2-bit weights
 
 
 def test_stages_at_full_size_beside_a_measured_run(family: FamilyShape) -> None:

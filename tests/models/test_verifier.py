@@ -234,13 +234,13 @@ def test_the_last_storing_layers_feed_the_head():
 def test_all_mismatches_are_named_at_once():
     head = builders.small_head(VOCAB + 1).config
     head.backbone_hidden_size = 99
-    head.use_ordered_embeddings = True
+    head.text_config.attention_bias = True
     slm = builders.text_config("SF", VOCAB + 2, 8)
     with pytest.raises(CheckpointError) as caught:
         check_family(builders.small_verifier(VOCAB).config, head, slm)
     for words in (
         "backbone width is 99, the verifier's hidden size is 16",
-        "orders its vocabulary by centroids",
+        "attention_bias is True, only False is implemented",
         "the head's vocabulary has 61 tokens, the verifier's 60",
         "the SLM's vocabulary has 62 tokens, the verifier's 60",
     ):

@@ -11,7 +11,9 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
+from hyco_export.core.files import resource_path
 from hyco_export.core.keepset import KEEPSET_FILE, read_keepset
+from hyco_export.core.recipe_loading import load_recipe
 from hyco_export.dev.tiny.configs import train_tokenizer
 from hyco_export.errors import CheckpointError, RecipeError
 from hyco_export.models.text.token_counts import is_held_out
@@ -19,7 +21,7 @@ from hyco_export.models.text.tokenizer import TokenizerFile
 from hyco_export.models.text.vocabulary import byte_ids, special_ids, token_texts
 from hyco_export.stages import build_keepset
 from hyco_export.stages.declarations import Silent
-from hyco_export.stages.table import KeepSetConfig
+from hyco_export.stages.table import KeepSetConfig, keepset_config
 
 HIDDEN = 8
 ANSWERS = ["Brackets nest.", "Brackets open and brackets close.", "A list keeps order.", "한국어 안녕하세요 한국어"]
@@ -329,7 +331,51 @@ def test_the_stage_config_holds_what_changes_the_bytes():
         "held_out_share",
         "verifier_dtype",
         "coverage",
+        "answers_weight",
     }
+
+
+def answer(split, ids):
+    return {"id": "c", "split": split, "messages": [], "prompt_ids": [2], "answer_ids": ids, "text": ""}
+
+
+def built_with_answers(inputs, out_dir, size, weight, answers):
+    lines = "".join(json.dumps(each) + "\n" for each in answers)
+    (inputs["capture"] / "answers.jsonl").write_text(lines)
+    out_dir.mkdir()
+    config = KeepSetConfig(size, (), 0.0, "float32", answers_weight=weight)
+    metrics = build_keepset.build(config, inputs, out_dir, Silent())
+    return metrics, set(read_keepset(out_dir).ids.tolist())
+
+
+def test_answers_to_calibration_prompts_count_with_their_weight(tmp_path, inputs, tokenizer):
+    said = tokenizer.encode(ANSWERS[0], add_special_tokens=False) + tokenizer.encode(
+        ANSWERS[1], add_special_tokens=False
+    )
+    times, smallest = max((said.count(token), -token) for token in said if token >= 263)  # equal counts: the smaller id
+    often = -smallest
+    greedy, sampled, validated = sorted(set(range(263, len(tokenizer))) - set(said))[:3]
+    answers = [
+        *(answer("calibration", [greedy]) for _ in range(times)),
+        answer("sampled", [sampled] * times),
+        answer("validation", [validated] * 9 * times),
+    ]
+    _, plain = built_with_answers(inputs, tmp_path / "plain", 264, msgspec.UNSET, answers)
+    assert plain - set(range(263)) == {often}
+    metrics, kept = built_with_answers(inputs, tmp_path / "weighted", 266, 1.5, answers)
+    assert kept - set(range(263)) == {often, greedy, sampled}
+    assert metrics["counted_answers"] == {"tokens": 2 * times, "weight": 1.5}
+    assert metrics["parts"]["of_them_unseen"] == 0
+    _, small = built_with_answers(inputs, tmp_path / "small", 264, 0.5, answers)
+    assert small - set(range(263)) == {often}
+
+
+def test_the_embedded_recipe_counts_answers_and_the_papers_does_not():
+    tiny, paper = (
+        keepset_config(load_recipe(resource_path(f"recipes/{name}.yaml"))) for name in ("tiny", "gemma4-26b-a4b-sm8850")
+    )
+    assert tiny.answers_weight == 1.0
+    assert "answers_weight" not in msgspec.to_builtins(paper)  # its artifacts keep their keys
 
 
 def test_tokens_that_the_verifier_suppresses_are_never_kept(tmp_path, inputs, tokenizer):

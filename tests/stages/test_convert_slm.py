@@ -16,14 +16,20 @@ from hyco_export.core.device_spec import SlmSpec, read_spec
 from hyco_export.core.encodings import pack_rows
 from hyco_export.core.golden import read_samples
 from hyco_export.core.keepset import KEEPSET_FILE, KeepSet
+from hyco_export.core.network.slm import SlmNetwork, split_weights
+from hyco_export.core.network.weight_files import read_slm
+from hyco_export.core.network.weights import Weights
 from hyco_export.core.recipe import Calibration, SlmGraph
-from hyco_export.errors import ArtifactError, CheckpointError, GateError
+from hyco_export.errors import ArtifactError, CheckpointError, GateError, RecipeError
 from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.parity import ReferenceSession
+from hyco_export.models.slm.static_pass import open_torch_slm
 from hyco_export.stages import convert_slm
 from hyco_export.stages.declarations import Silent
+from hyco_export.stages.parts import slm_surgery
 from hyco_export.stages.parts.slm_proofs import Pair, require_equal
 from hyco_export.stages.table import ConvertSlmConfig
+from tests.support.outlier_slm import plant_outlier
 from tests.support.packed_slm import VOCAB, edit_config, edit_tensors, random_ids, save_packed_slm, slm_config
 
 WIDTH = 4  # of the checkpoint's linear layers that no rule names
@@ -100,10 +106,20 @@ def test_evidence_has_a_row_for_every_judged_tensor(built: tuple[dict, Path, dic
     assert names == FILES | {"sensitivity.csv", "sensitivity.svg"}
     quality = json.loads((folder / "sqnr.json").read_text())
     lines = list(csv.DictReader((tmp_path / "out" / "sensitivity.csv").open()))
-    assert {line["tensor"]: float(line["sqnr_db"]) for line in lines} == pytest.approx(quality["layers"], rel=1e-5)
+    judged = {line["tensor"]: float(line["sqnr_db"]) for line in lines if line["sqnr_db"]}
+    assert judged == pytest.approx(quality["layers"], rel=1e-5)
     costs = {line["tensor"]: float(line["kl_alone_nats"]) for line in lines}
     assert max(costs, key=costs.__getitem__).startswith(("k_new", "v_new"))  # 8 bits among 16
     assert min(costs.values()) >= 0
+    found = {line["tensor"]: line for line in lines}
+    size = 8 * 8 + 12 * 16  # of the K rings: one head each
+    for name in ("k_new.0", "v_new.1"):  # each ring in 16 bits: better, and twice as large
+        assert costs[f"{name}, 16 bits"] < 0.1 * costs[name]
+        assert int(found[f"{name}, 16 bits"]["ring_bytes"]) == 2 * int(found[name]["ring_bytes"])
+    assert [int(found[f"k_new and v_new, {bits} bits"]["ring_bytes"]) for bits in (8, 16)] == [2 * size, 4 * size]
+    assert costs["k_new and v_new, 16 bits"] < 0.01 * costs["k_new and v_new, 8 bits"]
+    assert 0.5 < float(found["k_new and v_new, 8 bits"]["top1_alone"]) <= 1.0
+    assert found["layers.0.scaled"]["ring_bytes"] == ""
     for name in ("slm_tree.onnx", "sqnr.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
 
@@ -329,3 +345,103 @@ def test_tables_are_the_checkpoints_bytes(built: tuple[dict, Path, dict[str, Pat
     checkpoint = load_file(inputs["slm"] / "model.safetensors")
     assert np.array_equal(tables["tokens"], checkpoint["model.embed_tokens.embedding_quantized"])
     assert np.array_equal(tables["per_layer"], checkpoint["model.embed_tokens_per_layer.embedding_quantized"])
+
+
+# ---- a residual stream with an outlier channel
+
+OUTLIER = 5
+SPLIT_GRAPH = msgspec.structs.replace(CONFIG.graph, evidence_passes=2, outlier_columns=0.5)  # 16 more columns at most
+
+
+@pytest.fixture(scope="module")
+def outlying(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path, dict[str, Path]]:
+    root = tmp_path_factory.mktemp("outlier")
+    inputs = make_inputs(root)
+    plant_outlier(inputs["slm"], OUTLIER, 3000.0)
+    config = msgspec.structs.replace(CONFIG, graph=SPLIT_GRAPH)
+    return build(inputs, root / "out", config), root / "out", inputs
+
+
+def test_an_outlier_channel_is_split(outlying: tuple[dict, Path, dict[str, Path]], tmp_path: Path) -> None:
+    metrics, folder, inputs = outlying
+    assert metrics["split_channels"] == {str(OUTLIER): 16}
+    assert metrics["stream_width"] == [32, 47]
+    assert metrics["stream_bits_won"] == pytest.approx(2.0, abs=0.01)
+    assert metrics["split_difference_in_std"] < 1e-3
+    done, count = metrics["tensors_equal"].split(" of ")
+    assert done == count
+    network, weights = read_slm(folder / "slm_weights.safetensors")
+    assert network.copies == {OUTLIER: 16}
+    assert weights.matrices["layers.0.per_layer_input_gate"].integers.shape[1] == 32 + 3
+    whole = build(inputs, tmp_path / "whole", msgspec.structs.replace(CONFIG, graph=no_columns()))
+    assert not {"split_channels", "stream_width"} & whole.keys()
+    assert metrics["sqnr_logits_db"] > whole["sqnr_logits_db"] + 3.0
+    split, plain = (read_spec(each / "slm.json", SlmSpec) for each in (folder, tmp_path / "whole"))
+    shapes = [[(each.name, each.shape) for each in (*spec.tree.inputs, *spec.tree.outputs)] for spec in (split, plain)]
+    assert shapes[0] == shapes[1]  # the host sees nothing of it
+
+
+def no_columns() -> SlmGraph:
+    return msgspec.structs.replace(SPLIT_GRAPH, outlier_columns=0.0)
+
+
+def test_the_evidence_says_what_the_split_wins(outlying: tuple[dict, Path, dict[str, Path]]) -> None:
+    lines = {line["tensor"]: line for line in csv.DictReader((outlying[1] / "sensitivity.csv").open())}
+    split, whole = (float(lines[name]["kl_alone_nats"]) for name in ("stream.split", "stream.whole"))
+    assert 0 <= split < 0.5 * whole
+    assert "stream.whole" in (outlying[1] / "sensitivity.svg").read_text()
+
+
+def test_a_split_that_changes_the_network_stops_the_stage(
+    outlying: tuple[dict, Path, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(network: SlmNetwork, weights: Weights) -> Weights:
+        found = split_weights(network, weights)
+        found.vectors["norm"][:] *= 1.01
+        return found
+
+    monkeypatch.setattr(slm_surgery, "split_weights", spoil)
+    with pytest.raises(
+        GateError, match=r"splitting outlier channels changes the SLM's logits by .* the limit is 1e-03"
+    ):
+        build(outlying[2], tmp_path / "out", msgspec.structs.replace(CONFIG, graph=SPLIT_GRAPH))
+
+
+def test_the_torch_back_end_runs_a_split_network(outlying: tuple[dict, Path, dict[str, Path]]) -> None:
+    folder = outlying[1]
+    sessions = open_torch_slm(folder)
+    for name, session in (("slm_tree", sessions.tree), ("slm_prefill", sessions.prefill)):
+        feed = read_samples(folder / "slm_samples.safetensors")[name][0]
+        graph = ReferenceSession(folder / f"{name}.onnx").run(feed)
+        found = session.run(feed)
+        assert found.keys() == graph.keys()
+        assert np.abs(found["k_new.0"].astype(int) - graph["k_new.0"].astype(int)).max() <= 3
+
+
+# ---- rings of 16 bits
+
+
+def test_rings_of_16_bits(built: tuple[dict, Path, dict[str, Path]], tmp_path: Path) -> None:
+    metrics, narrow, inputs = built
+    graph = msgspec.structs.replace(CONFIG.graph, wide_kv=("k.*", "v.1"))
+    wide = build(inputs, tmp_path / "out", msgspec.structs.replace(CONFIG, graph=graph))
+    assert wide["sqnr_min_db"] > metrics["sqnr_min_db"]
+    spec = read_spec(tmp_path / "out" / "slm.json", SlmSpec)
+    dtypes = {each.name: each.dtype for each in (*spec.tree.inputs, *spec.tree.outputs)}
+    assert {name: dtypes[name] for name in ("k.0", "v.0", "k.1", "v.1", "k_new.1", "v_new.0")} == {
+        "k.0": "uint16",
+        "v.0": "uint8",
+        "k.1": "uint16",
+        "v.1": "uint16",
+        "k_new.1": "uint16",
+        "v_new.0": "uint8",
+    }
+    files = [each / "slm_weights.safetensors" for each in (tmp_path / "out", narrow)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_ring_that_does_not_exist_is_named(built: tuple[dict, Path, dict[str, Path]]) -> None:
+    graph = msgspec.structs.replace(CONFIG.graph, wide_kv=("k.0", "k.7"))
+    with pytest.raises(RecipeError, match=r"\$\.slm\.wide_kv: no ring is called k\.7") as caught:
+        convert_slm.check(msgspec.structs.replace(CONFIG, graph=graph), built[2])
+    assert "the SLM stores K/V in k.0, v.0, k.1, v.1" in caught.value.hint

@@ -28,7 +28,8 @@ FLOAT_BYTES = 4
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 ID_BYTES = 8  # a token id in a capture
 INT4_CHANNEL_BYTES = 4.5  # of an output channel in a graph: a float32 scale and a 4-bit zero point
-CARRIER_BITS = 4  # 2-bit integers travel in 4 bits
+CARRIER_BITS = 4  # 2-bit integers travel in 4 bits, except into a binary by `compile.two_bit_weights`
+NARROW_BITS = 2
 INTEGER16_BYTES = 2
 
 
@@ -235,15 +236,17 @@ def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: 
     """
     slm = family.slm
     head = head_binary_bytes(recipe, family, measured) if family.head else 0
-    tree = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers, measured)
-    prefill = slm_binary_bytes(prefill_weight_bytes(slm), len(slm.storing), measured)
+    narrow = recipe.compile.two_bit_weights
+    carried = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers, measured)
+    tree = slm_binary_bytes(tree_weight_bytes(recipe, family, narrow), slm.layers, measured)
+    prefill = slm_binary_bytes(prefill_weight_bytes(slm, narrow), len(slm.storing), measured)
     packed = sum(matrix.packed_bytes for matrix in slm.matrices)
     return _rounded(
         disk_bytes=head + tree + prefill + measured.compile_reports,
         ram_bytes=measured.base
         + max(
-            measured.compiler_base + measured.compiler * max(head, tree, prefill),
-            measured.mapped_file * (packed + tree),
+            measured.compiler_base + measured.compiler * max(head, carried),  # it reads carriers either way
+            measured.mapped_file * (packed + carried),
         ),
         binary_bytes=head + tree + prefill,
     )
@@ -254,15 +257,15 @@ def slm_binary_bytes(weight_bytes: int, layers: int, measured: Coefficients = ME
     return int(measured.slm_binary * weight_bytes + measured.slm_binary_layer * layers)
 
 
-def tree_weight_bytes(recipe: Recipe, family: FamilyShape) -> int:
-    """Integers in their carriers and scales of a tree pass, the output layer with kept rows."""
+def tree_weight_bytes(recipe: Recipe, family: FamilyShape, narrow: bool = False) -> int:
+    """Integers and scales of a tree pass, the output layer with kept rows; `narrow`: 2-bit integers take 2 bits."""
     output = Matrix(kept_tokens(recipe, family), family.slm.hidden, family.slm.output_bits)
-    return sum(map(_carried_bytes, (*family.slm.matrices, output)))
+    return sum(_carried_bytes(matrix, narrow) for matrix in (*family.slm.matrices, output))
 
 
-def prefill_weight_bytes(slm: SlmShape) -> int:
+def prefill_weight_bytes(slm: SlmShape, narrow: bool = False) -> int:
     """Weight bytes of the part that a prefill pass needs."""
-    return sum(_carried_bytes(matrix) for matrix in slm.matrices if matrix.in_prefill)
+    return sum(_carried_bytes(matrix, narrow) for matrix in slm.matrices if matrix.in_prefill)
 
 
 def feed_bytes(recipe: Recipe, slm: SlmShape, rows: int) -> int:
@@ -273,6 +276,7 @@ def feed_bytes(recipe: Recipe, slm: SlmShape, rows: int) -> int:
     return rings + INTEGER16_BYTES * (masks + rows * (slm.hidden + slm.per_layer_width))
 
 
-def _carried_bytes(matrix: Matrix) -> int:
-    bits = BITS_PER_BYTE if matrix.bits == BITS_PER_BYTE else CARRIER_BITS
+def _carried_bytes(matrix: Matrix, narrow: bool) -> int:
+    small = NARROW_BITS if narrow and matrix.bits == NARROW_BITS else CARRIER_BITS
+    bits = BITS_PER_BYTE if matrix.bits == BITS_PER_BYTE else small
     return matrix.values * bits // BITS_PER_BYTE + int(INT4_CHANNEL_BYTES * matrix.rows)

@@ -44,6 +44,10 @@ class Ops(Protocol[T]):
         """a * b, broadcast."""
         ...
 
+    def weigh(self, name: str, x: T, weight: str) -> T:
+        """x [.., n] times the vector `weight` [n]."""
+        ...
+
     def scale(self, name: str, x: T, factor: float) -> T:
         """x * factor, factor > 0."""
         ...
@@ -72,6 +76,10 @@ class Ops(Protocol[T]):
 
     def slice(self, name: str, x: T, axis: int, start: int, stop: int) -> T:
         """x[start:stop] along `axis` (not negative)."""
+        ...
+
+    def columns(self, name: str, x: T, index: Sequence[int]) -> T:
+        """x [R, n] -> [R, len(index)]: these columns, some of them several times."""
         ...
 
     def concat(self, name: str, parts: Sequence[T], axis: int) -> T:

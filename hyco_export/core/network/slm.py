@@ -4,13 +4,23 @@ One definition for every SLM family: a decoder of attention and gated MLP blocks
 are set by a family of `models.families`; defaults are those of Gemma 4. Embeddings and rotary tables come from the
 host. Written in `Ops` alone: torch computes it, a graph writer writes it down.
 
-Legend: R rows, W ring slots of a layer type, C = W + R, H hidden, A query heads, N kv heads, d head dim, L layers,
-P per-layer width, V kept tokens. Names of inputs and outputs: `core.device_spec`.
+A channel of the residual stream that dwarfs the others would leave them few of the steps of a 16-bit tensor. It may be
+split (`SlmNetwork.copies`): the stream carries n copies of v n^-0.5 instead of v, the first in its place and the others
+at the end. The sum of squares stays the same, so a norm of the stream needs another factor and epsilon only
+(`split_weights`).
+
+Legend: R rows, W ring slots of a layer type, C = W + R, H hidden, S columns of the residual stream (H without copies),
+A query heads, N kv heads, d head dim, L layers, P per-layer width, V kept tokens. Names of inputs and outputs:
+`core.device_spec`.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isqrt
 from typing import Generic
 
 import msgspec
+import numpy as np
 
 from hyco_export.core.network.blocks import (
     Activation,
@@ -24,6 +34,12 @@ from hyco_export.core.network.blocks import (
     rotate,
     soft_cap,
 )
+from hyco_export.core.network.weights import PackedMatrices, PackedMatrix, Weights
+
+STREAM_NORMS = ("input_layernorm", "pre_feedforward_layernorm")  # of each layer, before its two blocks
+ADDED_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm", "post_per_layer_input_norm")
+SPLIT = "split.factors"  # vector [H] of a network with copies
+GATE = "per_layer_input_gate"  # the linear layer that reads the stream without a norm
 
 
 class SlmLayer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,6 +71,7 @@ class SlmNetwork(msgspec.Struct, frozen=True, omit_defaults=True):
     `query_key_norms`: queries and keys are normed by head before rotation; their weights hold the factor of the scores.
     `query_scale`: factor of the queries, where no norm can hold it.
     `post_norms`: the result of each attention and MLP block is normed before it is added.
+    `copies`: how many copies the residual stream carries of a channel, where it is more than one: powers of 4.
     """
 
     hidden: int
@@ -69,6 +86,25 @@ class SlmNetwork(msgspec.Struct, frozen=True, omit_defaults=True):
     query_key_norms: bool = True
     query_scale: float = 1.0
     post_norms: bool = True
+    copies: dict[int, int] = {}
+
+    @property
+    def stream_width(self) -> int:
+        """S."""
+        return len(self.stream_columns)
+
+    @property
+    def stream_columns(self) -> tuple[int, ...]:
+        """[S]: the channel that each column of the residual stream is a copy of."""
+        counts = sorted(self.copies.items())
+        rest = (channel for channel, count in counts for _ in range(count - isqrt(count)))
+        return (*self.sum_columns, *rest)
+
+    @property
+    def sum_columns(self) -> tuple[int, ...]:
+        """The first columns of the stream: n^0.5 copies of every channel, whose sum is the channel."""
+        further = (channel for channel, count in sorted(self.copies.items()) for _ in range(isqrt(count) - 1))
+        return (*range(self.hidden), *further)
 
     @property
     def storing(self) -> tuple[SlmLayer, ...]:
@@ -116,11 +152,11 @@ class _Pass(Generic[T]):
 def build(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
     """A tree pass: from embeddings to new K/V rows and logits over the keep set."""
     current = _Pass(ops, network, rows)
-    hidden = current.input("embeds", (rows, network.hidden))
+    hidden = _embedded(current)
     per_layer = _per_layer_inputs(current)
     for layer in network.layers:
         hidden = _layer(current, layer, hidden, per_layer)
-    final = ops.rms_norm("final", hidden, "norm", network.epsilon)
+    final = _stream_norm(current, "final", hidden, "norm")
     if network.soft_cap is None:
         logits = ops.linear("logits", final, "lm_head")
     else:
@@ -131,7 +167,7 @@ def build(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
 def build_prefill(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
     """A prefill pass: new K/V rows only. It ends at the last layer that stores K/V; later layers only read it."""
     current = _Pass(ops, network, rows)
-    hidden = current.input("embeds", (rows, network.hidden))
+    hidden = _embedded(current)
     last = network.storing[-1].index
     per_layer = _per_layer_inputs(current) if last else None
     for layer in network.layers[:last]:
@@ -140,14 +176,117 @@ def build_prefill(ops: Ops[T], network: SlmNetwork, rows: int) -> None:
 
 
 def layer_results(network: SlmNetwork) -> tuple[str, ...]:
-    """Names of the hidden states [R, H] after each layer of a tree pass, then of the final norm's."""
+    """Names of the hidden states [R, S] after each layer of a tree pass, then of the final norm's."""
     end = "enriched" if network.per_layer else "fed"
     results = [f"layers.{layer.index}.{end if layer.scalar == 1.0 else 'scaled'}" for layer in network.layers]
     return (*results, "final")
 
 
+# ---- the residual stream
+
+
+def stream_tensors(network: SlmNetwork) -> tuple[str, ...]:
+    """Names of the tensors [R, H] that are the stream, or are added to it, in a network without copies."""
+    names = ["embeds"]
+    for layer in network.layers:
+        at = f"layers.{layer.index}"
+        added = ("attention.normed", "mlp.normed") if network.post_norms else ("attention.out", "mlp.down")
+        names += [f"{at}.{added[0]}", f"{at}.attended", f"{at}.{added[1]}", f"{at}.fed"]
+        names += [f"{at}.ple.normed", f"{at}.enriched"] if network.per_layer else []
+        names += [f"{at}.scaled"] if layer.scalar != 1.0 else []
+    return tuple(names)
+
+
+def split_weights(network: SlmNetwork, weights: Weights) -> Weights:
+    """Weights of the network without copies -> with them."""
+    assert isinstance(weights.matrices, PackedMatrices)
+    return Weights(_split_matrices(network, weights.matrices), _split_vectors(network, weights.vectors), weights.tables)
+
+
+def _split_vectors(network: SlmNetwork, vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Norms of the stream get [S] values: its columns have the factor n^-0.5, and its mean of squares is over S instead
+    of H; values of further copies are 0, for nobody reads them. Norms of what is added to the stream get the factor.
+    """
+    factors = np.ones(network.hidden, np.float32)
+    for channel, count in network.copies.items():
+        factors[channel] = count**-0.5
+    found = {**vectors, SPLIT: factors}
+    for name, vector in vectors.items():
+        kind = name.rpartition(".")[2]
+        if name == "norm" or kind in STREAM_NORMS:
+            found[name] = np.zeros(network.stream_width, np.float32)
+            found[name][: network.hidden] = vector / factors * np.sqrt(network.hidden / network.stream_width)
+        elif kind in ADDED_NORMS:
+            found[name] = vector * factors
+    return found
+
+
+def _split_matrices(network: SlmNetwork, matrices: PackedMatrices) -> PackedMatrices:
+    """A layer that reads the stream without a norm gets a channel's column n^0.5 times, its integers as they are."""
+    columns = list(network.sum_columns)
+
+    def widened(name: str) -> bool:
+        return name.endswith(GATE)
+
+    def read(name: str) -> PackedMatrix:
+        packed = matrices.packed(name)
+        if not widened(name):
+            return packed
+        whole = packed.unpacked()
+        return replace(whole, integers=np.ascontiguousarray(whole.integers[:, columns])).packed()
+
+    shapes = {
+        name: replace(shape, width=len(columns)) if widened(name) else shape for name, shape in matrices.shapes.items()
+    }
+    return PackedMatrices(shapes, read)
+
+
+def _embedded(current: _Pass[T]) -> T:
+    """The stream [R, S] before the first layer."""
+    hidden = current.input("embeds", (current.rows, current.network.hidden))
+    return _copied(current, "embeds", _split(current, "embeds", hidden))
+
+
+def _split(current: _Pass[T], name: str, x: T) -> T:
+    """x [R, H] with the factor n^-0.5 of every channel."""
+    return current.ops.weigh(f"{name}.split", x, SPLIT) if current.network.copies else x
+
+
+def _copied(current: _Pass[T], name: str, x: T) -> T:
+    """x [R, H], factors inside, as it is added to the stream [R, S]."""
+    network = current.network
+    return current.ops.columns(f"{name}.copied", x, network.stream_columns) if network.copies else x
+
+
+def _added(current: _Pass[T], layer: SlmLayer, block: str, raw: T, norm: str) -> T:
+    """What a block with the result `raw` [R, H] adds to the stream: normed where the network has such norms."""
+    name = f"layers.{layer.index}.{block}"
+    if not current.network.post_norms:
+        return _copied(current, name, _split(current, name, raw))
+    weight = f"layers.{layer.index}.{norm}"
+    x = current.ops.rms_norm(f"{name}.normed", raw, weight, current.network.epsilon)
+    return _copied(current, f"{name}.normed", x)
+
+
+def _stream_norm(current: _Pass[T], name: str, hidden: T, weight: str) -> T:
+    """hidden [R, S] -> its norm [R, H], without copies."""
+    network = current.network
+    epsilon = network.epsilon * network.hidden / network.stream_width if network.copies else network.epsilon
+    x = current.ops.rms_norm(name, hidden, weight, epsilon)
+    return current.ops.slice(f"{name}.own", x, 1, 0, network.hidden) if network.copies else x
+
+
+def _summed(current: _Pass[T], name: str, hidden: T) -> T:
+    """hidden [R, S] -> the columns that a linear layer without a norm before it reads."""
+    network = current.network
+    return current.ops.slice(name, hidden, 1, 0, len(network.sum_columns)) if network.copies else hidden
+
+
+# ---- a layer
+
+
 def _layer(current: _Pass[T], layer: SlmLayer, hidden: T, per_layer: T | None) -> T:
-    """hidden [R, H] -> [R, H]: one decoder layer."""
+    """hidden [R, S] -> [R, S]: one decoder layer."""
     hidden = _attention_block(current, layer, hidden)
     hidden = _mlp_block(current, layer, hidden)
     if per_layer is not None:
@@ -159,7 +298,7 @@ def _layer(current: _Pass[T], layer: SlmLayer, hidden: T, per_layer: T | None) -
 
 def _attention_input(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
     at = f"layers.{layer.index}"
-    return current.ops.rms_norm(f"{at}.attention.in", hidden, f"{at}.input_layernorm", current.network.epsilon)
+    return _stream_norm(current, f"{at}.attention.in", hidden, f"{at}.input_layernorm")
 
 
 def _attention_block(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
@@ -182,9 +321,7 @@ def _attention_block(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
         current.width(layer.layer_type),
     )
     mixed = ops.linear(f"{name}.out", mixed, f"{at}.self_attn.o_proj")
-    if current.network.post_norms:
-        mixed = ops.rms_norm(f"{name}.normed", mixed, f"{at}.post_attention_layernorm", current.network.epsilon)
-    return ops.add(f"{at}.attended", hidden, mixed)
+    return ops.add(f"{at}.attended", hidden, _added(current, layer, "attention", mixed, "post_attention_layernorm"))
 
 
 def _rotated(current: _Pass[T], layer: SlmLayer, name: str, flat: T, norm: str, heads: int) -> T:
@@ -228,11 +365,9 @@ def _store(current: _Pass[T], layer: SlmLayer, k_new: T, v_new: T) -> None:
 def _mlp_block(current: _Pass[T], layer: SlmLayer, hidden: T) -> T:
     """hidden + norm(mlp(norm(hidden))); the outer norm where the network has it."""
     ops, at, network = current.ops, f"layers.{layer.index}", current.network
-    x = ops.rms_norm(f"{at}.mlp.in", hidden, f"{at}.pre_feedforward_layernorm", network.epsilon)
+    x = _stream_norm(current, f"{at}.mlp.in", hidden, f"{at}.pre_feedforward_layernorm")
     x = gated_mlp(ops, f"{at}.mlp", x, activation=network.activation)
-    if network.post_norms:
-        x = ops.rms_norm(f"{at}.mlp.normed", x, f"{at}.post_feedforward_layernorm", network.epsilon)
-    return ops.add(f"{at}.fed", hidden, x)
+    return ops.add(f"{at}.fed", hidden, _added(current, layer, "mlp", x, "post_feedforward_layernorm"))
 
 
 def _per_layer_inputs(current: _Pass[T]) -> T | None:
@@ -256,7 +391,8 @@ def _per_layer_block(current: _Pass[T], layer: SlmLayer, hidden: T, per_layer: T
     """hidden + norm(project(gelu(gate(hidden)) * this layer's columns))."""
     ops, at, width = current.ops, f"layers.{layer.index}", current.network.per_layer
     own = ops.slice(f"{at}.ple.own", per_layer, 1, layer.index * width, (layer.index + 1) * width)  # [R, P]
-    x = gelu(ops, f"{at}.ple.gelu", ops.linear(f"{at}.ple.gate", hidden, f"{at}.per_layer_input_gate"))
+    gate = ops.linear(f"{at}.ple.gate", _summed(current, f"{at}.ple.in", hidden), f"{at}.{GATE}")
+    x = gelu(ops, f"{at}.ple.gelu", gate)
     x = ops.linear(f"{at}.ple.out", ops.mul(f"{at}.ple.gated", x, own), f"{at}.per_layer_projection")
     x = ops.rms_norm(f"{at}.ple.normed", x, f"{at}.post_per_layer_input_norm", current.network.epsilon)
-    return ops.add(f"{at}.enriched", hidden, x)
+    return ops.add(f"{at}.enriched", hidden, _copied(current, f"{at}.ple.normed", x))

@@ -1,6 +1,7 @@
 """Compares every linear layer and table of the SLM's graphs with its checkpoint, one at a time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import onnx
 
 from hyco_export.core.artifact import ENCODINGS_FILE, SLM
 from hyco_export.core.device_spec import SLM_PREFILL_GRAPH, SLM_TREE_GRAPH
+from hyco_export.core.network.slm import GATE, SlmNetwork
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables, PackedRows
@@ -36,11 +38,11 @@ def slm_findings(run: Path, checkpoint_folder: Path, kept: np.ndarray) -> list[F
         for name in (SLM_TREE_GRAPH, SLM_PREFILL_GRAPH)
     }
     stored = {f"{SLM}/{name}.onnx": StoredMatrices(model, run / SLM) for name, model in models.items()}
-    _, weights = read_slm(run / SLM / WEIGHTS_FILE)
+    network, weights = read_slm(run / SLM / WEIGHTS_FILE)
     own = weights.integer_matrices()
     findings: list[Finding] = []
     if getattr(load_config(checkpoint_folder), "quantization_config", None) is not None:
-        findings += _origin_findings(run, checkpoint_folder, kept, own)
+        findings += _origin_findings(run, checkpoint_folder, kept, network, own)
     for name in own if not findings else ():  # a fault of the weights themselves shows in every graph
         matrix = own[name]
         ids = kept if name == OUTPUT_LAYER else np.arange(len(matrix.integers))
@@ -53,7 +55,7 @@ def slm_findings(run: Path, checkpoint_folder: Path, kept: np.ndarray) -> list[F
 
 
 def _origin_findings(
-    run: Path, checkpoint_folder: Path, kept: np.ndarray, own: Mapping[str, IntegerMatrix]
+    run: Path, checkpoint_folder: Path, kept: np.ndarray, network: SlmNetwork, own: Mapping[str, IntegerMatrix]
 ) -> Iterator[Finding]:
     """The stored weights and tables against a packed checkpoint, whose integers they keep."""
     from hyco_export.models.families.slm_family import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
@@ -62,6 +64,8 @@ def _origin_findings(
     checkpoint = PackedCheckpoint(checkpoint_folder)
     for name in checkpoint.linears:
         layer, matrix = name.removeprefix(MODEL_PREFIX), checkpoint.matrix(name).unpacked()
+        if network.copies and layer.endswith(GATE):  # it reads some copies of a channel
+            matrix = replace(matrix, integers=matrix.integers[:, list(network.sum_columns)])
         ids = kept if layer == OUTPUT_LAYER else np.arange(len(matrix.integers))
         wanted, found = matrix.rows(ids), own[layer]
         pairs = (found.integers, found.scales), (wanted.integers, wanted.scales)

@@ -30,12 +30,7 @@ NOTES = (
 REMOVE_HINT = "remove it from config.json if it says nothing of what the model computes, else use another model"
 MEANING = {  # of fields whose names do not explain them
     "use_bidirectional_attention": "its attention looks ahead",
-    "use_ordered_embeddings": "it orders its vocabulary by centroids",
     "enable_moe_block": "it has mixture-of-experts blocks",
-}
-NEXT_STEPS = {
-    "use_ordered_embeddings": "such heads cannot be converted yet: use a verifier whose head has no centroids, or "
-    "leave out $.models.head to make the SLM's artifacts alone"
 }
 
 
@@ -71,7 +66,7 @@ def _unsupported_values(config: PreTrainedConfig, honoured: Honoured) -> Iterato
             if value not in honoured.only[name]:
                 wanted = " or ".join(map(repr, honoured.only[name]))
                 meaning = f" ({MEANING[name]})" if name in MEANING else ""
-                yield f"{name} is {value!r}{meaning}, only {wanted} is implemented", _next_step(config, name)
+                yield f"{name} is {value!r}{meaning}, only {wanted} is implemented", _next_step(config)
         elif name not in honoured.read and not name.startswith(NOTES) and value not in (None, False, {}, []):
             yield f"{name} is {value!r}, a field that transformers' {type(config).__name__} does not know", REMOVE_HINT
 
@@ -83,15 +78,15 @@ def _unsupported_parts(config: PreTrainedConfig) -> Iterator[tuple[str, str]]:
     for name, rope in (by_type or {ROPE: given}).items():  # a table for each layer type, or one for all
         if rope.get("rope_type", "default") not in FIXED_FREQUENCIES:
             wanted = ", ".join(FIXED_FREQUENCIES)
-            yield f"{name}.rope_type is {rope['rope_type']!r}, not one of {wanted}", _next_step(config, ROPE)
+            yield f"{name}.rope_type is {rope['rope_type']!r}, not one of {wanted}", _next_step(config)
     for layer, own in (config.to_dict().get(LAYERS) or {}).items():
         for name in sorted(set(own) - LAYER_FIELDS):
             rule = "only one value for all layers is implemented"
-            yield f"{LAYERS}.{layer}.{name} is {own[name]!r}, {rule}", _next_step(config, name)
+            yield f"{LAYERS}.{layer}.{name} is {own[name]!r}, {rule}", _next_step(config)
 
 
-def _next_step(config: PreTrainedConfig, name: str) -> str:
-    return NEXT_STEPS.get(name, f"use a {config.model_type} model without it")
+def _next_step(config: PreTrainedConfig) -> str:
+    return f"use a {config.model_type} model without it"
 
 
 # ---- model types by role

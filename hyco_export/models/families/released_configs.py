@@ -273,7 +273,7 @@ def _head_e4b() -> Gemma4AssistantConfig:
         vocab_size_per_layer_input=0,
         num_kv_shared_layers=4,
     )
-    return Gemma4AssistantConfig(text_config=text, backbone_hidden_size=2560)
+    return Gemma4AssistantConfig(text_config=text, backbone_hidden_size=2560, use_ordered_embeddings=True)
 
 
 def _mobile_e2b() -> Gemma4TextConfig:

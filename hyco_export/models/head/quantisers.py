@@ -25,7 +25,7 @@ from hyco_export.core.network.head import EMBEDDING_HALF, PRE_PROJECTION, STATE_
 from hyco_export.core.network.weights import MULTIPLIER_BITS, IntegerMatrix
 from hyco_export.core.recipe import Qat
 from hyco_export.errors import RecipeError
-from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.gemma4_assistant import CENTROIDS, HeadModel
 from hyco_export.models.head.stored import stored_name
 from hyco_export.models.verifier import empty_model, load_config
 from hyco_export.models.weight_rounding import (
@@ -42,9 +42,10 @@ from hyco_export.models.weight_rounding import (
 
 
 def linear_layers(head: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Every linear layer by its name in the module: projections, attention, MLPs, output layer."""
+    """Every linear layer by its name in the module: projections, attention, MLPs, output layer; not centroids, which a
+    dense output layer does without."""
     for name, module in head.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and not name.startswith(CENTROIDS):
             yield name, module
 
 

@@ -24,7 +24,7 @@ from hyco_export.core.handoff import LAYER_TYPES
 from hyco_export.core.ring import ring_span, visible
 from hyco_export.errors import ArtifactError, first_line
 from hyco_export.models.capture import Capture
-from hyco_export.models.families.gemma4_assistant import HeadModel
+from hyco_export.models.families.gemma4_assistant import HeadModel, output_logits
 from hyco_export.models.verifier import ATTENTION_NAMES
 
 # ---- the verifier's final norm, for a hand-off with h from before it
@@ -227,7 +227,7 @@ def head_step(head: HeadModel, e: torch.Tensor, state: torch.Tensor, rows: RootR
         output_hidden_states=[-1],  # more than one row fails in transformers 5.24 without it
     )
     last = output.last_hidden_state[0]
-    return StepOutput(head.lm_head(last), head.post_projection(last))
+    return StepOutput(output_logits(head, last), head.post_projection(last))
 
 
 def unroll(head: HeadModel, rows: RootRows, steps: int) -> list[torch.Tensor]:

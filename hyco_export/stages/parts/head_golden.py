@@ -33,6 +33,7 @@ from hyco_export.core.network.weights import read_kept_table
 from hyco_export.core.recipe import Dtype
 from hyco_export.models.capture import Capture, load_capture, save_capture
 from hyco_export.models.embedding_table import find_embedding, scaled_row
+from hyco_export.models.families.gemma4_assistant import make_dense
 from hyco_export.models.generation_rules import checkpoint_suppressed_ids
 from hyco_export.models.golden import (
     PlannedSession,
@@ -122,7 +123,7 @@ class _ReferenceHeads:
     ) -> None:
 
         self._keepset, self._handoff_encoding, self._steps, self._window = keepset, handoff_encoding, steps, window
-        self._head = load_head(inputs["head"], "float32")
+        self._head = make_dense(load_head(inputs["head"], "float32"))
         load_stored(self._head, read_head(inputs[QAT_HEAD]).matrices)
         self._published = load_head(inputs["head"], dtype)
         self._lookup = table_lookup(read_kept_table(inputs[KEEPSET]), keepset.ids)

@@ -12,25 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.files import write_json
+from hyco_export.core.network.quantisation import kv_range_names, rewidened
+from hyco_export.core.network.slm import SlmNetwork
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.core.recipe import SlmGraph
 from hyco_export.evaluate.cost_table import Panel, write_csv, write_picture
-from hyco_export.evaluate.slm_quality import SlmQuality, grids_by_row, row_divergences
+from hyco_export.evaluate.slm_quality import RowCost, SlmQuality, grids_by_row, row_costs
 from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.agreement import compare_heads
 from hyco_export.models.head.quantisers import load_matrices
 from hyco_export.models.head.sensitivity import LayerCost, by_gain_per_byte, layer_costs, prefix_sizes
 from hyco_export.models.head.stored import stored_name
 from hyco_export.models.head.unroll import RootRows
+from hyco_export.models.slm.static_pass import FloatSlm
 from hyco_export.stages.declarations import Metrics, Progress
 from hyco_export.stages.parts.slm_surgery import Surgery
 
 SENSITIVITY_CSV, SENSITIVITY_SVG, SUGGESTION_FILE = "sensitivity.csv", "sensitivity.svg", "suggestion.json"
 WIDE_BITS = 8
+WIDTHS = {False: 8, True: 16}  # of rings, by `SlmGraph.wide_kv`
+STREAM_SPLIT, STREAM_WHOLE = "stream.split", "stream.whole"  # rows: all tensors of the residual stream together
 WORTHWHILE_SHARE = 0.5  # of what 8 bits everywhere would win: the smallest combination that wins it is suggested
 
 
@@ -147,11 +153,12 @@ def _suggest(combinations: Sequence[Combination]) -> Suggestion:
 
 @dataclass(frozen=True)
 class QuantisedSlm:
-    """The float SLM with its tables, and the encodings of its integer graph."""
+    """The float SLM with its tables, and the encodings of its integer graph; `margin`: theirs around what was seen."""
 
     surgery: Surgery
     encodings: Mapping[str, Encoding]
     mask_value: float
+    margin: float
 
 
 def write_slm_evidence(
@@ -162,23 +169,73 @@ def write_slm_evidence(
     out_dir: Path,
     progress: Progress,
 ) -> None:
-    """One row for each tensor that `quality` judges."""
-    names = list(quality.layers)
-    divergences = row_divergences(
-        quantised.surgery.float_slm,
-        grids_by_row(names, quantised.encodings),
-        quantised.surgery.tables,
-        graph.rows,
-        quantised.mask_value,
-        sequences,
-        graph.evidence_passes,
-        lambda done, total: progress.step("passes that measure single layers", done, total),
-        quantised.surgery.sink,
-    )
-    rows = [{"tensor": name, "sqnr_db": quality.layers[name], "kl_alone_nats": divergences[name]} for name in names]
+    """One row for each tensor that `quality` judges; further rows for what a recipe may choose.
+
+    These are each ring in the width that it does not have, all rings in either width, and of a residual stream with
+    split channels the stream as it is and as it would be whole.
+    """
+
+    def measure(slm: FloatSlm, grids: Mapping[str, Mapping[str, Encoding]], label: str) -> dict[str, RowCost]:
+        return row_costs(
+            slm,
+            grids,
+            quantised.surgery.tables,
+            graph.rows,
+            quantised.mask_value,
+            sequences,
+            graph.evidence_passes,
+            lambda done, total: progress.step(label, done, total),
+            quantised.surgery.sink,
+        )
+
+    unsplit = quantised.surgery.unsplit
+    rings = _ring_choices(quantised)
+    grids = grids_by_row(list(quality.layers), quantised.encodings) | rings
+    if unsplit is not None:
+        grids[STREAM_SPLIT] = {name: quantised.encodings[name] for name in unsplit.peaks if name != "embeds"}
+    costs = measure(quantised.surgery.float_slm, grids, "passes that measure single layers")
+    if unsplit is not None:
+        whole = {STREAM_WHOLE: unsplit.grids(quantised.margin)}
+        costs |= measure(unsplit.float_slm, whole, "passes that measure the stream before it was split")
+    rows = [
+        {
+            "tensor": name,
+            "sqnr_db": quality.layers.get(name),
+            "kl_alone_nats": cost.kl,
+            "top1_alone": cost.top1,
+            "ring_bytes": _ring_bytes(quantised.surgery.network, grids.get(name, {})),
+        }
+        for name, cost in costs.items()
+    ]
     write_csv(out_dir / SENSITIVITY_CSV, rows)
+    names = list(costs)
     panels = (
-        Panel("SQNR of the integer graph up to here, dB", list(quality.layers.values())),
-        Panel("KL when only this layer is rounded, micronats", [1e6 * divergences[name] for name in names]),
+        Panel("SQNR of the integer graph up to here, dB", [quality.layers.get(name) for name in names]),
+        Panel("KL when only this layer is rounded, micronats", [1e6 * costs[name].kl for name in names]),
     )
     write_picture(out_dir / SENSITIVITY_SVG, "The SLM's activations", names, panels)
+
+
+def _ring_choices(quantised: QuantisedSlm) -> dict[str, dict[str, Encoding]]:
+    """K/V in both widths, all rings together; and each ring in the width that it does not have, by its row."""
+    widths: dict[bool, dict[str, Encoding]] = {False: {}, True: {}}
+    others = {}
+    for name in kv_range_names(quantised.surgery.network):
+        own = quantised.encodings[name]
+        for wide, found in widths.items():
+            found[name] = rewidened(own, wide)
+            if found[name].dtype != own.dtype:
+                others[f"{name}, {WIDTHS[wide]} bits"] = {name: found[name]}
+    return {**others, **{f"k_new and v_new, {WIDTHS[wide]} bits": found for wide, found in widths.items()}}
+
+
+def _ring_bytes(network: SlmNetwork, grids: Mapping[str, Encoding]) -> int | None:
+    """Memory of the rings among the tensors of a row; None where there are none."""
+    sizes = {
+        f"{kind}_new.{layer.index}": layer.kv_heads * layer.dim * network.rings[layer.layer_type]
+        for layer in network.storing
+        for kind in ("k", "v")
+    }
+    if not grids.keys() <= sizes.keys() or not grids:
+        return None
+    return sum(sizes[name] * np.dtype(grid.dtype).itemsize for name, grid in grids.items())

@@ -13,6 +13,7 @@ import onnx
 from transformers import PreTrainedModel
 
 from hyco_export.core.network.host import EmbeddingRows
+from hyco_export.core.network.slm import GATE
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm
 from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables
@@ -33,9 +34,8 @@ from hyco_export.models.slm.reference_weights import (
 from hyco_export.models.slm.static_pass import FloatSlm, find_attention_sink
 from hyco_export.models.slm.surgery import MODEL_PREFIX, OUTPUT_LAYER, PER_LAYER_TABLE, TOKEN_TABLE
 from hyco_export.stages.declarations import Progress
-from hyco_export.stages.parts.slm_surgery import Surgery
+from hyco_export.stages.parts.slm_surgery import MAX_RELATIVE_DIFFERENCE, Surgery
 
-MAX_RELATIVE_DIFFERENCE = 1e-3  # of the logits' standard deviation: float32 sums in another order stay far below
 COMPARED_ROWS = 8192
 REPORT_HINT = "do not use this artifact; report it with the checkpoint's config.json"
 
@@ -126,13 +126,15 @@ def weight_pairs(weights: ReferenceWeights, folder: Path, whole_graph: Path, par
     whole, part = (
         StoredMatrices(onnx.load(path, load_external_data=False), folder) for path in (whole_graph, part_graph)
     )
-    matrices = read_slm(folder / WEIGHTS_FILE)[1].matrices
+    network, stored = read_slm(folder / WEIGHTS_FILE)
     for module in weights.linears:
         name, original = module.removeprefix(MODEL_PREFIX), weights.linears[module]
+        if network.copies and name.endswith(GATE):
+            original = original._replace(integers=original.integers[:, list(network.sum_columns)])
         yield from _pairs(whole_graph.name, name, whole.get(name), original)
         if name in part:
             yield from _pairs(part_graph.name, name, part[name], original)
-        yield from _pairs(WEIGHTS_FILE, name, _stored(matrices.get(name)), original)
+        yield from _pairs(WEIGHTS_FILE, name, _stored(stored.matrices.get(name)), original)
     tables, names = HostTables(folder / TABLES_FILE), {TOKEN_TABLE: TOKENS, PER_LAYER_TABLE: PER_LAYER}
     for module, original in weights.tables.items():
         table = names[module]

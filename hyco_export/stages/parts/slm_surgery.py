@@ -3,24 +3,27 @@
 Legend: V kept tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from hyco_export.core.artifact import PartialBuild
+from hyco_export.core.encodings import Encoding, encoding_from_range
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.network.host import AttentionSink
-from hyco_export.core.network.slm import SlmNetwork
+from hyco_export.core.network.slm import SlmNetwork, split_weights
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm, write_slm
 from hyco_export.core.network.weights import Weights
 from hyco_export.core.recipe import SlmWeights
 from hyco_export.core.recipe import TokenBridge as BridgeChoice
 from hyco_export.core.tables import TABLES_FILE, HostTables, save_tables
 from hyco_export.core.token_bridge import BRIDGE_FILE, TokenBridge, write_bridge
-from hyco_export.errors import ArtifactError, CheckpointError
+from hyco_export.errors import ArtifactError, CheckpointError, GateError
 from hyco_export.models.slm.float import FloatCheckpoint, Rounding, open_checkpoint
+from hyco_export.models.slm.outliers import bits_won, channel_peaks, choose_copies, largest_difference
 from hyco_export.models.slm.packed import PackedCheckpoint
 from hyco_export.models.slm.static_pass import FloatSlm, find_attention_sink
 from hyco_export.models.slm.surgery import host_tables, slm_network, slm_weights
@@ -30,6 +33,8 @@ from hyco_export.models.torch_ops import TorchWeights
 from hyco_export.stages.declarations import Metrics
 
 UNIT = "surgery"
+MAX_RELATIVE_DIFFERENCE = 1e-3  # of logits, in their standard deviations: float32 sums in another order stay far below
+COMPARED_PASSES = 4  # of a network with split channels and the whole one; one of E2B takes seconds
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,26 @@ class Surgery:
     tables: HostTables
     kept: np.ndarray
     sink: AttentionSink | None = None
+    unsplit: "Unsplit | None" = None
+
+
+@dataclass(frozen=True)
+class Unsplit:
+    """The network before channels of its residual stream were split.
+
+    Attributes:
+        peaks: greatest magnitude of every channel by tensor of the stream, float32 [H].
+        difference: of the logits of both networks, in standard deviations.
+    """
+
+    float_slm: FloatSlm
+    peaks: Mapping[str, np.ndarray]
+    difference: float
+
+    def grids(self, margin: float) -> dict[str, Encoding]:
+        """Those that the stream's tensors would have, but for the graph's input; `margin` times what was seen."""
+        tops = {name: margin * float(peak.max()) for name, peak in self.peaks.items() if name != "embeds"}
+        return {name: encoding_from_range(-top, top, "uint16") for name, top in tops.items()}
 
 
 def rounding_of(weights: SlmWeights | None) -> Rounding | None:
@@ -94,6 +119,55 @@ def operate(
 def with_sink(surgery: Surgery, token: int, rows: int, mask_value: float) -> Surgery:
     """The same with the kept K/V rows of the token that begins every text."""
     return replace(surgery, sink=find_attention_sink(surgery.float_slm, surgery.tables, token, rows, mask_value))
+
+
+def with_split_outliers(
+    surgery: Surgery, share: float, sequences: Sequence[Sequence[int]], rows: int, mask_value: float, out_dir: Path
+) -> Surgery:
+    """The same with outlier channels of the residual stream split; as it is where there are none.
+
+    Args:
+        share: of the stream's width, columns that it may get.
+        sequences: calibration text.
+        out_dir: the float weights in it are written again, for the network that is split.
+
+    Raises:
+        GateError: the network that is split is another one.
+    """
+    if not share:
+        return surgery
+    network, whole = surgery.network, surgery.float_slm
+    peaks = channel_peaks(whole, surgery.tables, sequences, rows, mask_value, surgery.sink)
+    copies = choose_copies(peaks, int(share * network.hidden))
+    if not copies:
+        return surgery
+    network = msgspec.structs.replace(network, copies=copies)
+    weights = split_weights(network, surgery.weights)
+    slm = FloatSlm(network, TorchWeights(weights))
+    text = (surgery.tables, sequences, rows, mask_value)
+    difference = largest_difference(whole, slm, *text, max_passes=COMPARED_PASSES, sink=surgery.sink)
+    if not difference < MAX_RELATIVE_DIFFERENCE:
+        raise GateError(
+            f"splitting outlier channels changes the SLM's logits by {difference:.1e} standard deviations, "
+            f"the limit is {MAX_RELATIVE_DIFFERENCE:.0e}",
+            "set $.slm.outlier_columns to 0 to leave them whole, and report it with the checkpoint's config.json",
+        )
+    with PartialBuild(out_dir).place(WEIGHTS_FILE) as draft:
+        write_slm(draft, network, weights)
+    return replace(surgery, network=network, weights=weights, float_slm=slm, unsplit=Unsplit(whole, peaks, difference))
+
+
+def split_metrics(surgery: Surgery) -> Metrics:
+    """Which channels were split, and what that wins."""
+    if surgery.unsplit is None:
+        return {}
+    network = surgery.network
+    return {
+        "split_channels": {str(channel): count for channel, count in sorted(network.copies.items())},
+        "stream_width": [network.hidden, network.stream_width],
+        "stream_bits_won": round(bits_won(surgery.unsplit.peaks, network), 2),
+        "split_difference_in_std": surgery.unsplit.difference,
+    }
 
 
 def without_sink(sequences: Sequence[Sequence[int]], surgery: Surgery, rows: int) -> list[list[int]]:

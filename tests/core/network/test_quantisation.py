@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hyco_export.core.network.quantisation import kv_range_names, slm_encodings
+from hyco_export.core.network.quantisation import WIDE_KV_ROOM, kv_range_names, rewidened, slm_encodings
 from tests.core.network.test_host import network
 
 RANGES = {
@@ -20,6 +20,14 @@ def test_grids() -> None:
     assert found["k_new.1"] == found["k.1"]
     assert (found["k.1"].dtype, found["k.1"].zero_point) == ("uint8", 128)
     assert np.isclose(found["k.1"].scale * 127, 1.2 * 4.0)
+    wide = slm_encodings(network(), RANGES, 1.5, 1.2, -100.0, {"v.1"})
+    assert {name for name in found if wide[name] != found[name]} == {"v.1", "v_new.1"}
+    assert wide["v.1"] == wide["v_new.1"]
+    assert (wide["v.1"].dtype, wide["v.1"].zero_point) == ("uint16", 32768)
+    assert np.isclose(wide["v.1"].scale * 32767, WIDE_KV_ROOM * 1.2 * 3.0)
+    for name in ("v.1", "k.1"):
+        assert np.isclose(rewidened(wide[name], False).scale, found[name].scale)
+        assert np.isclose(rewidened(found[name], True).scale, WIDE_KV_ROOM * found[name].scale * 127 / 32767)
     hidden = found["hidden"]
     ends = hidden.dequantize(np.array([0, 65535], np.uint16))
     assert np.allclose(ends, [-1.5, 4.5], atol=hidden.scale)

@@ -47,6 +47,7 @@ def test_what_the_networks_compute_is_taken() -> None:
     require_honoured(gemma3(rope_parameters=stretched, final_logit_softcapping=30.0), "SLM")
     require_honoured(gemma4(), "SLM")
     require_honoured(head(), "head")
+    require_honoured(head(use_ordered_embeddings=True), "head")
     notes = {"unsloth_fixed": True, "_sliding_window_pattern": 6, "cache_implementation": "hybrid", "later_field": None}
     require_honoured(gemma3(**notes), "SLM")
 
@@ -69,7 +70,6 @@ def test_what_the_networks_compute_is_taken() -> None:
             "enable_moe_block is True (it has mixture-of-experts blocks), only False",
         ),
         (lambda: gemma4(per_layer_config={0: {"sliding_window": 4}}), "per_layer_config.0.sliding_window is 4"),
-        (lambda: head(use_ordered_embeddings=True), "use_ordered_embeddings is True (it orders its vocabulary by"),
     ],
 )
 def test_what_they_do_not_compute_is_refused_by_name_and_value(config: Any, words: str) -> None:
@@ -80,15 +80,8 @@ def test_what_they_do_not_compute_is_refused_by_name_and_value(config: Any, word
     assert caught.value.hint
 
 
-def test_a_head_with_centroids_is_not_called_the_wrong_head() -> None:
-    verifier = builders.small_verifier(VOCAB).config
-    with pytest.raises(CheckpointError, match="centroids") as caught:
-        check_family(verifier, head(use_ordered_embeddings=True))
-    assert "published for this verifier" not in caught.value.hint
-    assert caught.value.hint == (
-        "such heads cannot be converted yet: use a verifier whose head has no centroids, "
-        "or leave out $.models.head to make the SLM's artifacts alone"
-    )
+def test_a_head_with_centroids_belongs_to_its_verifier() -> None:
+    check_family(builders.small_verifier(VOCAB).config, head(use_ordered_embeddings=True))
 
 
 def test_each_mismatch_has_its_own_next_step() -> None:

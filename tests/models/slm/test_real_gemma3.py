@@ -6,13 +6,16 @@ has to be converted; transformers' model of the same layers is built around them
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
+from hyco_export.core.network.slm import split_weights
 from hyco_export.evaluate.slm_quality import best_rows
 from hyco_export.models.slm.float import FloatCheckpoint, OriginalEmbeddings, Rounding, float_stock, original_slm
+from hyco_export.models.slm.outliers import channel_peaks, choose_copies, largest_difference
 from hyco_export.models.slm.parity import Scenario, relative_difference
 from hyco_export.models.slm.static_pass import FloatSlm
 from hyco_export.models.slm.surgery import slm_network, slm_weights
@@ -106,3 +109,17 @@ def test_eight_bits_keep_what_four_bits_lose(folder: Path) -> None:
 
     assert agreement(8) > 0.9
     assert agreement(4) < agreement(8)
+
+
+def test_its_outlier_channels_are_found_and_split(folder: Path) -> None:
+    checkpoint = FloatCheckpoint(folder, Rounding(8, 8, np.array([1.0])))
+    network, weights = slm_network(checkpoint, RINGS), slm_weights(checkpoint, KEPT)
+    slm, embeddings = FloatSlm(network, TorchWeights(weights)), OriginalEmbeddings(checkpoint)
+    ids = [np.random.default_rng(seed).integers(108, VOCAB, 96).tolist() for seed in (2, 3)]
+    peaks = channel_peaks(slm, embeddings, ids, ROWS, -100.0)
+    assert max(peaks, key=lambda name: peaks[name].max() / np.median(peaks[name])).startswith("layers.")
+    copies = choose_copies(peaks, network.hidden // 10)
+    assert 400 in copies and len(copies) < 10
+    split = msgspec.structs.replace(network, copies=copies)
+    other = FloatSlm(split, TorchWeights(split_weights(split, weights)))
+    assert largest_difference(slm, other, embeddings, ids, ROWS, -100.0, max_passes=4) < 1e-3
