@@ -78,7 +78,7 @@ def _read(folder: Path, case: Case, number: int, tensor: Tensor) -> Read:
 
 def _from_npz(path: Path, names: list[str], tensor: Tensor) -> Read:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with np.load(path) as stored:
             values = next((stored[name] for name in names if name in stored.files), None)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         return Read(None, f"unreadable: {path.name}: {error}")

@@ -75,7 +75,8 @@ def profile_graph(
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         for number, arrays in enumerate(outputs):
-            np.savez(keep / f"{number}.npz", allow_pickle=False, **arrays)
+            named: dict[str, Any] = dict(arrays)  # numpy's signature takes any of them for its own options
+            np.savez(keep / f"{number}.npz", **named)
     with hub_errors(f"fetching times of {spec.name}"):
         measured = job.download_profile()
     report = compare_sessions(ReferenceSession(model), RecordedSession(outputs, spec), spec, feeds, limits)

@@ -140,7 +140,7 @@ def _recorded(subject: Subject, folder: Path, number: int) -> dict[str, np.ndarr
     values: dict[str, np.ndarray] = {}
     if archive.is_file():
         read_file(archive)  # refuses what would unpack to more than it may, or runs code
-        with np.load(archive, allow_pickle=False) as arrays:
+        with np.load(archive) as arrays:
             values = {
                 tensor.name: _real(tensor, arrays[tensor.name]) for tensor in subject.tensors if tensor.name in arrays
             }
