@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jinja2
 
-from hyco_export.bundle.spec import INTEGER, Bundle, Tensor
+from hyco_export.bundle.spec import Bundle, Tensor
 
 TEMPLATE = "BUNDLE.md.j2"
 DOCUMENT = "BUNDLE.md"
@@ -57,8 +57,3 @@ def qnn_lists(bundle: Bundle) -> dict[str, str]:
         ]
         lists[f"{LISTS}/{name}.txt"] = "".join(f"{line}\n" for line in lines)
     return lists
-
-
-def cases_of(bundle: Bundle, graph: str) -> list[str]:
-    """Ids of a graph's golden vectors in the order of its input list."""
-    return [case.id for case in bundle.cases if case.graph == graph and INTEGER in case.outputs]
