@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hyco_export.bundle.spec import BUNDLE_FILE
 from hyco_export.cli.console import format_bytes, format_value, output, problems, show_metrics
 from hyco_export.cli.invocation import PROGRAM, imply
 from hyco_export.core.artifact import MANIFEST_NAME, read_manifest, verify, verify_file
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from hyco_export.workbench.difference import Change, Difference, FileDifference
     from hyco_export.workbench.facts import FileFacts
 
-BUNDLE_FILE = "bundle.json"
 ROLES = {"stored": "tensor"}  # how a role is called in a heading
 SHOWN_ROWS = 40  # of a list in the terminal; --json has all of them
 
