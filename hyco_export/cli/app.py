@@ -50,6 +50,7 @@ app = typer.Typer(
 app.add_typer(dev, name="dev")
 app.add_typer(workbench)
 
+FORMER_NAMES = ("bench-peers", "bench-counting", "train-tiny", "create-checkpoints")  # before there was `dev`
 UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
 SHARED_COMMANDS = (*(stage.name for stage in STAGES), "run", "serve")  # of the processes of a launch together
 
@@ -297,9 +298,10 @@ def _build_stage(name: str, recipe: Path | None, run: Path | None, target: str |
     build_stage(name, recipe, run, target, dry_run)
 
 
-for command in dev.registered_commands:  # their names of before they had a group of their own
-    app.registered_commands.append(copy(command))
-    app.registered_commands[-1].hidden = True
+for command in dev.registered_commands:
+    if command.name in FORMER_NAMES:
+        app.registered_commands.append(copy(command))
+        app.registered_commands[-1].hidden = True
 for group in (app, dev, workbench, recipes):
     for command in group.registered_commands:
         command.cls = Invocation

@@ -172,6 +172,7 @@ def test_developers_commands_stand_in_a_group_of_their_own() -> None:
         assert run(name, "--help").returncode == 0  # the name it had before
     assert "--install-completion" in listed
     assert "fit-estimates" in group and "fit-estimates" not in listed
+    assert run("fit-estimates", "--help").returncode == 2  # it never stood outside the group
     unknown = run("dev", "fit-estimates", "--scale", "huge")
     assert unknown.returncode == 2
     assert "--scale is 'huge'" in unknown.stderr and "next: give one of: full, middle, small" in unknown.stderr
