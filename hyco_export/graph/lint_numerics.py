@@ -10,7 +10,9 @@ from hyco_export.graph.index import GraphIndex, attribute
 from hyco_export.graph.lint_structure import Breach, place
 
 INDEX_LIMIT = 65_536  # elements of an axis that TopK, ArgMax and ArgMin can address
-MASK_LOWEST, MASK_HIGHEST = -255.0, -50.0  # enough to vanish in a softmax, small enough to keep its resolution
+# A mask must vanish in a softmax and leave its input some resolution: a 16-bit range spans scores and mask. The recipes
+# take -100: exp(-100) is 0 in float32.
+MASK_LOWEST, MASK_HIGHEST = -255.0, -50.0
 LAYOUT = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Expand", "Identity"})
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 INT8_TYPES: dict[int, int] = {TensorProto.UINT8: 128, TensorProto.INT8: 0}  # element type -> zero point of the middle
