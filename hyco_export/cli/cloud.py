@@ -72,7 +72,6 @@ def compile_with(
         HycoError: the compiler cannot be had, or refuses a graph.
     """
     options.require_possible()
-
     run = open_run(recipe_path, run_dir, target)
     chain = chain_to(stages_of(run.recipe), COMPILE)[:-1]
     if dry_run:
@@ -89,7 +88,6 @@ def compile_with(
 
 
 def _compiler(options: CompilerOptions, run: RunFolder, open_client: Open) -> tuple[Compiler, Compile]:
-
     if options.wheel:
         folder = wheel_folder(options.wheel)
         facts = {"onnxruntime-qnn": options.wheel, "QAIRT": qairt_version(folder)}
@@ -101,7 +99,6 @@ def _compiler(options: CompilerOptions, run: RunFolder, open_client: Open) -> tu
 
 
 def _via_aihub(client: HubClient, run: RunFolder, device_name: str, qairt: str | None) -> Compile:
-
     device = find_device(client, device_name, find_target(run.recipe.target))
 
     def compile_one(graph: GraphToCompile, target: Target, out_dir: Path) -> Compiled:
@@ -120,7 +117,6 @@ def list_devices(open_client: Open = open_client) -> None:
     Raises:
         HubError: no login, or no answer.
     """
-
     with hub_errors("asking for devices"):
         devices = open_client().get_devices()
     by_model = {f"{SOC_ATTRIBUTE}{target.soc_model}": target.name for target in TARGETS.values()}
@@ -146,7 +142,6 @@ def profile_run(
     Raises:
         HycoError: an artifact is missing, or AI Hub refuses.
     """
-
     run = open_run(recipe_path, run_dir, target)
     require_built(run)
     chosen, gates = find_target(run.recipe.target), run.recipe.compile

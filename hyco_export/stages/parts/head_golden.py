@@ -121,7 +121,6 @@ class _ReferenceHeads:
         steps: int,
         window: int,
     ) -> None:
-
         self._keepset, self._handoff_encoding, self._steps, self._window = keepset, handoff_encoding, steps, window
         self._head = make_dense(load_head(inputs["head"], "float32"))
         load_stored(self._head, read_head(inputs[QAT_HEAD]).matrices)
