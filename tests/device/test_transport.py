@@ -17,13 +17,14 @@ from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, UnreachableError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
-from hyco_export.server.admission import Facts, Limits
+from hyco_export.server.admission import Limits
 from hyco_export.server.engine import Engine, LocalTransport
 from tests.support.scripted import (
+    FACTS,
     HANDOFF,
+    INFO,
     STOP_ID,
     VOCAB_SIZE,
-    WINDOW,
     ScriptedHead,
     ScriptedSession,
     ScriptedSlm,
@@ -31,8 +32,6 @@ from tests.support.scripted import (
 )
 
 MODEL = ToyLanguageModel(seed=5, stop_bias=-1e9)
-FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
-INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
 PROMPT = [5, 9, 2, 7]
 CAP = 20
 PATIENCE_S = 1e4

@@ -33,15 +33,16 @@ from hyco_export.device.offload import KeepConfident
 from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
-from hyco_export.server.admission import Batching, Facts, Limits
+from hyco_export.server.admission import Batching, Limits
 from hyco_export.server.engine import Engine, LocalTransport
 from hyco_export.server.interfaces import Check, Prefill, SequentialModels
 from tests.support.oracle import OracleDrafter
 from tests.support.scripted import (
+    FACTS,
     HANDOFF,
+    INFO,
     STOP_ID,
     VOCAB_SIZE,
-    WINDOW,
     ScriptedHead,
     ScriptedSession,
     ScriptedSlm,
@@ -49,8 +50,6 @@ from tests.support.scripted import (
 )
 
 MODEL = ToyLanguageModel(seed=11, stop_bias=0.0)
-FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
-INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
 LIMITS = Limits(sessions=64, prompt_limit=64, idle_s=10.0)
 KEEP = np.arange(VOCAB_SIZE)
 CAP = 20

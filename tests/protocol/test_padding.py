@@ -12,16 +12,14 @@ from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Request
 from hyco_export.protocol import wire
 from hyco_export.protocol.wire import BIN32_HEADER_BYTES, pad, padded_size
-from hyco_export.server.admission import Facts, Limits
+from hyco_export.server.admission import Limits
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import create_app
 from tests.support.live_server import running
 from tests.support.oracle import OracleDrafter
-from tests.support.scripted import HANDOFF, STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
+from tests.support.scripted import FACTS, HANDOFF, INFO, ScriptedSession, ToyLanguageModel
 
 MODEL = ToyLanguageModel(stop_bias=-1e9)
-FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
-INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
 PROMPT = [5, 6, 7, 8]
 STEP = 512
 

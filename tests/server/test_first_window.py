@@ -18,11 +18,13 @@ from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.security import ANYBODY
-from hyco_export.server.admission import Facts, Limits
+from hyco_export.server.admission import Limits
 from hyco_export.server.engine import Engine, LocalTransport
 from hyco_export.server.first_window import split_window
 from tests.support.scripted import (
+    FACTS,
     HANDOFF,
+    INFO,
     STOP_ID,
     VOCAB_SIZE,
     WINDOW,
@@ -34,8 +36,6 @@ from tests.support.scripted import (
 from tests.support.toy_graphs import KEEP_IDS, toy_head_spec
 
 MODEL = ToyLanguageModel(seed=5, stop_bias=-1e9)
-FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
-INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
 ROW_BYTES = HANDOFF.row_bytes
 
 

@@ -18,6 +18,7 @@ from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT, check_tree, path_to
 from hyco_export.protocol.wire import Traffic
+from hyco_export.server.admission import Facts
 
 STOP_ID = 1
 VOCAB_SIZE = 16
@@ -34,6 +35,9 @@ HANDOFF = HandoffSpec(
     kv={"sliding": KvShape(1, 2), "full": KvShape(1, 2)},
     encodings=dict.fromkeys(("e", "h", "k.sliding", "v.sliding", "k.full", "v.full"), UNIT),
 )
+# what a server over these pieces says of itself, with a head and a keep set
+FACTS = Facts(VOCAB_SIZE, frozenset({STOP_ID}), 256, "head", WINDOW, 4)
+INFO = wire.ServerInfo(1, "test", "v", "t", VOCAB_SIZE, [STOP_ID], "head", "keep", 32, 64, 4, ["exact"], "thread-cpu")
 
 
 class ToyLanguageModel:
