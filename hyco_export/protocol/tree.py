@@ -10,9 +10,11 @@ from enum import IntEnum
 import msgspec
 import numpy as np
 
+from hyco_export.core.ring import NO_PARENT
+from hyco_export.core.ring import ancestor_mask as ancestor_mask  # of a tree's nodes
 from hyco_export.errors import ProtocolError
 
-ROOT = -1  # parent of the nodes right under the root
+ROOT = NO_PARENT  # parent of the nodes right under the root
 
 
 class Source(IntEnum):
@@ -98,15 +100,6 @@ def depths(parents: Sequence[int]) -> np.ndarray:
     for row, parent in enumerate(parents):
         result[row] = 1 + (result[parent] if parent != ROOT else 0)
     return result
-
-
-def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
-    """bool [N, N]: mask[i, j] is True where node j is node i or one of its ancestors."""
-    mask = np.eye(len(parents), dtype=bool)
-    for row, parent in enumerate(parents):
-        if parent != ROOT:
-            mask[row] |= mask[parent]
-    return mask
 
 
 def path_to(parents: Sequence[int], row: int) -> tuple[int, ...]:

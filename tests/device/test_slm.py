@@ -17,7 +17,7 @@ from hyco_export.device.drafters import HybridDrafter, TreeRule
 from hyco_export.device.driver import generate
 from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given, Request
-from hyco_export.device.kv_state import HeadState, held_positions
+from hyco_export.device.kv_state import HeadState
 from hyco_export.device.slm import GraphSlm, log_probs_of
 from hyco_export.device.tree_builder import SlmState, best_columns
 from hyco_export.errors import ArtifactError, HycoError
@@ -258,11 +258,6 @@ def test_log_probabilities_sum_to_one_at_paper_size_and_rank_as_the_integers_do(
     assert np.abs(found - log_softmax(encoding.dequantize(integers))).max() <= LOG_SOFTMAX_BOUND * (1 + span)
     for row, wanted in zip(found, integers.astype(np.int64), strict=True):
         assert np.array_equal(best_columns(row, 32), np.argsort(-wanted, kind="stable")[:32])
-
-
-def test_slots_that_no_position_reached_are_empty() -> None:
-    assert list(held_positions(5, 7, 4)) == [-1, 5, 6, -1]
-    assert list(held_positions(5, 10, 4)) == [8, 9, 6, 7]
 
 
 # --------------------------------------------------------------------------------------------------- the whole device
