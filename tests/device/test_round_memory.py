@@ -103,12 +103,7 @@ def peak_of_a_generation(vocab_size: int, beside: Callable[[], object] = lambda:
     drafter, prompt = make_drafter(system, settings, device), [int(token) for token in kept[::8000]]
     tracemalloc.start()
     try:
-        trace = generate(
-            [int(token) for token in kept[::8000]],
-            request,
-            make_drafter(system, settings, device),
-            FirstNodeServer(bonus),
-        )
+        trace = generate(prompt, request, drafter, FirstNodeServer(bonus))
         beside()
         _, peak = tracemalloc.get_traced_memory()
     finally:
