@@ -115,8 +115,8 @@ def test_every_edge_of_a_tree_of_several_passes_costs_what_transformers_says(
 ) -> None:
     ids = list(random_ids(6, 31))
     slm = open_slm(slm_run, backend)
-    rule = TreeRule(math.log(0.9), budget=6, candidates_per_row=per_row)
-    drafter = SpecEdgeDrafter(SlmState(slm), KEPT.astype(np.int64), rule, set(), passes=5)
+    rule = TreeRule(math.log(0.9), budget=6, candidates_per_row=per_row, passes=5)
+    drafter = SpecEdgeDrafter(SlmState(slm, KEPT.astype(np.int64), set()), rule)
     drafter.begin(ids, Given())
     tree = drafter.propose(ids).tree
     assert slm.next_row == rows_run  # the root, then every further pass with the ancestors of its nodes

@@ -288,7 +288,7 @@ def toy_engine() -> Engine:
 def hybrid() -> HybridDrafter:
     keep = np.arange(VOCAB_SIZE)
     head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, keep)
-    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID})
+    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, keep, {STOP_ID}), TreeRule(math.log(0.66), 12, 12))
 
 
 def request() -> Request:

@@ -40,7 +40,7 @@ def request(max_new_tokens: int = 24, **changes: object) -> Request:
 
 
 def hybrid(model: ToyLanguageModel, head: ScriptedHead, slm: ScriptedSlm, keep: np.ndarray) -> HybridDrafter:
-    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), keep, RULE, {STOP_ID})
+    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, keep, {STOP_ID}), RULE)
 
 
 class RandomTrees:

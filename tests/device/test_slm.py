@@ -270,7 +270,7 @@ def test_greedy_text_is_plain_greedy_through_both_graphs(seed: int, prompt_lengt
     prompt = [2 + token % (VOCAB_SIZE - 2) for token in numbers(prompt_length, seed)]
     head, head_graph = toy_head(WINDOW, sliding_span)
     slm, tree_graph, _ = toy_slm(rows=8)
-    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), KEEP_IDS, RULE, {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, KEEP_IDS, {STOP_ID}), RULE)
     request = Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 30)
     trace = generate(prompt, request, drafter, ScriptedServer(model))
     assert list(trace.tokens) == model.answer(prompt, 30)
@@ -289,7 +289,7 @@ def test_a_right_draft_is_accepted_whole_while_the_window_holds_the_context() ->
     prompt = [4, 6]
     head, _ = toy_head(WINDOW, None)
     slm, _, _ = toy_slm(rows=8)
-    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), np.array(KEEP_IDS), RULE, {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, np.array(KEEP_IDS), {STOP_ID}), RULE)
     request = Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 7)
     trace = generate(prompt, request, drafter, ScriptedServer(MODEL))
     answer = MODEL.answer(prompt, 7)

@@ -49,7 +49,7 @@ def toy_engine(sessions: int = 512) -> Engine:
 def hybrid() -> Drafter:
     keep = np.arange(VOCAB_SIZE)
     head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, keep)
-    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID})
+    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, keep, {STOP_ID}), TreeRule(math.log(0.66), 12, 12))
 
 
 def request(kind: str = "hyco") -> Request:

@@ -84,7 +84,7 @@ def test_text_and_the_ring_in_the_end_are_those_of_the_whole_window(
         keep = np.arange(VOCAB_SIZE)
         head, slm = ScriptedHead(MODEL, error_every=error_every), ScriptedSlm(MODEL, keep)
         drafter = HybridDrafter(
-            HeadState(head, HANDOFF), SlmState(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID}
+            HeadState(head, HANDOFF), SlmState(slm, keep, {STOP_ID}), TreeRule(math.log(0.66), 12, 12)
         )
         request = Request(
             "hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, 60, head_digest="head", first_rows=rows
