@@ -16,7 +16,7 @@ from hyco_export.protocol.wire import Handoff
 
 
 def check_ids(ids: Sequence[int], vocab_size: int = ID_LIMIT) -> None:
-    """Ids that a server sent, before they reach the device's models.
+    """Check ids that a server sent, before they reach the device's models.
 
     Raises:
         ProtocolError: code token_range.
@@ -27,7 +27,7 @@ def check_ids(ids: Sequence[int], vocab_size: int = ID_LIMIT) -> None:
 
 
 def check_reply(reply: wire.VerifyReply, number: int, tree: Tree) -> None:
-    """A verdict must be about the round and the tree that were sent: a wrong one would poison every later round.
+    """Check that a verdict is about the round and tree that were sent: a wrong one would spoil every later round.
 
     Raises:
         ProtocolError: codes round_mismatch, empty_round, path_mismatch.
@@ -39,7 +39,7 @@ def check_reply(reply: wire.VerifyReply, number: int, tree: Tree) -> None:
     if len(reply.drawn) != len(reply.accepted):
         seen = f"{len(reply.drawn)} draws for {len(reply.accepted)} accepted rows"
         raise ProtocolError("path_mismatch", f"round {number}: {seen}")
-    if reply.drafted and not tree.tokens:  # the server's own chain: its rows are not ours to check
+    if reply.drafted and not tree.tokens:  # rows of the server's own chain: the device cannot check them
         return
     if not reply.finished and len(reply.tokens) != len(reply.accepted) + 1:
         seen = f"{len(reply.tokens)} tokens for {len(reply.accepted)} accepted rows"

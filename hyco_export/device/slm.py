@@ -113,7 +113,7 @@ class GraphSlm:
         self._next_row += len(tokens)
         logits = outputs["logits"][: len(tokens)]
         encoding = self.spec.tree.output("logits").encoding
-        assert encoding is not None  # logits are integers on a grid
+        assert encoding is not None  # logits are quantised
         return log_probs_of(logits, encoding)
 
     def commit(self, rows: np.ndarray) -> None:
@@ -159,7 +159,7 @@ class BridgedSlm:
 
     A pass that begins with a committed token (feeds do that until the root is in the rings) may be too long for one:
     its first token's leading pieces then go into the rings before it. Rows at the end that do not fit are not
-    forwarded: nothing is known of their children.
+    forwarded; their children get uniform probabilities.
 
     Args:
         slm: the SLM in its own ids, whose output layer has the bridge's columns.

@@ -53,7 +53,7 @@ class System(msgspec.Struct, frozen=True):
 
     @property
     def drafts_with_slm_alone(self) -> bool:
-        """Are all its drafts the SLM's; the paper gives some of these systems the full vocabulary."""
+        """Are all its drafts the SLM's. The paper gives some of these systems the full vocabulary."""
         return self.needs_device and not self.needs_handoff and self.draft_side == "device"
 
     @property

@@ -41,7 +41,7 @@ TRUE_DB = 60.0  # float32 in another order gave 100 dB and more, a key too many 
 EMULATED_ROOTS = 4  # the emulator takes a second for one of the embedded family
 EMULATED_BYTES = 100_000_000  # of a head.onnx: two minutes a root beyond it, and parity on saved feeds runs it anyway
 LEAST_EQUAL = 0.85  # of ids: near-ties fall either way in integers
-FEWEST_WRONG = 3  # a near-tie or two say nothing
+FEWEST_WRONG = 3  # fewer may be near-ties
 
 
 class Recorder:
@@ -77,7 +77,7 @@ def golden_feeds(
     golden: Golden,
     texts: Sequence[GoldenText],
     ids: Sequence[Sequence[int]],
-    grids: Mapping[str, Encoding],
+    encodings: Mapping[str, Encoding],
     artifacts: RunArtifacts,
 ) -> list[GoldenFeeds]:
     """Every golden root through the host's code, one hand-off for PRIME and one a round."""
@@ -89,7 +89,7 @@ def golden_feeds(
         for root in session.roots:
             position = root.position
             handoff = encoded(
-                texts[session.text], max(before, position - spec.handoff.window), position, grids, spec.handoff
+                texts[session.text], max(before, position - spec.handoff.window), position, encodings, spec.handoff
             )
             committed = ids[session.text][: position + 1]
             if before:
@@ -104,12 +104,12 @@ def golden_feeds(
 
 
 def encoded(
-    text: GoldenText, first: int, root: int, grids: Mapping[str, Encoding], layout: HandoffSpec
+    text: GoldenText, first: int, root: int, encodings: Mapping[str, Encoding], layout: HandoffSpec
 ) -> wire.Handoff:
-    """A right server's hand-off: rows first .. root - 1 in the graph's grids."""
+    """A correct server's hand-off: rows first .. root - 1 in the graph's encodings."""
 
     def integers(name: str, chosen: slice) -> np.ndarray:
-        return grids[name].quantize(text[name][chosen])
+        return encodings[name].quantize(text[name][chosen])
 
     rows = slice(first, root)
     stores: list[dict[str, np.ndarray]] = [

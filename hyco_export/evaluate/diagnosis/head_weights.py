@@ -44,7 +44,7 @@ SCALE_SUFFIXES = ("/scale", "/zero_point", "/row_scale")
 
 
 def graph_findings(run: Path, spec: HeadSpec, keepset: KeepSet) -> list[Finding]:
-    """head.onnx against the trained head, the table and the calibrated grids."""
+    """head.onnx against the trained head, the table and the calibrated encodings."""
     from hyco_export.graph.qdq_ops import QdqOps
     from hyco_export.models.head.static_pass import open_float_head, with_projected_table
 
@@ -80,7 +80,7 @@ def graph_findings(run: Path, spec: HeadSpec, keepset: KeepSet) -> list[Finding]
 
 
 def read_encodings(path: Path) -> dict[str, Encoding]:
-    """The calibrated grids by tensor name.
+    """The calibrated encodings by tensor name.
 
     Raises:
         ArtifactError: missing or damaged.

@@ -23,7 +23,7 @@ TABLE_ROWS = 8192  # compared at a time: 37 MB of the per-layer table of Gemma 4
 
 
 def slm_findings(run: Path, checkpoint_folder: Path, kept: np.ndarray) -> list[Finding]:
-    """Both graphs, the float back end's weights and the host's tables against the checkpoint; grids as calibrated.
+    """Both graphs, the float back end's weights and the host's tables against the checkpoint; encodings as calibrated.
 
     `kept` are the SLM's own ids of its output layer's rows.
 
@@ -51,7 +51,7 @@ def slm_findings(run: Path, checkpoint_folder: Path, kept: np.ndarray) -> list[F
                 pair = (matrix.integers, matrix.scales)
                 whole = dict(zip(ids.tolist(), matrix.integers, strict=True))
                 findings += _layer(f"{file}, {name}", matrices[name], pair, ids, whole.items)
-    return [*findings, *_grids(run, models)]
+    return [*findings, *_encoding_findings(run, models)]
 
 
 def _origin_findings(
@@ -77,7 +77,7 @@ def _origin_findings(
 
 
 def _table(where: str, tables: HostTables, name: str, wanted: PackedRows) -> Iterator[Finding]:
-    """A host table, a block at a time; the first block that differs says what is wrong."""
+    """A host table, a block at a time; the first block that differs is the finding."""
     found, scales = tables.stored(name), tables.scales(name)
     for start in range(0, len(wanted.packed), TABLE_ROWS):
         rows = slice(start, min(start + TABLE_ROWS, len(wanted.packed)))
@@ -114,7 +114,7 @@ def _layer(
         yield Finding("scale", where, f"{len(changed)} of {len(left)} scales differ, {figures}", REBUILD)
 
 
-def _grids(run: Path, models: Mapping[str, onnx.ModelProto]) -> Iterator[Finding]:
+def _encoding_findings(run: Path, models: Mapping[str, onnx.ModelProto]) -> Iterator[Finding]:
     """Scales and zero points of activations against encodings.json."""
     encodings = read_encodings(run / SLM / ENCODINGS_FILE)
     for graph, model in models.items():

@@ -1,6 +1,6 @@
-"""Do the files that describe the graphs say what the graphs and the checkpoints say? Grids, spans, rotary, binaries.
+"""Do specs, graphs, binaries and checkpoints agree on encodings, spans and rotary frequencies?
 
-Server, host and graph each read these figures at their own place; where two of them differ, drafts go wrong silently.
+Server, host and graph read these figures from different files; where two differ, drafts go wrong silently.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def read_graph(run: Path, stage: str, graph: str) -> GraphSpec:
 
 
 def interface_findings(run: Path, head: HeadSpec, slm: SlmSpec, target: str) -> Iterator[Finding]:
-    """Grids of inputs and outputs: what the specs say, what the graphs say, what the binaries say."""
+    """Encodings of inputs and outputs: what the specs say, what the graphs say, what the binaries say."""
     cases = (
         (HEAD, HEAD_SPEC_FILE, HEAD_GRAPH, head.graph, HEAD_HINT),
         (SLM, SLM_SPEC_FILE, SLM_TREE_GRAPH, slm.tree, SLM_HINT),
@@ -51,17 +51,15 @@ def interface_findings(run: Path, head: HeadSpec, slm: SlmSpec, target: str) -> 
         real = read_graph(run, stage, graph)
         yield from _differences(f"{stage}/{file}", graph, told, real, hint)
         yield from _binary(run / artifact_name(COMPILE, target) / f"{graph}_ctx.onnx", real, target)
-    graph_grids = {tensor.name: tensor.encoding for tensor in read_graph(run, HEAD, HEAD_GRAPH).inputs}
+    in_graph = {tensor.name: tensor.encoding for tensor in read_graph(run, HEAD, HEAD_GRAPH).inputs}
     for name, encoding in head.handoff.encodings.items():
-        if not _equal(encoding, graph_grids.get(name)):
-            seen = (
-                f"the hand-off of {name} has {_text(encoding)}, the graph reads it with {_text(graph_grids.get(name))}"
-            )
+        if not _equal(encoding, in_graph.get(name)):
+            seen = f"the hand-off of {name} has {_text(encoding)}, the graph reads it with {_text(in_graph.get(name))}"
             yield Finding("scale", f"{HEAD}/{HEAD_SPEC_FILE}, {name}", seen, HEAD_HINT)
-    grids = {tensor.name: tensor.encoding for tensor in (*slm.tree.inputs, *slm.tree.outputs)}
+    encodings = {tensor.name: tensor.encoding for tensor in (*slm.tree.inputs, *slm.tree.outputs)}
     for layer in slm.layers:
         for kind in ("k", "v"):
-            read, written = grids[f"{kind}.{layer.index}"], grids[f"{kind}_new.{layer.index}"]
+            read, written = encodings[f"{kind}.{layer.index}"], encodings[f"{kind}_new.{layer.index}"]
             if not _equal(read, written):
                 seen = f"{kind} of layer {layer.index} is written with {_text(written)} and read with {_text(read)}"
                 yield Finding("scale", f"{SLM}/{SLM_SPEC_FILE}, {kind}.{layer.index}", seen, SLM_HINT)
@@ -168,7 +166,7 @@ def tokenizer_findings(
 
 
 def _slm_vocabulary(tokenizer: "PreTrainedTokenizerFast", slm_checkpoint: Path) -> Iterator[Finding]:
-    """Equal sizes with other tokens raise no error anywhere: the SLM then drafts words that were never meant."""
+    """Equal sizes with other tokens raise no error anywhere: the SLM then drafts other words."""
     from hyco_export.models.families.checks import vocabulary_mismatch
     from hyco_export.models.verifier import load_config, load_tokenizer
 
