@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 import hyco_export
+from hyco_export.core.deferred import Deferred
 from hyco_export.core.recipe import Validation
 from hyco_export.device.interfaces import Transport
 from hyco_export.device.systems import find_system
@@ -29,7 +30,6 @@ from hyco_export.evaluate.connect import (
     read_prompts,
     wire_sampling,
 )
-from hyco_export.evaluate.diagnosis.diagnose import diagnose
 from hyco_export.evaluate.diagnosis.finding import Diagnosis
 from hyco_export.evaluate.gates import Losslessness, run_gates
 from hyco_export.evaluate.link_costs import link_note, padding_note
@@ -40,6 +40,8 @@ from hyco_export.evaluate.runs import DeviceRunner, SystemRunner, check_greedy, 
 from hyco_export.evaluate.traces import write_traces
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.wire import ServerInfo
+
+diagnose = Deferred("hyco_export.evaluate.diagnosis.diagnose:diagnose")  # torch: after the server has answered
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,9 @@ def examine(
     """Drive the server. Raises as `validate`."""
     recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, connection.artifacts, connection.info
     prompts = read_prompts(subject.prompts, connection.tokenizer, plan.prompts)
-    origins = subject.checkpoints
-    diagnosis = diagnose(artifacts, recipe, origins, connection.tokenizer, connection.transport, info, on_step)
+    diagnosis: Diagnosis = diagnose(
+        artifacts, recipe, subject.checkpoints, connection.tokenizer, connection.transport, info, on_step
+    )
     with _with_findings(diagnosis):
         return _measure(subject, connection, prompts, diagnosis, on_step, trace, clock)
 

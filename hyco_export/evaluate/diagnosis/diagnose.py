@@ -7,7 +7,8 @@ evidence is a file of `evaluate.diagnosis`.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerFast
 
 from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, HEAD, SLM
 from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, read_spec
@@ -23,10 +24,9 @@ from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding, merged
 from hyco_export.evaluate.diagnosis.handoff import HandoffReference, Norm, handoff_findings
 from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
 from hyco_export.evaluate.diagnosis.server_probe import Probed, probe, server_head_findings
+from hyco_export.models.capture import load_capture
+from hyco_export.models.head.unroll import load_norm
 from hyco_export.protocol.wire import ServerInfo
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 LABEL, STEPS = "diagnosis", 3  # files, hand-offs, drafts: one bar that fills
 LEAST_ACCEPTED = 0.85  # of the expected tokens a round: integers and float differ at one root in thirty
@@ -118,8 +118,6 @@ def open_golden(root: Path) -> GoldenRun:
     """
     import torch
 
-    from hyco_export.models.capture import load_capture
-
     golden = read_golden(root / HEAD)
     files = [root / HEAD / golden_text_file(number) for number in range(len(golden.texts))]
     captures = [load_capture(path, torch.float32) for path in files]
@@ -135,8 +133,6 @@ def open_reference(root: Path, head: HeadSpec, run: GoldenRun) -> HandoffReferen
     Raises:
         ArtifactError: a file is missing or damaged.
     """
-    from hyco_export.models.head.unroll import load_norm
-
     norm = load_norm(root / CAPTURE / FINAL_NORM_FILE)
     graph = specs.read_graph(root, HEAD, HEAD_GRAPH)
     return HandoffReference(

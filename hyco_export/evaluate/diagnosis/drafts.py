@@ -9,7 +9,6 @@ Legend: K steps, C kept tokens.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,6 +19,7 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.golden import Golden, GoldenRoot, accepted_length
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvRows
 from hyco_export.core.keepset import KeepSet
+from hyco_export.core.network.head import logits_name
 from hyco_export.core.numerics import EXACT_DB, sqnr_db
 from hyco_export.device.backends import BACKENDS, open_head
 from hyco_export.device.head import GraphHead
@@ -30,10 +30,8 @@ from hyco_export.evaluate.connect import RunArtifacts
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
 from hyco_export.evaluate.diagnosis.server_probe import PRIME, Seen
+from hyco_export.models.head.static_pass import FloatHead, open_float_head
 from hyco_export.protocol import wire
-
-if TYPE_CHECKING:
-    from hyco_export.models.head.static_pass import FloatHead
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = Callable[[Feeds], dict[str, np.ndarray]]
@@ -128,8 +126,6 @@ def network_findings(feeds_of: Callable[[RunArtifacts], list[GoldenFeeds]], arti
 
     Where they differ, the head is fed with other spans: one that makes them equal is the right one.
     """
-    from hyco_export.models.head.static_pass import open_float_head
-
     head = open_float_head(artifacts.root)
 
     def wrong_roots(candidate: RunArtifacts) -> dict[int, float]:
@@ -160,8 +156,6 @@ def network_findings(feeds_of: Callable[[RunArtifacts], list[GoldenFeeds]], arti
 
 def _step_logits(head: "FloatHead", feeds: Feeds) -> list[np.ndarray]:
     """Logits [C] of every step."""
-    from hyco_export.core.network.head import logits_name
-
     seen: dict[str, np.ndarray] = {}
     head.draft(feeds, lambda name, values: seen.__setitem__(name, values.numpy()))
     return [seen[logits_name(step)][0] for step in range(1, head.network.steps + 1)]

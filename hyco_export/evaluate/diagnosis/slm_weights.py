@@ -16,6 +16,10 @@ from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables, PackedRows
 from hyco_export.evaluate.diagnosis.finding import Finding, displaced
 from hyco_export.evaluate.diagnosis.head_weights import read_encodings
+from hyco_export.graph.slm_graphs import StoredMatrices
+from hyco_export.models.families.slm_family import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
+from hyco_export.models.slm.packed import PackedCheckpoint
+from hyco_export.models.verifier import load_config
 
 REBUILD = "build it again: hyco-export convert-slm, then hyco-export compile"
 OUTPUT_LAYER = "lm_head"
@@ -30,9 +34,6 @@ def slm_findings(run: Path, checkpoint_folder: Path, kept: np.ndarray) -> list[F
     A checkpoint that was quantised on the way is not quantised again: the graphs are then compared with the weights
     that `convert-slm` stored.
     """
-    from hyco_export.graph.slm_graphs import StoredMatrices
-    from hyco_export.models.verifier import load_config
-
     models = {
         name: onnx.load(run / SLM / f"{name}.onnx", load_external_data=False)
         for name in (SLM_TREE_GRAPH, SLM_PREFILL_GRAPH)
@@ -58,9 +59,6 @@ def _origin_findings(
     run: Path, checkpoint_folder: Path, kept: np.ndarray, network: SlmNetwork, own: Mapping[str, IntegerMatrix]
 ) -> Iterator[Finding]:
     """The stored weights and tables against a packed checkpoint, whose integers they keep."""
-    from hyco_export.models.families.slm_family import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
-    from hyco_export.models.slm.packed import PackedCheckpoint
-
     checkpoint = PackedCheckpoint(checkpoint_folder)
     for name in checkpoint.linears:
         layer, matrix = name.removeprefix(MODEL_PREFIX), checkpoint.matrix(name).unpacked()
