@@ -10,11 +10,9 @@ from enum import IntEnum
 import msgspec
 import numpy as np
 
-from hyco_export.core.ring import NO_PARENT
-from hyco_export.core.ring import ancestor_mask as ancestor_mask  # of a tree's nodes
 from hyco_export.errors import ProtocolError
 
-ROOT = NO_PARENT  # parent of the nodes right under the root
+ROOT = -1  # parent of the nodes right under the root
 
 
 class Source(IntEnum):

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from hyco_export.core.recipe import SlmChain
+from hyco_export.core.recipe import SlmChain, Synera
 from hyco_export.device.drafters import (
     Drafter,
     HybridDrafter,
@@ -118,7 +118,7 @@ class Client:
             4 if kind in SIDES else 0, "head" if kind == "hybrid" else "", stop_ids=(STOP_ID,),
         )  # fmt: skip
         policy = (
-            KeepConfident(0.3, 5) if kind == "keeping" else None
+            KeepConfident(Synera(0.3, unverified=5)) if kind == "keeping" else None
         )  # its SLM is the verifier: greedy text stays plain
         self.generation = Generation(prompt, request, make_drafter(kind), self.transport, policy=policy)
         self.known = self.generation.ids
