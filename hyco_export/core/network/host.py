@@ -27,7 +27,6 @@ from hyco_export.core.ring import (
     held_positions,
     ring_span,
     rotary_tables,
-    slot_positions,
     slots,
     visible,
 )
@@ -216,11 +215,6 @@ class SlmHost(SlmInputs):
 def on_grid(recorded: Recorded, encodings: Mapping[str, Encoding]) -> dict[str, np.ndarray]:
     """The values after each tensor was quantised and dequantised by its encoding."""
     return {name: encodings[name].dequantize(encodings[name].quantize(values)) for name, values in recorded.items()}
-
-
-def ring_positions(root: int, window: int) -> np.ndarray:
-    """Position in each slot [W] of the device's ring when it drafts for `root`."""
-    return slot_positions(root, window)
 
 
 def shared_positions(roots: np.ndarray, window: int) -> np.ndarray:
