@@ -56,8 +56,8 @@ from hyco_export.core.recipe import Recipe
 from hyco_export.core.tables import TABLES_FILE
 from hyco_export.core.targets import find_target
 from hyco_export.core.token_bridge import BRIDGE_FILE
-from hyco_export.device.drafters.hybrid import TreeRule
 from hyco_export.device.systems import Settings, find_system, make_acceptance
+from hyco_export.device.tree_builder import TreeRule
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.connect import Subject, wire_sampling
 from hyco_export.evaluate.runs import run_settings
@@ -200,7 +200,7 @@ def describe(subject: Subject, key: str, work: Path) -> tuple[Bundle, Settings]:
     (work / TOKENIZER / TEMPLATE).write_text(str(tokenizer.chat_template), encoding="utf-8")
     stop_ids = _stop_ids(verifier)
     settings = _settings(recipe, artifacts.head_key, artifacts.head.vocab_size, stop_ids)
-    drafting, rule = settings.drafting, TreeRule.of(settings.drafting)
+    drafting, rule = settings.drafting, TreeRule.of_hybrid(settings.drafting)
     compiled = read_manifest(run / artifact_name(COMPILE, recipe.target))
     bundle = Bundle(
         format=FORMAT,

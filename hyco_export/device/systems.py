@@ -14,7 +14,6 @@ import msgspec
 from hyco_export.core.deferred import Deferred
 from hyco_export.core.recipe import Drafting
 from hyco_export.device.interfaces import Request
-from hyco_export.device.offload import AskForAll, AskForNone, KeepConfident, OffloadPolicy
 from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import EPSILON, RULES
@@ -22,6 +21,7 @@ from hyco_export.protocol.acceptance import EPSILON, RULES
 if TYPE_CHECKING:
     from hyco_export.device.backends import Device
     from hyco_export.device.drafters import Drafter
+    from hyco_export.device.offload import OffloadPolicy
 
 NOTHING = "nothing"  # the drafter of systems whose device drafts nothing
 EVERYTHING, CONFIDENT, ALONE = "everything", "confident", "alone"  # offload policies
@@ -53,7 +53,7 @@ class System(msgspec.Struct, frozen=True):
 
     @property
     def drafts_with_slm_alone(self) -> bool:
-        """Are all its drafts the SLM's; the paper gives some of these systems the full vocabulary."""
+        """Are all its drafts the SLM's. The paper gives some of these systems the full vocabulary."""
         return self.needs_device and not self.needs_handoff and self.draft_side == "device"
 
     @property
@@ -143,7 +143,7 @@ def make_drafter(system: System, settings: Settings, device: "Device | None") ->
     return DRAFTERS[system.drafter].make(device, settings)
 
 
-def make_policy(system: System, settings: Settings) -> OffloadPolicy:
+def make_policy(system: System, settings: Settings) -> "OffloadPolicy":
     """What the system's device asks of the verifier."""
     return POLICIES[system.offload](settings)
 
@@ -199,8 +199,11 @@ DRAFTERS: dict[str, DrafterRow] = {
     "synera": DrafterRow(Deferred(f"{SLM_CHAIN}:make_synera")),
 }
 
-POLICIES: dict[str, Callable[[Settings], OffloadPolicy]] = {
-    EVERYTHING: lambda settings: AskForAll(),
-    CONFIDENT: lambda settings: KeepConfident(settings.drafting.synera.confidence, settings.drafting.synera.unverified),
-    ALONE: lambda settings: AskForNone(),
+ask_for_all, keep_confident, ask_for_none = (
+    Deferred(f"hyco_export.device.offload:{name}") for name in ("AskForAll", "KeepConfident", "AskForNone")
+)
+POLICIES: dict[str, Callable[[Settings], "OffloadPolicy"]] = {
+    EVERYTHING: lambda settings: ask_for_all(),
+    CONFIDENT: lambda settings: keep_confident(settings.drafting.synera),
+    ALONE: lambda settings: ask_for_none(),
 }

@@ -25,7 +25,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 class BenchPlan(msgspec.Struct, frozen=True):
-    """What is run; equal plans go on with each other's generations.
+    """What is run; a folder of traces belongs to one plan and is resumed by an equal one.
 
     It holds whatever changes a token or a time: generations of other weights, prompts, options, links, releases or
     machines must not be pooled. `artifacts`, `verifier`, `texts` (the prompts' ids) and `code` are digests.

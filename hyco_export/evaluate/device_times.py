@@ -1,4 +1,4 @@
-"""Times of a real device in place of this machine's: generations as they would have run with the graphs' times on it.
+"""Generations recomputed with the graphs' times on a real device in place of this machine's.
 
 A trace says how long head and SLM took here, over however many passes. Both are scaled by what one pass takes on the
 device (`core.device_profile`) and here, on the saved inputs. What the host does besides, waits and the server's time

@@ -66,7 +66,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Unfinished(msgspec.Struct, frozen=True):
-    """A validation without a verdict, in the place of its report: an earlier page must not pass for this run's."""
+    """A validation without a verdict; it takes the report's place, so that no earlier report is read as this run's."""
 
     run: str
     recipe: str
@@ -110,7 +110,7 @@ def unfinished_report(
 def _reason_and_next(error: BaseException) -> tuple[str, str]:
     """What ended a validation, and the next step; an exception that is no HycoError is a fault of this program."""
     if isinstance(error, Exception) and not isinstance(error, HycoError):
-        error = storage_error(error) or error  # a full disk is nobody's fault
+        error = storage_error(error) or error  # a full disk is no fault of this program
     if isinstance(error, HycoError):
         return error.message, error.hint
     told = traceback.format_exception_only(error)[-1].strip()
@@ -200,7 +200,7 @@ def _pictures(report: Report) -> dict[str, object]:
 
 
 def key_facts(report: Report) -> list[dict[str, str]]:
-    """What a reader wants first: name, value, detail."""
+    """The page's headline figures: name, value, detail."""
     baseline = report.systems[0]
     shown = headline([system.system for system in report.systems if system.rounds])
     best = next(system for system in report.systems if system.system == shown)

@@ -130,7 +130,7 @@ class SystemRunner(Protocol):
 
 
 def turns(systems: Sequence[str], prompts: Sequence[Prompt]) -> Iterator[tuple[str, Prompt]]:
-    """All systems answer a prompt before the next one comes, so that a machine that slows down slows all of them; the
+    """Who answers what next: all systems answer a prompt before the next, so that a slow machine slows all alike; the
     system that goes first changes from prompt to prompt."""
     for done, prompt in enumerate(prompts):
         first = done % len(systems)
@@ -139,7 +139,7 @@ def turns(systems: Sequence[str], prompts: Sequence[Prompt]) -> Iterator[tuple[s
 
 
 def warm_up(runner: SystemRunner, systems: Sequence[str], backend: str, prompt: Prompt, sampling: Sampling) -> None:
-    """One round of every part, which nobody measures."""
+    """One round of every part, unmeasured."""
     for system in systems:
         runner.generate(system, backend, prompt, sampling, WARM_UP_TOKENS)
 

@@ -31,10 +31,10 @@ def write_traces(path: Path, traces: Iterable[GenerationTrace]) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Make the folder that traces will go to.
+    """Make the folder for traces, before a run whose traces would otherwise be lost.
 
     Raises:
-        OSError: it cannot be made or written: said before a run whose traces would be lost.
+        OSError: it cannot be made or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
@@ -90,7 +90,7 @@ class TraceStore:
         return self._traces[system]
 
     def holds(self, system: str, prompt_id: str, seed: int) -> bool:
-        """Is this generation finished."""
+        """Is this generation stored."""
         return any(trace.prompt_id == prompt_id and trace.seed == seed for trace in self._traces[system])
 
     def add(self, trace: GenerationTrace) -> None:
@@ -125,7 +125,7 @@ class TraceStore:
         return {str(name): int(size) for name, size in _read_json(path).items()} if path.exists() else {}
 
     def _cut(self, system: str, size: int) -> None:
-        """Drop what a kill left behind the last recorded generation."""
+        """Cut a file behind the last recorded generation: a killed run may have written part of another."""
         path = self.path(system)
         found = path.stat().st_size if path.exists() else 0
         if found < size:

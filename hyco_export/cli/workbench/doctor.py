@@ -1,4 +1,5 @@
-"""What `doctor` does: checks of the machine, of a run folder and of a server, as a table or JSON."""
+"""What `doctor` and `explain` do: checks of the machine, of a run folder and of a server, as a table or JSON; cause and
+cure of an error text or code of the NPU's libraries, from the table of `graph.qnn_errors`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from hyco_export.cli.connection import ConnectOptions, transport_to
 from hyco_export.cli.console import output, say
 from hyco_export.cli.options import open_run
 from hyco_export.errors import counted
+from hyco_export.graph.qnn_errors import TRAPS, find_known
 from hyco_export.workbench.doctor import Check, examine_machine, examine_run, examine_server
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 MARKS = {"fine": "fine", "note": "note", "blocked": "BLOCKED"}
 BLOCKED = 1  # exit code
+THE_GRAPH = "the graph"
 
 
 def run_doctor(
@@ -61,3 +64,18 @@ def _show(checks: list[Check]) -> None:
         say(f"  next: {check.next}")
     blocked = sum(check.state == "blocked" for check in checks)
     output.print(f"\n{counted(len(checks), 'check')}, {blocked} blocked", soft_wrap=True)
+
+
+def explain_text(text: str) -> int:
+    """Print what is known; 0 where something is, else 1 and what fails without any error."""
+    known = find_known(text)
+    if known is not None:
+        say(f"seen at: {known.where}")
+        say(f"cause: {known.message.format(subject=THE_GRAPH)}")
+        say(f"next: {known.hint}")
+        return 0
+    output.print(f"{text!r} is in no entry of the table; what goes wrong without an error:")
+    for trap in TRAPS:
+        output.print(f"\n{trap.symptom}\n  cause: {trap.cause}", soft_wrap=True)
+        say(f"  next: {trap.cure}")
+    return 1

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hyco_export.cli.explain import explain_text
 from hyco_export.cli.options import open_run
-from hyco_export.cli.recipes import list_recipes, print_recipe
+from hyco_export.cli.workbench.doctor import explain_text
+from hyco_export.cli.workbench.recipes import list_recipes, print_recipe
 from hyco_export.core.recipe_loading import embedded_recipe, recipe_file, shipped_recipes
 from hyco_export.errors import RecipeError
 from hyco_export.graph.qnn_errors import KNOWN_ERRORS, TRAPS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEVICES = ROOT / "docs" / "devices.md"
 
 

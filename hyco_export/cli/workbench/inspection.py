@@ -48,8 +48,6 @@ def inspect_path(path: Path, other: Path | None = None, as_json: bool = False) -
 
 
 def _inspect_folder(folder: Path, as_json: bool) -> None:
-    from hyco_export.core.artifact import MANIFEST_NAME
-
     if (folder / BUNDLE_FILE).is_file() and not (folder / MANIFEST_NAME).is_file():
         _inspect_bundle(folder, as_json)
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hyco_export.cli.connection import ConnectOptions
-from hyco_export.cli.doctor import run_doctor
+from hyco_export.cli.workbench.doctor import run_doctor
 from tests.support.fake_hub import TOKEN
 
 

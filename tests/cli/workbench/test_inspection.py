@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hyco_export.cli import inspection
-from hyco_export.cli.inspection import inspect_path
+from hyco_export.cli.workbench import inspection
+from hyco_export.cli.workbench.inspection import inspect_path
 from hyco_export.errors import ArtifactError, FormatError
 
 
