@@ -1,4 +1,1 @@
-"""Commands that measure: what answers are worth, and how sure a difference is.
-
-Enters: an evaluation's folder. Leaves: scores and contrasts in it. Read first: `commands.py`.
-"""
+"""Commands that measure answers: their options (`commands.py`), and a module for each of their bodies."""

@@ -1,14 +1,14 @@
-"""The commands that measure, with their options: `judge`, `contrast`."""
+"""Commands that measure answers, with their options."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-measure = typer.Typer()  # its commands stand beside the others
+measuring = typer.Typer()  # its commands stand beside the others
 
 
-@measure.command()
+@measuring.command()
 def judge(
     folder: Annotated[Path, typer.Argument(help="An evaluation's folder.")],
     model: Annotated[str, typer.Option(help="The judge's model, as the endpoint calls it.")],
@@ -47,7 +47,7 @@ def judge(
     judge_folder(folder, endpoint, options, Prices(price_in, price_out))
 
 
-@measure.command()
+@measuring.command()
 def contrast(
     folders: Annotated[list[Path], typer.Argument(help="Evaluations' folders; systems of several are put together.")],
     baseline: Annotated[

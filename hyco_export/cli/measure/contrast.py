@@ -34,6 +34,7 @@ def contrast_folders(folders: Sequence[Path], baselines: Sequence[str], json_pat
 
 def show_summary(found: "QualitySummary") -> None:
     """The table of contrasts, then the questions that stand out, one line each."""
+    from hyco_export.evaluate.quality.contrasts import SERVER_TIME
     from hyco_export.evaluate.summary import plain_table
 
     table = plain_table("contrasts, paired 95 % intervals over questions")
@@ -43,8 +44,9 @@ def show_summary(found: "QualitySummary") -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in found.contrasts:
         task = f"{row.task} (exploratory)" if row.exploratory else row.task
-        ends = (f"{value:+.2f}{row.unit}" for value in (row.estimate, row.low, row.high))
-        spread = "" if row.run_sd is None else f"{row.run_sd:.2f}"
+        form = ".1%" if row.measure == SERVER_TIME else ".2f"
+        ends = (f"{value:+{form}}" for value in (row.estimate, row.low, row.high))
+        spread = "" if row.run_sd is None else f"{row.run_sd:{form}}"
         table.add_row(row.system, row.baseline, row.measure, task, *ends, f"{row.pairs:,}", spread)
     output.print(table, crop=False)
     for system, runs in found.questions_without_saving.items():

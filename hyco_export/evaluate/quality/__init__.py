@@ -1,5 +1,5 @@
-"""What answers are worth: metrics, a judge's scores, and how sure a difference between two systems is.
+"""The answers of systems to questions, and how good they are.
 
-Enters: the answers of an evaluation. Leaves: scores, contrasts with intervals.
-Read first: `evaluation_folder.py`, then `contrasts.py`.
+Enters: a prompt set, a run folder and a server. Leaves: a folder of traces, answers and scores.
+Read first: `evaluation.py`.
 """

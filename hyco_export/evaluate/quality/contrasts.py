@@ -14,7 +14,6 @@ import numpy as np
 from hyco_export.evaluate.quality.evaluation_folder import Answer, Score
 from hyco_export.evaluate.quality.statistics import (
     LEAST_PAIRS,
-    PERCENT,
     Interval,
     mean_difference,
     ratio_change,
@@ -22,10 +21,12 @@ from hyco_export.evaluate.quality.statistics import (
 )
 
 ALL_TASKS = "all"
-SERVER_TIME, SERVER_TIME_UNIT = "g", "%"
+SERVER_TIME = "g"
 JUDGE = "judge"
+JUDGE_METRICS = (JUDGE, "fluency", "recall", "precision", "f1")  # of the question-only judge, and of HELMET's
 JUDGED_APART = frozenset({"qa"})  # a judge without a reference answer is no test of facts (paper, Appendix E)
 SCREEN_POINTS = 20.0  # of a judge's 0 to 100
+PARTS = "bleu_"  # scores that only a corpus sums up begin with it: their means say nothing
 
 ByQuestion = Mapping[str, Mapping[int, float]]  # values by generation
 Tasks = Mapping[str, str]  # of questions
@@ -34,7 +35,7 @@ Tasks = Mapping[str, str]  # of questions
 class Contrast(msgspec.Struct, frozen=True):
     """A system against a baseline, with the ends of the paired 95 % interval.
 
-    `measure` is `g` (change in percent, `unit` "%") or a metric (difference in its own unit, `unit` ""); `pairs` the
+    `measure` is `g`, whose contrast is a relative change, or a metric, whose contrast is a difference; `pairs` the
     complete questions; `exploratory` marks contrasts of one task, which are many and not adjusted for it; `run_sd` is
     the sample SD of the contrast over the system's generations, None for one.
     """
@@ -48,13 +49,12 @@ class Contrast(msgspec.Struct, frozen=True):
     high: float
     pairs: int
     exploratory: bool
-    unit: str = ""
     run_sd: float | None = None
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """A metric of a system: mean over generations of each one's mean over the answers that have a score (`count` of
-    them), and the sample SD of those means."""
+    """A judge's metric of a system: mean over generations of each one's mean over the answers that have a score, and
+    the sample SD of those means. `count`: questions that have a score in every generation."""
 
     system: str
     task: str
@@ -93,7 +93,7 @@ class Cost(NamedTuple):
     tokens: float
 
 
-class Evaluation:
+class ScoredAnswers:
     """Answers and scores, looked up by system and measure."""
 
     def __init__(self, answers: Sequence[Answer], scores: Iterable[Score]) -> None:
@@ -107,7 +107,7 @@ class Evaluation:
         answered = {answer.key for answer in answers}
         self._values: dict[str, dict[str, dict[str, dict[int, float]]]] = defaultdict(lambda: defaultdict(dict))
         for score in scores:
-            if score.value is not None and score.key in answered:
+            if score.value is not None and score.key in answered and not score.metric.startswith(PARTS):
                 by_question = self._values[measure_name(score)][score.system]
                 by_question.setdefault(score.question, {})[score.generation] = score.value
 
@@ -143,43 +143,48 @@ def measure_name(score: Score) -> str:
     return score.metric if score.turn == 1 else f"{score.metric}, turn {score.turn}"
 
 
-def contrasts(evaluation: Evaluation, systems: Sequence[str], baseline: str) -> list[Contrast]:
+def is_judged(measure: str) -> bool:
+    """Is it a judge's metric, of any turn."""
+    return measure.partition(",")[0] in JUDGE_METRICS
+
+
+def contrasts(scored: ScoredAnswers, systems: Sequence[str], baseline: str) -> list[Contrast]:
     """Every other system against the baseline: g, then every metric; over all tasks, then task by task."""
     return [
         contrast
         for system in systems
         if system != baseline
         for contrast in (
-            *_cost_contrasts(evaluation, system, baseline),
-            *(one for name in evaluation.measures for one in _score_contrasts(evaluation, name, system, baseline)),
+            *_cost_contrasts(scored, system, baseline),
+            *(one for name in scored.measures for one in _score_contrasts(scored, name, system, baseline)),
         )
     ]
 
 
-def qualities(evaluation: Evaluation, systems: Sequence[str]) -> list[Quality]:
-    """Every metric of every system, over all tasks, then task by task."""
+def qualities(scored: ScoredAnswers, systems: Sequence[str]) -> list[Quality]:
+    """Every metric of a judge and every system, over all tasks, then task by task."""
     found = []
     for system in systems:
-        for measure in evaluation.measures:
-            values = evaluation.values(measure, system)
-            for task, questions in task_groups(sorted(values), evaluation.tasks, measure):
+        for measure in filter(is_judged, scored.measures):
+            values = scored.values(measure, system)
+            for task, questions in task_groups(sorted(values), scored.tasks, measure):
                 rows = [values[question] for question in questions]
-                runs = [[row[run] for row in rows if run in row] for run in sorted(evaluation.generations[system])]
+                runs = [[row[run] for row in rows if run in row] for run in sorted(scored.generations[system])]
                 means = [float(np.mean(run)) for run in runs if run]
                 if means:
-                    count = sum(map(len, rows))
+                    count = sum(scored.is_complete(system, row) for row in rows)
                     found.append(Quality(system, task, measure, float(np.mean(means)), count, sample_sd(means)))
     return found
 
 
 def questions_without_saving(
-    evaluation: Evaluation, systems: Sequence[str], baseline: str
+    scored: ScoredAnswers, systems: Sequence[str], baseline: str
 ) -> dict[str, tuple[NoSaving, ...]]:
     """By system, one entry a generation; the baseline's g of a question is that of its mean generation."""
-    compared = {question: _mean_cost(runs) for question, runs in evaluation.costs(baseline).items()}
+    compared = {question: _mean_cost(runs) for question, runs in scored.costs(baseline).items()}
     found = {}
     for system in systems:
-        costs = evaluation.costs(system)
+        costs = scored.costs(system)
         if (
             system == baseline
             or not _is_measured(compared.values())
@@ -187,7 +192,7 @@ def questions_without_saving(
         ):
             continue
         rows = []
-        for run in sorted(evaluation.generations[system]):
+        for run in sorted(scored.generations[system]):
             pairs = sorted(question for question in costs if run in costs[question] and question in compared)
             slow = tuple(question for question in pairs if _g(costs[question][run]) >= _g(compared[question]))
             if pairs:
@@ -196,20 +201,20 @@ def questions_without_saving(
     return found
 
 
-def screen(evaluation: Evaluation, systems: Sequence[str], baseline: str) -> list[Screened]:
+def screen(scored: ScoredAnswers, systems: Sequence[str], baseline: str) -> list[Screened]:
     """Questions of the judge's aggregate whose mean score moved by SCREEN_POINTS or more, largest decrease first."""
     found = []
     for system in systems:
         if system == baseline:
             continue
-        values, compared = evaluation.values(JUDGE, system), evaluation.values(JUDGE, baseline)
-        for question in _complete(evaluation, (values, system), (compared, baseline)):
+        values, compared = scored.values(JUDGE, system), scored.values(JUDGE, baseline)
+        for question in _complete(scored, (values, system), (compared, baseline)):
             difference = float(np.mean([*values[question].values()]) - np.mean([*compared[question].values()]))
-            if abs(difference) >= SCREEN_POINTS and evaluation.tasks[question] not in JUDGED_APART:
+            if abs(difference) >= SCREEN_POINTS and scored.tasks[question] not in JUDGED_APART:
                 scores, others = (
                     tuple(row[run] for run in sorted(row)) for row in (values[question], compared[question])
                 )
-                task = evaluation.tasks[question]
+                task = scored.tasks[question]
                 found.append(Screened(baseline, system, question, task, difference, scores, others))
     return sorted(found, key=lambda row: (systems.index(row.system), row.difference, row.question))
 
@@ -225,10 +230,10 @@ def task_groups(questions: Sequence[str], tasks: Tasks, measure: str) -> list[tu
     return [total, *((name, [question for question in questions if tasks[question] == name]) for name in names)]
 
 
-def _score_contrasts(evaluation: Evaluation, measure: str, system: str, baseline: str) -> Iterable[Contrast]:
-    values, compared = evaluation.values(measure, system), evaluation.values(measure, baseline)
-    complete = _complete(evaluation, (values, system), (compared, baseline))
-    for task, questions in task_groups(complete, evaluation.tasks, measure):
+def _score_contrasts(scored: ScoredAnswers, measure: str, system: str, baseline: str) -> Iterable[Contrast]:
+    values, compared = scored.values(measure, system), scored.values(measure, baseline)
+    complete = _complete(scored, (values, system), (compared, baseline))
+    for task, questions in task_groups(complete, scored.tasks, measure):
         if len(questions) < LEAST_PAIRS:
             continue
         ours, theirs = (
@@ -236,42 +241,37 @@ def _score_contrasts(evaluation: Evaluation, measure: str, system: str, baseline
         )
         runs = [
             float(np.mean([values[question][run] for question in questions]) - theirs.mean())
-            for run in sorted(evaluation.generations[system])
+            for run in sorted(scored.generations[system])
         ]
-        yield _contrast(
-            mean_difference(ours, theirs), baseline, system, measure, task, len(questions), "", sample_sd(runs)
-        )
+        yield _contrast(mean_difference(ours, theirs), baseline, system, measure, task, len(questions), sample_sd(runs))
 
 
-def _cost_contrasts(evaluation: Evaluation, system: str, baseline: str) -> Iterable[Contrast]:
-    costs, compared = evaluation.costs(system), evaluation.costs(baseline)
-    complete = _complete(evaluation, (costs, system), (compared, baseline))
-    for task, questions in task_groups(complete, evaluation.tasks, SERVER_TIME):
+def _cost_contrasts(scored: ScoredAnswers, system: str, baseline: str) -> Iterable[Contrast]:
+    costs, compared = scored.costs(system), scored.costs(baseline)
+    complete = _complete(scored, (costs, system), (compared, baseline))
+    for task, questions in task_groups(complete, scored.tasks, SERVER_TIME):
         ours, theirs = ([_mean_cost(side[question]) for question in questions] for side in (costs, compared))
         if len(questions) < LEAST_PAIRS or not _is_measured(ours) or not _is_measured(theirs):
             continue
         (ms, tokens), (other_ms, other_tokens) = np.array(ours).T, np.array(theirs).T
         reference = other_ms.sum() / other_tokens.sum()
-        pooled = [
-            _pooled(costs[question][run] for question in questions) for run in sorted(evaluation.generations[system])
-        ]
-        runs = [PERCENT * (_g(run) / reference - 1.0) for run in pooled]
+        pooled = [_pooled(costs[question][run] for question in questions) for run in sorted(scored.generations[system])]
+        runs = [_g(run) / reference - 1.0 for run in pooled]
         change = ratio_change(ms, tokens, other_ms, other_tokens)
-        yield _contrast(change, baseline, system, SERVER_TIME, task, len(questions), SERVER_TIME_UNIT, sample_sd(runs))
+        yield _contrast(change, baseline, system, SERVER_TIME, task, len(questions), sample_sd(runs))
 
 
 def _contrast(
-    interval: Interval, baseline: str, system: str, measure: str, task: str, pairs: int, unit: str, run_sd: float | None
+    interval: Interval, baseline: str, system: str, measure: str, task: str, pairs: int, run_sd: float | None
 ) -> Contrast:
     estimate, low, high = (float(end) for end in interval)
-    return Contrast(baseline, system, measure, task, estimate, low, high, pairs, task != ALL_TASKS, unit, run_sd)
+    return Contrast(baseline, system, measure, task, estimate, low, high, pairs, task != ALL_TASKS, run_sd)
 
 
-def _complete(evaluation: Evaluation, *sides: tuple[Mapping[str, Mapping[int, object]], str]) -> list[str]:
+def _complete(scored: ScoredAnswers, *sides: tuple[Mapping[str, Mapping[int, object]], str]) -> list[str]:
     """Questions that have every generation of both systems, sorted as strings."""
     found = [
-        {question for question, runs in values.items() if evaluation.is_complete(system, runs)}
-        for values, system in sides
+        {question for question, runs in values.items() if scored.is_complete(system, runs)} for values, system in sides
     ]
     return sorted(set.intersection(*found))
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.quality.contrasts import (
     Contrast,
-    Evaluation,
     NoSaving,
     Quality,
+    ScoredAnswers,
     Screened,
     contrasts,
+    is_judged,
     qualities,
     questions_without_saving,
     screen,
@@ -59,28 +59,25 @@ def summarise(folders: Sequence[Path], baselines: Sequence[str] = ()) -> Quality
         if name not in systems:
             raise HycoError(f"{name!r} is none of the systems here", f"give one of {', '.join(systems)}")
     chosen = tuple(dict.fromkeys(baselines or systems[:1]))
-    evaluation = Evaluation(answers, scores)
-    found = [one for name in chosen for one in contrasts(evaluation, systems, name)]
+    scored = ScoredAnswers(answers, scores)
+    found = [one for name in chosen for one in contrasts(scored, systems, name)]
     return QualitySummary(
         systems=tuple(systems),
         baselines=chosen,
-        quality=tuple(qualities(evaluation, systems)),
+        quality=tuple(qualities(scored, systems)),
         contrasts=tuple(found),
-        questions_without_saving=questions_without_saving(evaluation, systems, chosen[0]),
-        screen=tuple(screen(evaluation, systems, chosen[0])),
+        questions_without_saving=questions_without_saving(scored, systems, chosen[0]),
+        screen=tuple(screen(scored, systems, chosen[0])),
         notes=tuple(_notes(systems, chosen, found, answers)),
     )
 
 
 def write_quality(folder: Path, found: QualitySummary) -> None:
-    """Put it into `summary.json`. Its other parts stay as they are, and so do rows of `quality` of other metrics, such
-    as those of a whole corpus."""
-    ours = {(row.system, row.task, row.metric): msgspec.to_builtins(row) for row in found.quality}
-    rows: list[Any] = []
-    for row in read_summary(folder).get("quality", []):
-        rows.append(ours.pop((row.get("system"), row.get("task"), row.get("metric")), row))
+    """Put it into `summary.json`. Its other parts stay as they are, and so do rows of `quality` of metrics that are no
+    judge's."""
+    others = [row for row in read_summary(folder).get("quality", []) if not is_judged(row["metric"])]
     parts = {
-        "quality": [*rows, *ours.values()],
+        "quality": [*others, *found.quality],
         "contrasts": found.contrasts,
         "questions_without_saving": found.questions_without_saving,
         "screen": found.screen,

@@ -18,7 +18,6 @@ DRAWS = 2_000
 SEED = 20_261_011
 CONFIDENCE = 0.95
 LEAST_PAIRS = 2  # one question alone has no variation
-PERCENT = 100.0
 
 
 class Interval(NamedTuple):
@@ -56,8 +55,8 @@ def mean_difference(system: np.ndarray, baseline: np.ndarray) -> Interval:
 def ratio_change(
     system_ms: np.ndarray, system_tokens: np.ndarray, baseline_ms: np.ndarray, baseline_tokens: np.ndarray
 ) -> Interval:
-    """Change of g in percent, g being pooled time over pooled tokens: sums are taken before they are divided, in every
-    draw too. Long answers weigh more; it is not the mean of the questions' own changes.
+    """Relative change of g, pooled time over pooled tokens: sums are taken before they are divided, in every draw too,
+    and -0.386 is 38.6 % less. Long answers weigh more; it is not the mean of the questions' own changes.
 
     Args:
         system_ms: a value a question, (questions,), or (questions, data sets); so are the others.
@@ -69,7 +68,7 @@ def ratio_change(
 
     def change(sums: Sequence[np.ndarray]) -> np.ndarray:
         ms, tokens, other_ms, other_tokens = sums
-        return np.asarray(PERCENT * ((ms / tokens) / (other_ms / other_tokens) - 1.0))
+        return np.asarray((ms / tokens) / (other_ms / other_tokens) - 1.0)
 
     parts = (system_ms, system_tokens, baseline_ms, baseline_tokens)
     counts = draw_counts(len(system_ms))

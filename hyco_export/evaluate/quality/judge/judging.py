@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hyco_export.core.artifact import content_digest
 from hyco_export.errors import HycoError, counted
-from hyco_export.evaluate.quality.contrasts import JUDGE
+from hyco_export.evaluate.quality.contrasts import JUDGE, JUDGE_METRICS
 from hyco_export.evaluate.quality.evaluation_folder import Answer, AnswerKey, Score
 from hyco_export.evaluate.quality.judge import helmet
 from hyco_export.evaluate.quality.judge.endpoint import JudgeClient, Message
@@ -79,7 +79,7 @@ def unanswered(requests: Iterable[JudgeRequest], log: JudgementLog, retry_missin
 
 def metrics_of(books: Books) -> tuple[str, ...]:
     """The metrics whose scores a call with these references makes anew."""
-    return (JUDGE, *BOOK_METRICS) if books.references else (JUDGE,)
+    return JUDGE_METRICS if books.references else (JUDGE,)
 
 
 def estimate(requests: Sequence[JudgeRequest]) -> Size:
