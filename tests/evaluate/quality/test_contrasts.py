@@ -13,6 +13,7 @@ from hyco_export.evaluate.quality.contrasts import (
     screen,
 )
 from hyco_export.evaluate.quality.evaluation_folder import Answer
+from hyco_export.evaluate.quality.statistics import mean_difference
 from tests.support.evaluations import BASELINE, OTHER, SYSTEM, answer, score
 
 SYSTEMS = (BASELINE, SYSTEM)
@@ -43,7 +44,7 @@ def test_g_pools_sums_and_puts_both_turns_of_a_question_together() -> None:
 def test_a_question_counts_only_with_all_turns_and_all_generations() -> None:
     answers = [answer(name, question) for name in SYSTEMS for question in "abc"]
     answers += [answer(SYSTEM, question, generation=1) for question in "ab"]
-    answers += [answer(SYSTEM, "c", generation=1, text=None, tokens=0, server_ms=None, failure="gone")]
+    answers += [answer(SYSTEM, "c", generation=1, text=None, failure="cut off after 10 tokens")]
     answers += [answer(BASELINE, "a", turn=2), answer(BASELINE, "d")]
     for name in SYSTEMS:
         answers += [answer(name, "e"), answer(name, "f")]
@@ -71,6 +72,21 @@ def test_scores_of_repeats_are_averaged_before_they_are_paired() -> None:
     means = [190 / 3, 188 / 3, 122 / 2]  # each run over what it has
     assert (system.value, system.count) == (pytest.approx(np.mean(means)), 2)
     assert system.run_sd == pytest.approx(np.std(means, ddof=1))
+
+
+def test_questions_are_resampled_in_the_order_of_their_ids_as_strings() -> None:
+    ids = [str(number) for number in range(8, 14)]
+    gains = dict(zip(ids, (0.0, 1.0, 5.0, 20.0, -3.0, 2.0), strict=True))
+    answers = [answer(name, question) for question in ids for name in SYSTEMS]
+    scores = [score(row, 50.0 + (gains[row.question] if row.system == SYSTEM else 0.0)) for row in answers]
+    found = find(contrasts(ScoredAnswers(answers, scores), SYSTEMS, BASELINE), "judge")
+
+    def ends(order: list[str]) -> tuple[float, float]:
+        interval = mean_difference(np.array([gains[question] for question in order]), np.zeros(len(order)))
+        return float(interval.low), float(interval.high)
+
+    assert (found.low, found.high) == pytest.approx(ends(["10", "11", "12", "13", "8", "9"]))
+    assert (found.low, found.high) != pytest.approx(ends(ids))
 
 
 def mixed() -> ScoredAnswers:

@@ -125,8 +125,11 @@ def test_retry_after_is_waited_for(waits: list[float]) -> None:
     ],
 )
 def test_what_holds_for_every_call_ends_the_run(answer: Answer, message: str, hint: str, waits: list[float]) -> None:
+    judge = FakeJudge([answer])
     with pytest.raises(HycoError) as caught:
-        ask(FakeJudge([answer]), retries=1)
+        ask(judge, retries=1)
+    again = 1 if answer[0] in (429, 503) else 0
+    assert len(judge.bodies) == 1 + again == 1 + len(waits)
     assert message in caught.value.message and hint in caught.value.hint
     assert "\n" not in str(caught.value) and "sk-" not in str(caught.value)
 
@@ -148,9 +151,13 @@ def failing(error: Callable[[httpx2.Request], Exception]) -> httpx2.AsyncBaseTra
 def test_an_endpoint_that_does_not_answer_is_named(
     error: Callable[[httpx2.Request], Exception], message: str, waits: list[float]
 ) -> None:
+    def failed(sent: httpx2.Request) -> Exception:
+        assert sent.extensions["timeout"]["read"] == 9.0
+        return error(sent)
+
     async def call() -> None:
         endpoint = Endpoint(MODEL, "http://127.0.0.1:8000/v1?tenant=secret", timeout_s=9.0, retries=2)
-        async with JudgeClient(endpoint, failing(error)) as client:
+        async with JudgeClient(endpoint, failing(failed)) as client:
             await client.ask(MESSAGES)
 
     with pytest.raises(HycoError, match=message) as caught:

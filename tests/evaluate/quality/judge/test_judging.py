@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from hyco_export.errors import HycoError
@@ -163,6 +164,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_scores_of_one_that_was
     stopped, log = FakeJudge(breaking), JudgementLog(tmp_path)
     with pytest.raises(HycoError, match="HTTP 500: out of memory"):
         run(stopped, requests, log, concurrency)
+    assert 4 <= len(stopped.bodies) < 4 + concurrency  # nobody begins another call
     rest = unanswered(requests, JudgementLog(tmp_path), retry_missing=False)
     assert len(rest) == len(requests) - 3
     resumed, log = FakeJudge(reply), JudgementLog(tmp_path)
@@ -173,6 +175,33 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_scores_of_one_that_was
     run(FakeJudge(reply), requests, whole)
     given = (answers, MODEL, NO_BOOKS, False)
     assert scores(*given, log) == scores(*given, whole)
+
+
+def test_calls_in_flight_are_waited_for_when_another_ends_the_run(
+    answers: list[EvaluationAnswer], tmp_path: Path
+) -> None:
+    requests, log = requests_for(answers, MODEL, NO_BOOKS, first_turns=False), JudgementLog(tmp_path)
+    failed = asyncio.Event()
+    calls: list[httpx2.Request] = []
+
+    async def handle(request: httpx2.Request) -> httpx2.Response:
+        calls.append(request)
+        number = len(calls)
+        if number == 2:
+            await failed.wait()  # the reply comes after the failure
+        if number == 3:
+            failed.set()
+            return httpx2.Response(500, json={"error": {"message": "out of memory"}})
+        return httpx2.Response(200, json=completion("75")[1])
+
+    async def call() -> None:
+        endpoint = Endpoint(MODEL, LOCAL, retries=0)
+        async with JudgeClient(endpoint, httpx2.MockTransport(handle)) as client:
+            await judge(requests, client, log, 2, lambda *_: None)
+
+    with pytest.raises(HycoError, match="out of memory"):
+        asyncio.run(call())
+    assert len(calls) == 3 and len(log.path.read_bytes().splitlines()) == 2
 
 
 def test_an_answer_that_was_made_again_is_judged_again(tmp_path: Path) -> None:
@@ -192,6 +221,15 @@ def test_an_endpoint_that_rejects_everything_ends_the_run_and_leaves_no_row(
     with pytest.raises(HycoError, match=r"the first 3 requests to the judge got no reply; rejected: HTTP 400: no mess"):
         run(endpoint, requests, log)
     assert len(endpoint.bodies) == 3 and not log.path.exists()
+
+
+def test_rejected_requests_of_a_judge_that_replied_before_are_missing_scores(
+    answers: list[EvaluationAnswer], tmp_path: Path
+) -> None:
+    requests, log = requests_for(answers, MODEL, NO_BOOKS, first_turns=False), JudgementLog(tmp_path)
+    run(FakeJudge([completion("75")]), requests[:1], log)
+    run(FakeJudge([failure(400, "context length exceeded")]), requests[1:], log)
+    assert unanswered(requests, log, retry_missing=False) == []
 
 
 def test_one_rejected_request_at_the_beginning_is_a_missing_score(

@@ -32,6 +32,7 @@ def test_a_first_turn_is_judged_alone_and_a_second_with_its_first() -> None:
         ('```json\n{"score": 92.5}\n```', 92.5),
         ('I had thought {"score": 10}, but: {"score": 20, "why": "short"} {not json}', 20.0),
         ("85", 85.0),
+        ('<think>{"score": 10}? Better.</think>\n\n85', 85.0),
         (" 85/100.\n", 85.0),
         ('{"score": 0}', 0.0),
         ("100", 100.0),
