@@ -36,14 +36,15 @@ def judge(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print calls and tokens, and ask nothing.")] = False,
 ) -> None:
     """Let a language model score the answers of an evaluation; a run that was stopped goes on."""
+    from hyco_export.cli.bench import split_names
     from hyco_export.cli.measure.judge import JudgeOptions, judge_folder
     from hyco_export.evaluate.quality.judge.endpoint import Endpoint
     from hyco_export.evaluate.quality.judge.log import Prices
 
     endpoint = Endpoint(model, base_url, key_variable, timeout_s, retries, insecure)
-    options = JudgeOptions(
-        systems, first_turns, helmet_prompts, tuple(helmet_references or ()), concurrency, retry_missing, dry_run
-    )
+    chosen = split_names(systems) if systems is not None else None
+    references = tuple(helmet_references or ())
+    options = JudgeOptions(chosen, first_turns, helmet_prompts, references, concurrency, retry_missing, dry_run)
     judge_folder(folder, endpoint, options, Prices(price_in, price_out))
 
 

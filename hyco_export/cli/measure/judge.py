@@ -31,9 +31,9 @@ from hyco_export.evaluate.quality.quality_summary import summarise, write_qualit
 
 
 class JudgeOptions(msgspec.Struct, frozen=True):
-    """What the command line says about whom and how; `systems` by commas, None for all."""
+    """What the command line says about whom and how; `systems` is None for all."""
 
-    systems: str | None
+    systems: tuple[str, ...] | None
     first_turns: bool
     helmet_prompts: Path | None
     helmet_references: tuple[Path, ...]
@@ -94,9 +94,9 @@ def _keep_scores(
     return found
 
 
-def _chosen(answers: Sequence[Answer], systems: str | None) -> list[Answer]:
+def _chosen(answers: Sequence[Answer], systems: Sequence[str] | None) -> list[Answer]:
     there = list(dict.fromkeys(answer.system for answer in answers))
-    names = there if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
+    names = there if systems is None else systems
     unknown = [name for name in names if name not in there]
     if unknown or not names:
         said = f"--systems names {', '.join(map(repr, unknown)) or 'no system'}"

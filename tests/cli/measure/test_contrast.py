@@ -7,8 +7,8 @@ import pytest
 
 from hyco_export.cli.measure.contrast import contrast_folders
 from hyco_export.core.files import folder_lock
-from hyco_export.errors import ArtifactError
-from tests.cli.test_app import refused, run
+from hyco_export.errors import ArtifactError, HycoError
+from tests.cli.test_app import run
 from tests.support.evaluations import BASELINE, SYSTEM, answer, score, write_evaluation
 
 
@@ -56,4 +56,5 @@ def test_the_command_line_says_what_comes_next(tmp_path: Path) -> None:
     done = run("contrast", str(folder))
     assert done.returncode == 0, done.stderr
     assert f"next: hyco-export judge '{folder}' --model MODEL" in done.stdout
-    assert "none of the systems here" in refused("contrast", str(folder), "--baseline", "hycoo")
+    with pytest.raises(HycoError, match="none of the systems here"):
+        contrast_folders([folder], ["hycoo"], None)

@@ -21,6 +21,7 @@ from hyco_export.evaluate.quality.judge.log import Prices
 from tests.cli.test_app import refused, run
 from tests.support.evaluations import read_jsonl, small_evaluation, write_helmet
 from tests.support.fake_judge import MODEL, Answer, FakeJudge, completion
+from tests.support.interrupts import listen_to_interrupts
 from tests.support.live_server import running
 
 KEY = "sk-secret-0123456789"
@@ -48,7 +49,7 @@ def test_a_judged_folder_has_replies_scores_and_a_summary_and_no_key(
     fake = FakeJudge([completion(f"80 for {KEY}"), completion('{"score": 70}')])
     with endpoint(fake) as place:
         options = ("--base-url", place.base_url, "--key-variable", "JUDGE_KEY", "--price-in", "2", "--price-out", "8")
-        done = run("judge", str(folder), "--model", MODEL, "--first-turns", *options)
+        done = run("judge", str(folder), "--model", MODEL, "--systems", "hyco, cloud-mtp", "--first-turns", *options)
     assert done.returncode == 0, done.stderr
     assert {headers["authorization"] for headers in fake.headers} == {f"Bearer {KEY}"}
     assert "missing: 1 score, malformed" in done.stdout and "missing: 1 score, no answer" in done.stdout
@@ -67,7 +68,8 @@ def test_a_judged_folder_has_replies_scores_and_a_summary_and_no_key(
     }
 
 
-def test_a_killed_run_goes_on_and_asks_for_no_logged_reply_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_run_goes_on_and_asks_for_no_logged_reply_again(tmp_path: Path, stop: signal.Signals) -> None:
     folder = small_evaluation(tmp_path / "run")
     hanging, let_go = threading.Event(), threading.Event()
 
@@ -81,13 +83,22 @@ def test_a_killed_run_goes_on_and_asks_for_no_logged_reply_again(tmp_path: Path)
     with endpoint(fake) as place:
         words = ("judge", str(folder), "--model", MODEL, "--base-url", place.base_url, "--concurrency", "1")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "hyco_export", *words]
         process = subprocess.Popen(
-            [sys.executable, "-m", "hyco_export", *words], env=environment, stdout=subprocess.PIPE
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=listen_to_interrupts,
         )
         assert hanging.wait(60)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.send_signal(stop)
+        said = process.communicate(timeout=60)[1]
         let_go.set()
+        if stop is signal.SIGINT:
+            assert process.returncode == 130 and f"kept: 3 judgements in {folder}/judgements.jsonl; the same" in said
+            assert len(read_jsonl(folder / "scores.jsonl")) == 3 + 1  # and the answer that failed
         logged = read_jsonl(folder / "judgements.jsonl")
         assert len(logged) == 3
         with (folder / "judgements.jsonl").open("ab") as log:
@@ -109,13 +120,12 @@ def test_a_second_call_asks_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_dry_run_counts_what_is_left_and_asks_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_counts_what_is_left_and_asks_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = small_evaluation(tmp_path)
     before = sorted(path.name for path in folder.iterdir())
-    nowhere = ("--base-url", "http://127.0.0.1:9/v1", "--price-in", "1000")
-    done = run("judge", str(folder), "--model", MODEL, "--dry-run", *nowhere)
-    assert done.returncode == 0, done.stderr
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    options = JudgeOptions(None, False, None, (), 2, False, True)
+    judge_folder(folder, Endpoint(MODEL, "http://127.0.0.1:9/v1"), options, Prices(1_000.0, None))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "calls 7 of 7, the others are answered" in lines and "tokens of replies, about 70" in lines
     assert any(line.startswith("cost, about 1.") for line in lines)
     assert sorted(path.name for path in folder.iterdir() if path.name != ".lock") == before
@@ -124,7 +134,7 @@ def test_a_dry_run_counts_what_is_left_and_asks_nothing(tmp_path: Path) -> None:
 def test_an_endpoint_that_is_not_there_ends_in_one_line_and_keeps_what_was_judged(tmp_path: Path) -> None:
     folder = small_evaluation(tmp_path)
     with endpoint(FakeJudge([completion("75")])) as place:
-        first = JudgeOptions("hyco", False, None, (), 2, False, False)
+        first = JudgeOptions(("hyco",), False, None, (), 2, False, False)
         judge_folder(folder, place, first, NO_PRICES)
     logged = (folder / "judgements.jsonl").read_bytes()
     said = refused("judge", str(folder), "--model", MODEL, "--base-url", place.base_url, "--retries", "0")
@@ -141,7 +151,7 @@ def test_books_are_scored_by_helmets_prompts(tmp_path: Path) -> None:
     with endpoint(fake) as place:
         options = JudgeOptions(None, False, prompts, (references,), 2, False, False)
         judge_folder(folder, place, options, NO_PRICES)
-        judge_folder(folder, place, JudgeOptions("hyco", True, None, (), 2, False, False), NO_PRICES)
+        judge_folder(folder, place, JudgeOptions(("hyco",), True, None, (), 2, False, False), NO_PRICES)
     rows = [row for row in read_jsonl(folder / "scores.jsonl") if row["question"] == "0" and row["value"] is not None]
     assert {row["metric"]: row["value"] for row in rows} == {
         "fluency": 100.0,
@@ -154,8 +164,8 @@ def test_books_are_scored_by_helmets_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"systems": "hyco, plain"}, "--systems names 'plain'; the evaluation has cloud-mtp, hyco"),
-        ({"systems": ","}, "--systems names no system"),
+        ({"systems": ("hyco", "plain")}, "--systems names 'plain'; the evaluation has cloud-mtp, hyco"),
+        ({"systems": ()}, "--systems names no system"),
         ({"helmet_prompts": Path("prompts.py")}, "--helmet-prompts without --helmet-references"),
         ({"helmet_references": (Path("keys.jsonl"),)}, "--helmet-references without --helmet-prompts"),
     ],
@@ -184,9 +194,10 @@ def test_a_folder_that_is_being_worked_in_is_left_alone(tmp_path: Path) -> None:
         judge_folder(folder, Endpoint(MODEL, "http://127.0.0.1:9/v1"), OPTIONS, NO_PRICES)
 
 
-def test_the_command_line_refuses_before_anything_is_written(tmp_path: Path) -> None:
-    assert "holds no evaluation" in refused("judge", str(tmp_path), "--model", MODEL)
+def test_what_cannot_be_judged_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="holds no evaluation"):
+        judge_folder(tmp_path, Endpoint(MODEL), OPTIONS, NO_PRICES)
     folder = small_evaluation(tmp_path / "run")
-    said = refused("judge", str(folder), "--model", MODEL)
-    assert "no key in the environment variable OPENAI_API_KEY" in said and "next: export OPENAI_API_KEY" in said
+    with pytest.raises(HycoError, match="no key in the environment variable OPENAI_API_KEY"):
+        judge_folder(folder, Endpoint(MODEL), OPTIONS, NO_PRICES)
     assert not (folder / "scores.jsonl").read_bytes() and not (folder / "summary.json").exists()
