@@ -1,0 +1,49 @@
+"""Commands of this folder with their options: `plan`, `sweep`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyco_export.cli.arguments import CaOption, InsecureOption, TokenOption
+
+measure = typer.Typer()  # its commands stand beside the others
+
+
+@measure.command()
+def plan(
+    traces: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of bench or evaluate. Default: the paper's figures.", show_default=False),
+    ] = None,
+    inputs: Annotated[
+        list[Path] | None, typer.Option(help="File of inputs, whole sections; may be repeated.", show_default=False)
+    ] = None,
+    device_times: Annotated[
+        str | None, typer.Option(help="A phone's profile.json, or `paper`.", show_default=False)
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="lte, 5g-nsa, wifi, `paper`, or a CSV of from_s,rtt_ms,down_mbit_s,up_mbit_s.")
+    ] = None,
+    server_times: Annotated[
+        str | None, typer.Option(help="[rows, ms] as JSON, CSV, from a server's URL, or `paper`.", show_default=False)
+    ] = None,
+    baseline: Annotated[str | None, typer.Option(help="System to compare with. Default: the first.")] = None,
+    answer_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer. Default: as seen.", min=2)] = None,
+    clients: Annotated[int, typer.Option(help="Clients on one server.", min=1)] = 1,
+    batch: Annotated[int, typer.Option(help="Calls in one pass of the server, at most.", min=1)] = 8,
+    answers: Annotated[int, typer.Option(help="Answers to simulate for each client.", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 20261011,
+    out: Annotated[Path, typer.Option("--out", help="Also write the plan there.")] = Path("plan.json"),
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    insecure: InsecureOption = False,
+) -> None:
+    """Simulate the systems with given times, link and acceptance, and say which to choose for which aim."""
+    from hyco_export.cli.connection import connect_options
+    from hyco_export.cli.measure.plan import Places, plan_run
+    from hyco_export.evaluate.planning.simulation import Options
+
+    places = Places(traces, baseline, tuple(inputs or ()), device_times, link, server_times, answer_tokens)
+    connecting = connect_options(token_file, ca, insecure, None, False)
+    plan_run(places, Options(clients, batch, answers, seed), connecting, out)
