@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from hyco_export.cli.arguments import CaOption, InsecureOption, TokenOption
+from hyco_export.cli.arguments import (
+    CaOption,
+    DryRunOption,
+    InsecureOption,
+    LinkOption,
+    LinkWaitsOption,
+    RecipeOption,
+    RunOption,
+    TargetOption,
+    TokenOption,
+)
 
 measure = typer.Typer()  # its commands stand beside the others
 
@@ -47,3 +57,26 @@ def plan(
     places = Places(traces, baseline, tuple(inputs or ()), device_times, link, server_times, answer_tokens)
     connecting = connect_options(token_file, ca, insecure, None, False)
     plan_run(places, Options(clients, batch, answers, seed), connecting, out)
+
+
+@measure.command()
+def sweep(
+    grid: Annotated[Path, typer.Argument(help="YAML of fields and their values: docs/measuring.md.")],
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder. Default: <run>/sweep.", show_default=False)] = None,
+    evaluation: Annotated[
+        Path | None, typer.Option(help="Folder of an evaluation, whose answers are judged.", show_default=False)
+    ] = None,
+    metric: Annotated[str, typer.Option(help="Of the evaluation: the third aim.")] = "judge",
+    link: LinkOption = None,
+    link_waits: LinkWaitsOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Try a grid of configurations, each distinct artifact and run made once; the trade-off as table and picture."""
+    from hyco_export.cli.connection import connect_options
+    from hyco_export.cli.measure.sweep import SweepOptions, sweep_run
+
+    connecting = connect_options(None, None, False, link, link_waits)
+    sweep_run(recipe, run, target, SweepOptions(grid, out, evaluation, metric, dry_run), connecting)

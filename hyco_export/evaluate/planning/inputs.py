@@ -44,18 +44,30 @@ class DeviceTimes(Section, frozen=True):
 
 
 class ServerTimes(Section, frozen=True):
-    """Milliseconds on the server; `pass_ms` are points [rows, ms] of one verification pass, by increasing rows."""
+    """Milliseconds on the server; `pass_ms` are points [rows, ms] of one verification pass, by increasing rows.
+
+    `beside_ms`: such points of what a call waits beyond pass and link, for host work or a busy machine; no part of g.
+    """
 
     pass_ms: Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1)]
+    beside_ms: tuple[tuple[Positive, Milliseconds], ...] = ()
     head_ms: Milliseconds = 0.0  # K steps of the verifier's own head, once for a batch
     prefill_ms: Milliseconds = 0.0  # one prompt
 
     def verify_ms(self, rows: float) -> float:
         """A pass of so many rows: linear between the points and, along the last two, beyond them."""
-        at, ms = np.array(self.pass_ms).T
-        if rows > at[-1] and len(at) > 1:
-            return float(ms[-1] + (rows - at[-1]) * (ms[-1] - ms[-2]) / (at[-1] - at[-2]))
-        return float(np.interp(rows, at, ms))
+        return _along(self.pass_ms, rows)
+
+    def late_ms(self, rows: float) -> float:
+        """`beside_ms` in the same way."""
+        return _along(self.beside_ms, rows) if self.beside_ms else 0.0
+
+
+def _along(points: Sequence[tuple[float, float]], rows: float) -> float:
+    at, ms = np.array(points).T
+    if rows > at[-1] and len(at) > 1:
+        return float(ms[-1] + (rows - at[-1]) * (ms[-1] - ms[-2]) / (at[-1] - at[-2]))
+    return float(np.interp(rows, at, ms))
 
 
 class LinkPoint(Section, frozen=True, kw_only=True):
@@ -140,6 +152,7 @@ class Shape(msgspec.Struct, frozen=True):
     deepest: int
     device_head: bool
     server_head: bool
+    head_at_prime: bool  # the server's first chain comes with PRIME's reply
     ahead: bool  # drafts on while the reply is on its way
 
 
@@ -163,7 +176,8 @@ def shape_of(name: str, given: SystemInput, budget: int, steps: int) -> Shape:
     rows = 1 + (budget if system.needs_device else chain)
     ahead = system.drafter == PROACTIVE
     deepest = chain + passes * (2 if ahead else 1)
-    return Shape(given.rows or rows, passes, deepest, system.needs_handoff, server_head, ahead)
+    at_prime = system.draft_side == "reply"
+    return Shape(given.rows or rows, passes, deepest, system.needs_handoff, server_head, at_prime, ahead)
 
 
 def plannable(system: System) -> bool:
@@ -201,7 +215,7 @@ def read_parts(path: Path) -> dict[str, Any]:
     Raises:
         HycoError: it cannot be read, or holds something else.
     """
-    values = _values(path)
+    values = read_values(path)
     if not isinstance(values, dict) or not values:
         raise HycoError(f"{path} holds no section", f"known ones: {', '.join(Inputs.__struct_fields__)}")
     kinds = msgspec.structs.fields(Inputs)
@@ -246,7 +260,7 @@ def read_curve(path: Path) -> tuple[tuple[float, float], ...]:
     Raises:
         HycoError: no such file, or something else in it.
     """
-    rows = _csv(path, CURVE_COLUMNS) if path.suffix == ".csv" else _values(path)
+    rows = _csv(path, CURVE_COLUMNS) if path.suffix == ".csv" else read_values(path)
     return check_curve(_converted(rows, tuple[tuple[Positive, Positive], ...], str(path)), str(path))
 
 
@@ -281,12 +295,16 @@ def read_profile_file(path: Path) -> DeviceProfile:
     Raises:
         HycoError: no such file, or something else in it.
     """
-    profile: DeviceProfile = _converted(_values(path), DeviceProfile, str(path))
+    profile: DeviceProfile = _converted(read_values(path), DeviceProfile, str(path))
     return profile
 
 
-def _values(path: Path) -> Any:
-    """Plain values of a YAML file; JSON is YAML."""
+def read_values(path: Path) -> Any:
+    """Plain values of a YAML file; JSON is YAML.
+
+    Raises:
+        HycoError: no such file, or not YAML.
+    """
     if not path.is_file():
         raise HycoError(f"{path} is not a file", "correct the path")
     try:

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from hyco_export.core.numerics import BITS_PER_MBIT, MS_PER_S
 from hyco_export.device.systems import SYSTEMS
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.link_costs import BITS_PER_BYTE, estimate_link
-from hyco_export.evaluate.metrics import SOURCE_NAMES, taken, timed_steps
+from hyco_export.evaluate.metrics import NIL, SOURCE_NAMES, taken, timed_steps
 from hyco_export.evaluate.planning.inputs import (
     DeviceTimes,
     Inputs,
@@ -28,7 +29,8 @@ from hyco_export.evaluate.planning.inputs import (
     shape_of,
 )
 from hyco_export.evaluate.traces import read_traces
-from hyco_export.protocol.trace import GenerationTrace, PrimeTrace, RoundTrace
+from hyco_export.protocol import wire
+from hyco_export.protocol.trace import GenerationTrace, RoundTrace
 from hyco_export.protocol.tree import Source
 
 Traces = Mapping[str, Sequence[GenerationTrace]]
@@ -62,11 +64,12 @@ def measured_inputs(traces: Traces, baseline: str | None = None) -> Inputs:
         empty = next(name for name, found in rounds.items() if not found)
         raise HycoError(f"{empty}: no round that nothing disturbed", "measure longer answers, or leave it out")
     server, assumed = server_times(traces, shapes)
+    link, beside = measured_link(traces, shapes)
     everything = tuple(chain(*traces.values()))
     return Inputs(
         device=device_times(traces, shapes),
-        link=measured_link({name: one for name, one in traces.items() if not shapes[name].ahead} or traces),
-        server=server,
+        link=link,
+        server=msgspec.structs.replace(server, beside_ms=beside),
         workload=Workload(answer_tokens=max(2, round(np.mean([len(one.tokens) for one in everything])))),
         systems={name: system_input(traces[name]) for name in order},
         budget=budget,
@@ -126,24 +129,30 @@ def server_times(traces: Traces, shapes: Mapping[str, Shape]) -> tuple[ServerTim
     return ServerTimes(pass_ms=curve, head_ms=head_ms, prefill_ms=float(np.mean(primes or [0.0]))), assumed
 
 
-def measured_link(traces: Traces) -> LinkTimes:
-    """One point: mean round trip beside bytes and server, bandwidth where the replies' sizes tell it.
+def measured_link(traces: Traces, shapes: Mapping[str, Shape]) -> tuple[LinkTimes, tuple[tuple[float, float], ...]]:
+    """The link as calls with the fewest rows saw it, and what calls with more rows wait longer beside their passes.
+
+    Returns:
+        One point: mean round trip beside bytes and server, bandwidth where the replies' sizes tell it; and points
+        [rows, ms] for `ServerTimes.beside_ms`.
 
     Raises:
-        HycoError: no call that nothing disturbed.
+        ValueError: no call that nothing disturbed.
     """
-    timed = [timed_steps(one) for one in traces.values()]
-    calls: list[PrimeTrace | RoundTrace] = [call for one in timed for call in one.primes]
-    calls += [call for one in timed for call in one.rounds]
-    if not calls:
-        raise HycoError("no call that nothing disturbed: the link is unknown", "give --link")
     seen = estimate_link(traces.values()).down_mbit_s
     down = None if np.isnan(seen) else seen
-    beside = float(np.mean([call.wait_ms - call.server_ms for call in calls]))
-    size = float(np.mean([call.traffic.wire_down_bytes for call in calls]))
-    bytes_ms = MS_PER_S * size * BITS_PER_BYTE / (down * BITS_PER_MBIT) if down else 0.0
-    point = LinkPoint(rtt_ms=max(0.0, beside - bytes_ms), down_mbit_s=down)
-    return LinkTimes(name="as measured", points=(point,))
+    waits: dict[int, list[tuple[int, float]]] = {}
+    for name, one in traces.items():
+        if shapes[name].ahead and any(not shape.ahead for shape in shapes.values()):
+            continue  # its waits end with a pass
+        for call in timed_steps(one).rounds:
+            size = call.traffic.wire_down_bytes
+            bytes_ms = MS_PER_S * size * BITS_PER_BYTE / (down * BITS_PER_MBIT) if down else 0.0
+            waits.setdefault(shapes[name].rows, []).append((_rows(call), call.wait_ms - call.server_ms - bytes_ms))
+    points = [_mean(found) for _, found in sorted(waits.items())]
+    rtt_ms = max(0.0, points[0][1])
+    beside = tuple((rows, max(0.0, ms - rtt_ms)) for rows, ms in points)
+    return LinkTimes(name="as measured", points=(LinkPoint(rtt_ms=rtt_ms, down_mbit_s=down),)), beside
 
 
 def system_input(traces: Sequence[GenerationTrace]) -> SystemInput:
@@ -151,7 +160,7 @@ def system_input(traces: Sequence[GenerationTrace]) -> SystemInput:
     rounds = [record for one in traces for record in one.rounds]
     timed = timed_steps(traces)
     per_token, per_round = _line(
-        [len(record.tokens) for record in timed.rounds], [r.traffic.wire_down_bytes for r in timed.rounds]
+        [len(record.tokens) for record in timed.rounds], [_down_bytes(record) for record in timed.rounds]
     )
     return SystemInput(
         acceptance=acceptance_by_depth(rounds),
@@ -160,6 +169,7 @@ def system_input(traces: Sequence[GenerationTrace]) -> SystemInput:
         down_bytes_per_token=per_token,
         first_up_bytes=round(np.mean([prime.traffic.wire_up_bytes for prime in timed.primes] or [0])),
         first_down_bytes=round(np.mean([prime.traffic.wire_down_bytes for prime in timed.primes] or [0])),
+        first_token_ms=float(np.mean(timed.first_token_ms)) if timed.first_token_ms else None,
     )
 
 
@@ -188,6 +198,12 @@ def acceptance_by_depth(rounds: Sequence[RoundTrace]) -> tuple[dict[str, float],
 def _rows(record: RoundTrace) -> int:
     """Of the verification pass: root, unverified tokens, nodes sent or drafted there."""
     return 1 + len(record.kept) + len(record.tree) + record.drafted
+
+
+def _down_bytes(record: RoundTrace) -> int:
+    """Of a reply, without the p~ that are sent on request alone."""
+    asked = len(wire.encode(record.evidence)) - len(NIL) if record.evidence is not None else 0
+    return record.traffic.wire_down_bytes - asked
 
 
 def _mean(found: Sequence[tuple[int, float]]) -> tuple[float, float]:

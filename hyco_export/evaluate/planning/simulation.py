@@ -74,6 +74,7 @@ class Simulation:
         self._acceptance = acceptance_of(given, shape)
         self._pass_ms = inputs.device.slm_pass_ms + inputs.device.host_ms
         self._draft_ms = shape.passes * self._pass_ms + (inputs.device.head_ms if shape.device_head else 0.0)
+        self._late_ms = inputs.server.late_ms(shape.rows)
         self._dice = np.random.Generator(np.random.Philox(options.seed))
         self._link = _Link(inputs.link, options.seed)
         self._now_ms = 0.0
@@ -143,7 +144,7 @@ class Simulation:
             for call in calls:
                 self._waiting.remove(call)
             pass_ms = self._inputs.server.verify_ms(len(calls) * self._shape.rows)
-        if self._shape.server_head:
+        if self._shape.head_at_prime if prompt else self._shape.server_head:
             pass_ms += self._inputs.server.head_ms
         self._busy_ms += pass_ms
         self._after(pass_ms, partial(self._reply, [client for client, _ in calls], prompt))
@@ -160,7 +161,8 @@ class Simulation:
             tokens = self._walk(self._inputs.workload.answer_tokens - client.tokens)
             size = round(given.down_bytes + given.down_bytes_per_token * tokens)
             self._bytes += size
-            self._after(self._link.down_ms(size, self._now_ms), partial(self._received, client, tokens))
+            down_ms = self._late_ms + self._link.down_ms(size, self._now_ms)
+            self._after(down_ms, partial(self._received, client, tokens))
         self._serve()
 
     def _walk(self, room: int) -> int:

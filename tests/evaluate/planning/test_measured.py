@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -72,9 +73,10 @@ def test_times_are_taken_apart() -> None:
     assert inputs.server.head_ms == pytest.approx(5.0)
     assert inputs.server.pass_ms == ((5.0, pytest.approx(8.0)), (8.0, pytest.approx(22.0)))
     assert inputs.server.prefill_ms == 7.0
-    beside = [40.0] * 6 + [9.0 - 7.0] * 3
-    assert inputs.link.points[0].rtt_ms == pytest.approx(np.mean(beside))  # larger replies did not take longer
-    assert inputs.link.points[0].down_mbit_s is None
+    point = inputs.link.points[0]
+    assert (point.rtt_ms, point.down_mbit_s) == (pytest.approx(40.0), None)  # larger replies did not take longer
+    assert inputs.server.beside_ms == ((5.0, 0.0), (8.0, pytest.approx(0.0)))
+    assert inputs.systems["hyco"].first_token_ms == 9.0
     assert inputs.assumed == ()
     without = measured_inputs({"hyco": [hyco()], "cloud-mtp": [cloud_mtp()]})
     assert without.server.pass_ms[0] == (5.0, pytest.approx(13.0))
@@ -84,13 +86,11 @@ def test_times_are_taken_apart() -> None:
 def test_a_plan_of_traces_gives_their_figures() -> None:
     """Replies of one size, so that the link is a round trip; MAT, g, delivery and drafting within the draws' noise."""
     even = Traffic(60, 400, 260, 700)
-    primes = (prime_trace(server_ms=7.0),)
     rounds = [
         round_trace(rows, number=number, wait_ms=62.0, server_ms=22.0, traffic=even, **ROUND)
         for number, rows in enumerate([(0, 1, 2), (0,), (3, 5), (0, 1), ()] * 8, 1)
     ]
-    primes = (prime_trace(server_ms=7.0),)
-    primes = tuple(type(one)(**{**_fields(one), "traffic": even, "wait_ms": 47.0}) for one in primes)
+    primes = (msgspec.structs.replace(prime_trace(server_ms=7.0), traffic=even, wait_ms=47.0),)
     total_ms = 47.0 + 5.0 + len(rounds) * 98.0 + (len(rounds) - 1) * 2.0
     trace = generation(*rounds, primes=primes, total_ms=total_ms, first_token_ms=47.0)
     seen = measure("hyco", [trace], KEEPSET)
@@ -118,5 +118,11 @@ def test_traces_that_tell_too_little_are_refused() -> None:
         measured_inputs({"hyco": [generation(round_trace((), lost_ms=5.0))]})
 
 
-def _fields(record):
-    return {name: getattr(record, name) for name in record.__struct_fields__}
+def test_calls_with_more_rows_may_wait_longer_beside_their_pass() -> None:
+    """Seven milliseconds that the server's host works, in no pass and in no link."""
+    slow = [msgspec.structs.replace(record, wait_ms=69.0) for record in hyco().rounds]
+    traces = {"hyco": [msgspec.structs.replace(hyco(), rounds=tuple(slow))], "cloud-mtp": [cloud_mtp()]}
+    inputs = measured_inputs(traces)
+    assert inputs.link.points[0].rtt_ms == pytest.approx(40.0)
+    assert inputs.server.beside_ms == ((5.0, 0.0), (8.0, pytest.approx(7.0)))
+    assert inputs.server.late_ms(33) == pytest.approx(7.0 + 25 * 7.0 / 3)

@@ -29,9 +29,13 @@ def test_one_client_takes_the_sum_of_its_parts() -> None:
 
 
 def test_a_head_on_the_server_is_paid_there() -> None:
-    outcome = Simulation("cloud-mtp", scripted_inputs({"cloud-mtp": taken(4)}), ONE).run()
-    assert outcome.server_ms_per_token == pytest.approx((35.0 + 4 * (8.0 + 5.0)) / 21)  # 5 rows take 8 ms
-    assert outcome.draft_ms_per_token == 0.0
+    """With every pass; its first chain comes with PRIME's reply where replies bring chains."""
+    systems = {"cloud-mtp": taken(4), "hyco-server-head": taken(3)}
+    cloud, brings = simulate(scripted_inputs(systems), ONE)
+    assert cloud.server_ms_per_token == pytest.approx((30.0 + 4 * (8.0 + 5.0)) / 21)  # 5 rows take 8 ms
+    assert cloud.draft_ms_per_token == 0.0
+    assert brings.server_ms_per_token == pytest.approx((35.0 + 5 * (22.0 + 5.0)) / 21)
+    assert brings.draft_ms_per_token == pytest.approx(5 * 15.0 / 21)
 
 
 def test_tokens_a_round_follow_the_shares_by_depth() -> None:
@@ -93,6 +97,15 @@ def test_a_link_over_time_is_read_at_the_time_of_the_call() -> None:
     # PRIME at 0: 20 up, 30, 20 down; drafted by 107: 200 up in the second point, 22; at 329 the series is in its
     # second round of .2 s: 329 is .129 of it
     assert outcome.tokens_per_s == pytest.approx(5 / (70.0 + 2.0 + 35.0 + 200.0 + 22.0 + 200.0) * 1000)
+
+
+def test_what_a_call_waits_beside_its_pass_is_no_server_time() -> None:
+    inputs = scripted_inputs({"hyco": taken(3)})
+    server = msgspec.structs.replace(inputs.server, beside_ms=((5.0, 0.0), (33.0, 14.0)))
+    late = Simulation("hyco", msgspec.structs.replace(inputs, server=server), ONE).run()
+    plain = Simulation("hyco", inputs, ONE).run()
+    assert late.server_ms_per_token == plain.server_ms_per_token
+    assert 21_000 / late.tokens_per_s == pytest.approx(21_000 / plain.tokens_per_s + 5 * 14.0)
 
 
 def test_a_first_token_that_was_seen_replaces_link_and_bytes() -> None:
