@@ -1,4 +1,4 @@
-"""Commands of this folder with their options: `plan`, `sweep`."""
+"""Commands of this folder with their options: `plan`, `sweep`, `dev node-scores`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from hyco_export.cli.arguments import (
     TargetOption,
     TokenOption,
 )
+from hyco_export.cli.command_groups import dev
 
 measure = typer.Typer()  # its commands stand beside the others
 
@@ -27,7 +28,7 @@ def plan(
         typer.Argument(help="Folder of bench or evaluate. Default: the paper's figures.", show_default=False),
     ] = None,
     inputs: Annotated[
-        list[Path] | None, typer.Option(help="File of inputs, whole sections; may be repeated.", show_default=False)
+        list[Path] | None, typer.Option(help="File of inputs, or paper-32k; may be repeated.", show_default=False)
     ] = None,
     device_times: Annotated[
         str | None, typer.Option(help="A phone's profile.json, or `paper`.", show_default=False)
@@ -80,3 +81,16 @@ def sweep(
 
     connecting = connect_options(None, None, False, link, link_waits)
     sweep_run(recipe, run, target, SweepOptions(grid, out, evaluation, metric, dry_run), connecting)
+
+
+@dev.command("node-scores")
+def node_scores(
+    traces: Annotated[list[Path], typer.Argument(help="JSONL files with p~ and trees larger than the budgets.")],
+    budget: Annotated[
+        list[int] | None, typer.Option(help="Nodes to keep; may be repeated. Default: 8, 16, 32.", show_default=False)
+    ] = None,
+) -> None:
+    """Compare the tree's scores with scores calibrated from traces, on prompts that they were not fitted on."""
+    from hyco_export.cli.measure.node_scores import compare_scores
+
+    compare_scores(traces, budget or [8, 16, 32])

@@ -71,7 +71,13 @@ def make_plan(inputs: Inputs, options: Options) -> Plan:
     """Simulate all systems and choose. Raises as `simulation.Simulation`."""
     outcomes = simulate(inputs, options)
     notes = [NO_STREAM] if "cloud-mtp" in inputs.systems else []
-    notes += [f"all {options.clients} clients run the same system"] if options.clients > 1 else []
+    if options.clients > 1:
+        most = min(options.clients, options.batch) * (inputs.budget + 1)
+        notes.append(f"all {options.clients} clients run the same system")
+        if most > inputs.server.pass_ms[-1][0]:
+            notes.append(
+                f"passes of up to {most} rows go on as the last points of the server's curve do: none was seen"
+            )
     choices = tuple(choice for aim in AIMS for choice in choices_for(aim, outcomes))
     return Plan(outcomes, choices, (*inputs.assumed, *notes, *SIMULATED), options, inputs)
 

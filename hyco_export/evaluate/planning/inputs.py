@@ -1,8 +1,8 @@
 """What a plan is made from: device, link, server, workload and systems, each readable from a file of its own.
 
 An inputs file (YAML or JSON) holds any of the sections of `Inputs`; docs/measuring.md shows one. The paper's figures
-ship as `paper.yaml`. A link is also read from CSV (`from_s,rtt_ms,down_mbit_s,up_mbit_s`), a server's curve from a list
-of [rows, ms] in JSON or from CSV (`rows,ms`).
+ship as `paper.yaml`, and what differs on long prompts as `paper-32k.yaml`. A link is also read from CSV
+(`from_s,rtt_ms,down_mbit_s,up_mbit_s`), a server's curve from a list of [rows, ms] in JSON or from CSV (`rows,ms`).
 """
 
 import csv
@@ -24,8 +24,8 @@ from hyco_export.device.link import PRESETS, Link, find_link
 from hyco_export.device.systems import SYSTEMS, System
 from hyco_export.errors import HycoError, RecipeError
 
-PAPER = "paper"
-PAPER_FILE = Path(__file__).parent / "paper.yaml"
+PAPER, PAPER_32K = "paper", "paper-32k"
+SHIPPED = {name: Path(__file__).parent / f"{name}.yaml" for name in (PAPER, PAPER_32K)}
 Milliseconds = Annotated[float, Meta(ge=0.0)]
 Part = TypeVar("Part")
 LINK_COLUMNS = ("from_s", "rtt_ms", "down_mbit_s", "up_mbit_s")
@@ -210,12 +210,12 @@ def acceptance_of(given: SystemInput, shape: Shape) -> tuple[dict[str, float], .
 
 
 def read_parts(path: Path) -> dict[str, Any]:
-    """The sections of an inputs file, by name.
+    """The sections of an inputs file, or of one that ships, by name.
 
     Raises:
         HycoError: it cannot be read, or holds something else.
     """
-    values = read_values(path)
+    values = read_values(SHIPPED.get(str(path), path))
     if not isinstance(values, dict) or not values:
         raise HycoError(f"{path} holds no section", f"known ones: {', '.join(Inputs.__struct_fields__)}")
     kinds = msgspec.structs.fields(Inputs)
@@ -228,7 +228,7 @@ def read_parts(path: Path) -> dict[str, Any]:
 
 def paper_inputs() -> Inputs:
     """The paper's figures for Spec-Bench."""
-    return Inputs(**read_parts(PAPER_FILE))
+    return Inputs(**read_parts(SHIPPED[PAPER]))
 
 
 def read_link(name: str) -> LinkTimes:

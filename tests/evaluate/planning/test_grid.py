@@ -1,5 +1,6 @@
 """A sweep's grid: its points, what they share, and what no recipe can have."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ def test_a_field_keeps_the_rest_of_the_recipe() -> None:
     changed = with_field(RECIPE, "slm.wide_kv", ["v.*"])
     assert changed.slm.wide_kv == ("v.*",)
     assert with_field(changed, "$.slm.wide_kv", []) == RECIPE
+
+
+def test_the_grid_of_the_documents_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "measuring.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(fields:.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    path = tmp_path / "grid.yaml"
+    path.write_text(block)
+    points = points_of(read_grid(path), RECIPE)
+    assert len(points) == 12
+    assert len(runs_of(points)) == 6
 
 
 def test_files_are_checked(tmp_path: Path) -> None:
