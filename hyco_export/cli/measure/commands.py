@@ -37,7 +37,8 @@ def plan(
         str | None, typer.Option(help="lte, 5g-nsa, wifi, `paper`, or a CSV of from_s,rtt_ms,down_mbit_s,up_mbit_s.")
     ] = None,
     server_times: Annotated[
-        str | None, typer.Option(help="[rows, ms] as JSON, CSV, from a server's URL, or `paper`.", show_default=False)
+        str | None,
+        typer.Option(help="Rows and ms of passes: JSON, CSV, a server's URL, or `paper`.", show_default=False),
     ] = None,
     baseline: Annotated[str | None, typer.Option(help="System to compare with. Default: the first.")] = None,
     answer_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer. Default: as seen.", min=2)] = None,

@@ -8,7 +8,7 @@ from hyco_export.cli.connection import ConnectOptions
 from hyco_export.cli.console import output, show_next
 from hyco_export.cli.invocation import command_line
 from hyco_export.core.files import write_json
-from hyco_export.errors import HycoError
+from hyco_export.errors import HycoError, ServerError
 from hyco_export.evaluate.planning.choice import choice_line, make_plan, plan_table
 from hyco_export.evaluate.planning.inputs import (
     PAPER,
@@ -25,6 +25,7 @@ from hyco_export.evaluate.planning.inputs import (
 )
 from hyco_export.evaluate.planning.measured import measured_inputs, read_folder
 from hyco_export.evaluate.planning.simulation import Options
+from hyco_export.evaluate.traces import PLAN_FILE, PROGRESS_FILE
 
 CURVE_FIELD = "rows_ms"  # of /v1/info: points [rows, ms], once a server says them
 
@@ -45,8 +46,12 @@ def plan_run(places: Places, options: Options, connecting: ConnectOptions, out: 
     """Print the plan and write it.
 
     Raises:
-        HycoError: a part that cannot be read, or does not fit the others.
+        HycoError: a part that cannot be read, or does not fit the others; `out` among traces.
     """
+    if (out.parent / PROGRESS_FILE).exists():
+        raise HycoError(
+            f"{out.parent} holds traces, whose own {PLAN_FILE} says how they were made", "give another --out"
+        )
     plan = make_plan(gathered(places, connecting), options)
     output.print(plan_table(plan), crop=False)
     output.print()
@@ -116,8 +121,11 @@ def _said_by_server(url: str, connecting: ConnectOptions) -> tuple[tuple[float, 
     """The curve that a server publishes."""
     from hyco_export.cli.connection import transport_to
 
-    transport, _ = transport_to(url, connecting, seed=0)
-    points = getattr(transport.info(), CURVE_FIELD, None)
+    try:
+        transport, _ = transport_to(url, connecting, seed=0)
+        points = getattr(transport.info(), CURVE_FIELD, None)
+    except ServerError as error:
+        raise HycoError(error.message, "start the server, or give --server-times a file") from error
     if not points:
         raise HycoError(f"{url} says nothing of the time its passes take", "give a file: JSON list of [rows, ms]")
     return check_curve(points, url)

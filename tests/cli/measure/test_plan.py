@@ -65,3 +65,16 @@ def test_a_server_that_says_its_curve_is_believed(monkeypatch: pytest.MonkeyPatc
 def test_an_unknown_baseline_is_refused() -> None:
     with pytest.raises(HycoError, match="--baseline plain is not among the systems"):
         gathered(places(baseline="plain"), DIRECT)
+
+
+def test_a_folder_of_traces_keeps_its_own_plan(tmp_path: Path) -> None:
+    (tmp_path / "progress.json").touch()
+    with pytest.raises(HycoError, match="holds traces, whose own plan"):
+        plan_run(NOWHERE, Options(answers=1), DIRECT, tmp_path / "plan.json")
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_server_that_does_not_answer_is_told_by_its_option() -> None:
+    with pytest.raises(HycoError, match="no answer") as refused:
+        gathered(places(server="http://127.0.0.1:9"), DIRECT)
+    assert refused.value.hint == "start the server, or give --server-times a file"
