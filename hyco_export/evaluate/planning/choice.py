@@ -13,6 +13,7 @@ UNDECIDED = 0.02  # HyCo, §3: smaller differences of g were run-to-run variatio
 SIMULATED = (
     "rounds are independent: every depth is taken with its share, whatever came before",
     "TCP's slow start and outages are left out",
+    "the server does not wait for calls that could share a pass",
     "device times do not grow with heat or use",
 )
 NO_STREAM = (

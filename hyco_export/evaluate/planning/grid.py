@@ -48,10 +48,6 @@ class Point(msgspec.Struct, frozen=True):
     system: str
     acceptance: wire.Acceptance
 
-    @property
-    def label(self) -> str:
-        return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in self.changes.items())
-
 
 class Run(msgspec.Struct, frozen=True):
     """Generations that are made once: the points that they serve; the first point's recipe is run."""

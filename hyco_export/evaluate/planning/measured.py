@@ -33,6 +33,10 @@ from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace, RoundTrace
 from hyco_export.protocol.tree import Source
 
+MOST_HYBRID_PASSES = 2
+SPECEDGE_PASSES = (
+    "SpecEdge makes four SLM passes a round; for another `drafting.specedge.passes` give `passes` in --inputs"
+)
 Traces = Mapping[str, Sequence[GenerationTrace]]
 
 
@@ -64,6 +68,8 @@ def measured_inputs(traces: Traces, baseline: str | None = None) -> Inputs:
         empty = next(name for name, found in rounds.items() if not found)
         raise HycoError(f"{empty}: no round that nothing disturbed", "measure longer answers, or leave it out")
     server, assumed = server_times(traces, shapes)
+    if any(shape.passes > MOST_HYBRID_PASSES for shape in shapes.values()):
+        assumed += (SPECEDGE_PASSES,)
     link, beside = measured_link(traces, shapes)
     everything = tuple(chain(*traces.values()))
     return Inputs(

@@ -51,7 +51,7 @@ class _Client:
 
     def __init__(self) -> None:
         self.answers = 0
-        self.started_ms = self.first_ms = self.sent_ms = 0.0
+        self.started_ms = self.sent_ms = 0.0
         self.tokens = 0  # of the current answer
 
 

@@ -34,6 +34,13 @@ def test_without_traces_it_plans_with_the_papers_figures(tmp_path: Path, capsys:
     assert {choice["aim"] for choice in written["choices"]} == {"g", "delivery", "bytes", "battery"}
 
 
+def test_the_inputs_of_a_written_plan_are_such_a_file(tmp_path: Path) -> None:
+    out, again = tmp_path / "plan.json", tmp_path / "inputs.json"
+    plan_run(places(baseline="hyco"), Options(answers=1), DIRECT, out)
+    again.write_text(json.dumps(json.loads(out.read_text())["inputs"]))
+    assert gathered(places(files=(again,)), DIRECT) == gathered(places(baseline="hyco"), DIRECT)
+
+
 def test_each_part_may_come_from_elsewhere(tmp_path: Path) -> None:
     phone, curve = tmp_path / "phone.yaml", tmp_path / "curve.json"
     phone.write_text("device: {head_ms: 9.0, slm_pass_ms: 4.0}\n")

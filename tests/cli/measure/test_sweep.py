@@ -1,6 +1,8 @@
 """`sweep`: which points share artifacts, what is linked instead of built, and the plan that a dry run prints."""
 
+import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,6 +19,8 @@ from hyco_export.evaluate.planning.grid import Grid, points_of, runs_of
 from hyco_export.stages.plan import PlannedStage
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.table import stages_of
+from tests.evaluate.synthetic_run import KEEPSET
+from tests.evaluate.synthetic_traces import generation, round_trace
 
 RECIPE = load_recipe(embedded_recipe())
 
@@ -105,6 +109,39 @@ def test_a_dry_run_says_the_plan_and_builds_nothing(
     assert f"{base.root}: every artifact is there; 1 run" in shown
     assert shown.splitlines()[-1].endswith(f" sweep {grid}")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_leaves_table_and_picture(
+    base: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Generations are scripted: one server for one set of artifacts, the baseline once, a run for each budget."""
+    made, served = [], []
+
+    def generations(run, grid, group, server, out, reach):
+        made.append((run.system, run.recipe.drafting.budget))
+        accepted = (0, 1, 2) if run.recipe.drafting.budget == 32 else (0,)
+        server_ms = 9.0 if run.system == "cloud-mtp" else 3.0
+        return [generation(round_trace(accepted, server_ms=server_ms), system=run.system)], KEEPSET
+
+    @contextmanager
+    def server_process(recipe_file: Path, root: Path):
+        served.append(load_recipe(recipe_file).name)
+        yield None
+
+    monkeypatch.setattr(command, "_generations", generations)
+    monkeypatch.setattr(command, "server_process", server_process)
+    grid, out = tmp_path / "grid.yaml", tmp_path / "out"
+    grid.write_text("fields: {drafting.budget: [8, 32]}\n")
+    sweep_run(None, base.root, None, SweepOptions(grid, out, None, "judge", False), ConnectOptions())
+    assert made == [("cloud-mtp", 8), ("hyco", 8), ("hyco", 32)]
+    assert served == ["tiny"]
+    rows = json.loads((out / "sweep.json").read_text())["rows"]
+    assert [(row["mat"], row["dominated"]) for row in rows] == [(2.0, True), (4.0, False)]
+    assert (out / "sweep.csv").read_text().splitlines()[0].startswith("number,drafting.budget,system,rule,mat")
+    assert "<svg" in (out / "sweep.svg").read_text()
+    shown = capsys.readouterr().out
+    assert "2 points of tiny, change against cloud-mtp" in shown
+    assert shown.splitlines()[-1].endswith(f" {out / rows[1]['traces']}")
 
 
 def test_what_cannot_work_is_said_before_anything_is_done(base: RunFolder, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_every_combination_is_a_point_and_then_the_single_ones() -> None:
     assert [point.number for point in points] == [1, 2, 3, 4, 5]
     sizes = [(point.recipe.drafting.budget, point.recipe.head.window, point.system) for point in points]
     assert sizes == [(8, 64, "hyco"), (8, 128, "hyco"), (32, 64, "hyco"), (32, 128, "hyco"), (32, 128, "hyco-2p")]
-    assert points[0].label == "budget 8, window 64"
+    assert points[0].changes == {"drafting.budget": 8, "head.window": 64}
     assert RECIPE.drafting.budget == 32
 
 
