@@ -21,7 +21,7 @@ from hyco_export.cli.invocation import command_line
 from hyco_export.cli.options import open_run
 from hyco_export.cli.server_process import ServerProcess, server_process
 from hyco_export.cli.validation import subject_of
-from hyco_export.core.artifact import MANIFEST_NAME, read_manifest
+from hyco_export.core.artifact import MANIFEST_NAME, content_digest, read_manifest
 from hyco_export.core.files import folder_lock, locate, write_json
 from hyco_export.core.recipe import Recipe
 from hyco_export.device.backends import find_backend
@@ -95,19 +95,30 @@ def _quality(options: SweepOptions) -> dict[str, float]:
 
 def grouped(base: RunFolder, runs: Sequence[Run], out: Path) -> tuple[Group, ...]:
     """Runs by the artifacts that they need: the run's own folder where its keys are the same."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(_made_of(run.recipe), []).append(run)
     own = plan(base, stages_of(base.recipe))[-1].key
     groups: dict[str, Group] = {}
-    for run in runs:
-        recipe = _with_whole_paths(run.recipe, base.recipe_folder)
-        key = plan(RunFolder(base.root, recipe, None), stages_of(recipe))[-1].key
+    for same in alike.values():  # a plan reads every artifact: one for each set of configurations
+        recipe = _with_whole_paths(same[0].recipe, base.recipe_folder)
+        folder = RunFolder(base.root, recipe, None)
+        chain = plan(folder, stages_of(recipe))
+        key = chain[-1].key
         if key in groups:
-            group = groups[key]
-            groups[key] = msgspec.structs.replace(group, runs=(*group.runs, run))
+            groups[key] = msgspec.structs.replace(groups[key], runs=(*groups[key].runs, *same))
             continue
-        root = base.root if key == own else out / f"artifacts-{key[:KEY_DIGITS]}"
-        folder = RunFolder(root, recipe, None)
-        groups[key] = Group(folder, tuple(plan(folder, stages_of(recipe))), (run,))
+        if key != own:
+            folder = RunFolder(out / f"artifacts-{key[:KEY_DIGITS]}", recipe, None)
+            chain = plan(folder, stages_of(recipe))
+        groups[key] = Group(folder, tuple(chain), tuple(same))
     return tuple(groups.values())
+
+
+def _made_of(recipe: Recipe) -> str:
+    """Of all that a recipe's artifacts are made from, as it says it."""
+    configs = [stage.config(recipe) for stage in stages_of(recipe)]
+    return content_digest([configs, recipe.models, recipe.data, recipe.target])
 
 
 def told(groups: Sequence[Group], folders: Sequence[RunFolder]) -> Iterator[str]:

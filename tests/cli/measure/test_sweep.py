@@ -55,10 +55,15 @@ def groups_of(base: RunFolder, out: Path, **fields):
     return grouped(base, runs_of(points_of(Grid(**fields), RECIPE)), out)
 
 
-def test_points_share_artifacts_whose_keys_are_the_same(base: RunFolder, tmp_path: Path) -> None:
+def test_points_share_artifacts_whose_keys_are_the_same(
+    base: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "sweep"
     fields = {"drafting.budget": [8, 32], "head.runner_up_steps": [0, 2], "validation.epsilon": [0.01, 0.1]}
+    asked: list[Path] = []
+    monkeypatch.setattr(command, "plan", lambda run, stages: asked.append(run.root) or planned(run, stages))
     groups = groups_of(base, out, fields=fields)
+    assert len(asked) == 4  # a plan reads every artifact: the run's own, both sets, and where the new one will lie
     assert len(groups) == 2
     other, own = groups
     assert own.folder.root == base.root
