@@ -32,7 +32,7 @@ from hyco_export.cli.arguments import (
 from hyco_export.cli.command_groups import dev, recipes, workbench
 from hyco_export.cli.console import show_error
 from hyco_export.cli.invocation import Invocation, is_main
-from hyco_export.cli.measure.commands import measuring
+from hyco_export.cli.measuring import measuring
 from hyco_export.core.artifact import COMPILE
 from hyco_export.core.files import storage_error
 from hyco_export.core.numerics import BYTES_PER_MB

@@ -1,1 +1,4 @@
-"""Commands that measure answers: their options (`commands.py`), and a module for each of their bodies."""
+"""Bodies of the commands that measure, plan and show; `cli/measuring.py` declares them.
+
+Enters: options. Leaves: tables, and files of figures. Read first: `plan.py`.
+"""
