@@ -32,6 +32,7 @@ from hyco_export.cli.arguments import (
 from hyco_export.cli.command_groups import dev, recipes, workbench
 from hyco_export.cli.console import show_error
 from hyco_export.cli.invocation import Invocation, is_main
+from hyco_export.cli.measure.commands import measure
 from hyco_export.core.artifact import COMPILE
 from hyco_export.core.files import storage_error
 from hyco_export.core.numerics import BYTES_PER_MB
@@ -49,6 +50,7 @@ app = typer.Typer(
 )
 app.add_typer(dev, name="dev")
 app.add_typer(workbench)
+app.add_typer(measure)
 
 FORMER_NAMES = ("bench-peers", "bench-counting", "train-tiny", "create-checkpoints")  # before there was `dev`
 UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
@@ -302,7 +304,7 @@ for command in dev.registered_commands:
     if command.name in FORMER_NAMES:
         app.registered_commands.append(copy(command))
         app.registered_commands[-1].hidden = True
-for group in (app, dev, workbench, recipes):
+for group in (app, dev, workbench, recipes, measure):
     for command in group.registered_commands:
         command.cls = Invocation
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from hyco_export.evaluate.metrics import timed_steps
+from hyco_export.evaluate.metrics import evidence_bytes, timed_steps
 from hyco_export.evaluate.page.sources import Source
 from hyco_export.evaluate.page.system_tables import SYSTEM
 from hyco_export.evaluate.page.tables import Column, Table, number, text
@@ -39,7 +39,7 @@ MEASURES = (
     Measure("the server's time of a round", "ms", 2, _of_rounds(lambda record: record.server_ms)),
     Measure("the device's draft of a round", "ms", 2, _of_rounds(lambda record: record.draft_ms + record.ahead_ms)),
     Measure("time to first token", "ms", 1, lambda traces: list(timed_steps(traces).first_token_ms)),
-    Measure("a round's reply, body", "B", 0, _of_rounds(lambda record: record.traffic.payload_down_bytes)),
+    Measure("a round's reply, body", "B", 0, _of_rounds(lambda r: r.traffic.payload_down_bytes - evidence_bytes(r))),
     Measure("a round's request, body", "B", 0, _of_rounds(lambda record: record.traffic.payload_up_bytes)),
     Measure("tokens of a round", "tokens", 0, _of_rounds(lambda record: len(record.tokens))),
 )

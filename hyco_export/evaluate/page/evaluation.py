@@ -58,7 +58,7 @@ class Quality(msgspec.Struct, frozen=True):
 
 
 class Contrast(msgspec.Struct, frozen=True):
-    """A paired difference between two systems, with its 95 % interval; of `g` it is a relative change."""
+    """A paired difference between two systems, with its 95 % interval, in `unit`; of `g` it is a change in percent."""
 
     baseline: str
     system: str
@@ -69,6 +69,7 @@ class Contrast(msgspec.Struct, frozen=True):
     high: float | None = None
     pairs: int = 0
     exploratory: bool = False
+    unit: str = ""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -78,8 +79,8 @@ class Summary(msgspec.Struct, frozen=True):
     systems: tuple[dict[str, Any], ...] = ()
     quality: tuple[Quality, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
-    questions_without_saving: dict[str, Any] = {}
-    screen: tuple[Any, ...] = ()
+    questions_without_saving: dict[str, tuple[dict[str, Any], ...]] = {}  # by system, a row a generation
+    screen: tuple[dict[str, Any], ...] = ()
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -111,8 +112,9 @@ def read_evaluation(folder: Path) -> Evaluation:
     """
     summary = folder / SUMMARY_FILE
     with_summary = read_json(summary, Summary) if summary.is_file() else Summary()
-    answers, scores = _rows(folder / ANSWERS_FILE, Answer), _rows(folder / SCORES_FILE, Score)
-    return Evaluation(tuple(answers), tuple(scores), with_summary)
+    tried = _rows(folder / ANSWERS_FILE, Answer)  # of a failed answer that was tried again the newest row counts
+    answers = {(one.system, one.question, one.turn, one.generation): one for one in tried}
+    return Evaluation(tuple(answers.values()), tuple(_rows(folder / SCORES_FILE, Score)), with_summary)
 
 
 def read_json(path: Path, kind: type[Value]) -> Value:

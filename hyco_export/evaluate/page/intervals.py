@@ -50,7 +50,7 @@ def _sums(traces: Sequence[GenerationTrace]) -> np.ndarray:
         [
             sum(len(record.tokens) for record in rounds),
             len(rounds),
-            sum(call.server_ms for call in (*timed.primes, *timed.rounds)),
+            sum(call.server_ms for call in timed.primes) + sum(call.server_ms for call in timed.rounds),
             timed.tokens,
             sum(record.draft_ms + record.ahead_ms for record in timed.rounds) + local_ms,
             timed.ms,

@@ -95,7 +95,7 @@ def trade_off(points: Sequence[Point]) -> str:
 
 
 def _labels(axes: "Axes", points: Sequence[Point]) -> None:
-    """Names right of the points, or left of those near the right edge; moved apart where they would lie on each other."""
+    """Names right of the points, or left of those near the right edge; moved apart where they would overlap."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     height = top - bottom
     placed: list[tuple[bool, float]] = []
@@ -134,19 +134,19 @@ def ridges(distribution: Distribution) -> str:
         return to_svg(figure)
 
 
-def contrast_picture(contrasts: Sequence[Contrast], scale: float, unit: str) -> str:
+def contrast_picture(contrasts: Sequence[Contrast]) -> str:
     """Estimates with their intervals, a row each; exploratory ones grey. All of one measure."""
     with drawing(ROW_IN * len(contrasts) + AXIS_IN, HALF_IN) as (figure, axes):
         for row, contrast in enumerate(contrasts):
             color = MUTED if contrast.exploratory else SERIES[0]
             if contrast.low is not None and contrast.high is not None:
-                axes.plot([scale * contrast.low, scale * contrast.high], [row, row], color=color, linewidth=THICK)
+                axes.plot([contrast.low, contrast.high], [row, row], color=color, linewidth=THICK)
             if contrast.estimate is not None:
-                axes.plot([scale * contrast.estimate], [row], "o", color=color, markersize=5)
+                axes.plot([contrast.estimate], [row], "o", color=color, markersize=5)
         axes.axvline(0, color=INK, linewidth=THIN)
         labels = [f"{one.system}, {one.task}" if one.task else one.system for one in contrasts]
         axes.set_yticks(range(len(contrasts)), labels)
         axes.set_ylim(len(contrasts) - 0.5, -0.5)
-        axes.set_xlabel(unit)
+        axes.set_xlabel(f"difference, {contrasts[0].unit}" if contrasts[0].unit else "difference")
         axes.grid(axis="x", color=FAINT, linewidth=0.4)
         return to_svg(figure)

@@ -7,7 +7,6 @@ from hyco_export.evaluate.page.evaluation import Contrast, Evaluation
 from hyco_export.evaluate.page.tables import Cell, Column, Table, number, percent, spread, text
 
 TASK, METRIC = Column("task", text=True), Column("metric", text=True)
-RELATIVE = ("g",)  # measures whose contrasts are relative changes
 
 
 def quality_table(evaluation: Evaluation) -> Table:
@@ -24,7 +23,9 @@ def quality_table(evaluation: Evaluation) -> Table:
             named.append(number(row.value if row else None, 2, noted))
         cells.append(tuple(named))
     columns = (TASK, METRIC, *(Column(system) for system in systems))
-    return Table("Quality by task; below a value the answers, and ± the deviation between generations", columns, tuple(cells))
+    return Table(
+        "Quality by task; below a value the answers, and ± the deviation between generations", columns, tuple(cells)
+    )
 
 
 def _counted(count: int, run_sd: float | None) -> str:
@@ -35,13 +36,19 @@ def contrasts_table(contrasts: Sequence[Contrast]) -> Table:
     """A row a contrast."""
     rows = []
     for row in contrasts:
-        scale, digits = (100.0, 1) if row.measure in RELATIVE else (1.0, 2)
-        ends = "" if row.low is None or row.high is None else spread(scale * row.low, scale * row.high, digits, True)
-        shown = percent if row.measure in RELATIVE else number
-        estimate = shown(row.estimate, digits, ends, True)
+        ends = "" if row.low is None or row.high is None else spread(row.low, row.high, 2, True)
+        unit = f" {row.unit}" if row.unit else ""
+        estimate = number(row.estimate, 2, ends, sign=True, unit=unit)
         flag = "exploratory" if row.exploratory else ""
         rows.append(
-            (text(row.system), text(row.baseline), text(row.measure), text(row.task, flag), estimate, number(row.pairs, 0))
+            (
+                text(row.system),
+                text(row.baseline),
+                text(row.measure),
+                text(row.task, flag),
+                estimate,
+                number(row.pairs, 0),
+            )
         )
     columns = (
         Column("system", text=True),
@@ -60,7 +67,9 @@ def coverage_table(evaluation: Evaluation) -> Table:
         (text(system), number(done, 0), number(planned, 0), percent(done / planned if planned else None))
         for system, (done, planned) in evaluation.summary.coverage.items()
     )
-    return Table("Coverage", (Column("system", text=True), Column("done"), Column("planned"), Column("share")), tuple(rows))
+    return Table(
+        "Coverage", (Column("system", text=True), Column("done"), Column("planned"), Column("share")), tuple(rows)
+    )
 
 
 def failures_table(evaluation: Evaluation) -> Table:
@@ -79,19 +88,26 @@ def failures_table(evaluation: Evaluation) -> Table:
     return Table("Generations that failed", columns, tuple(rows))
 
 
-def rows_table(caption: str, rows: Sequence[Any]) -> Table | None:
-    """A table of JSON objects, one column a field; None where there are none."""
-    maps = [row for row in rows if isinstance(row, dict)]
-    if not maps:
-        return None
-    names = list(dict.fromkeys(name for row in maps for name in row))
-    cells = tuple(tuple(_cell(row.get(name)) for name in names) for row in maps)
-    numeric = {name for name in names if all(isinstance(row.get(name), int | float | None) for row in maps)}
+def unsaved_table(evaluation: Evaluation) -> Table:
+    """Questions that cost a system no less server time than the baseline, a row a generation."""
+    found = evaluation.summary.questions_without_saving
+    return rows_table(
+        "Questions without a saving", [{"system": name, **row} for name, rows in found.items() for row in rows]
+    )
+
+
+def rows_table(caption: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """A table of JSON objects, one column a field."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = tuple(tuple(_cell(row.get(name)) for name in names) for row in rows)
+    numeric = {name for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
     columns = tuple(Column(name.replace("_", " "), text=name not in numeric) for name in names)
     return Table(caption, columns, cells)
 
 
 def _cell(value: Any) -> Cell:
+    if isinstance(value, list | tuple):
+        return text(", ".join(map(str, value)))
     if isinstance(value, bool) or not isinstance(value, int | float):
         return text("" if value is None else value)
     return number(value, 0 if isinstance(value, int) else 2)

@@ -12,6 +12,7 @@ import msgspec
 
 from hyco_export.device.systems import find_system
 from hyco_export.errors import HycoError
+from hyco_export.evaluate.metrics import evidence_bytes
 from hyco_export.evaluate.page.evaluation import Evaluation, Score
 from hyco_export.evaluate.page.sources import Source
 from hyco_export.evaluate.page.texts import Texts
@@ -121,8 +122,13 @@ def _columns(steps: Sequence[Step]) -> dict[str, Any]:
     def times(name: str) -> list[float]:
         return [_ms(getattr(step, name, 0.0)) for step in steps]
 
-    def traffic(name: str) -> list[int]:
+    extra = [evidence_bytes(step) if isinstance(step, RoundTrace) else 0 for step in steps]
+
+    def sent(name: str) -> list[int]:
         return [0 if isinstance(step, LocalTrace) else getattr(step.traffic, name) for step in steps]
+
+    def received(name: str) -> list[int]:
+        return [whole - without for whole, without in zip(sent(name), extra, strict=True)]
 
     def each(of: Callable[[Step], Any]) -> list[Any]:
         return [of(step) for step in steps]
@@ -137,10 +143,10 @@ def _columns(steps: Sequence[Step]) -> dict[str, Any]:
             name: times(f"{name}_ms")
             for name in ("start", "head", "slm", "draft", "ahead", "wait", "prefill", "server", "commit")
         },
-        "up": traffic("payload_up_bytes"),
-        "down": traffic("payload_down_bytes"),
-        "wire_up": traffic("wire_up_bytes"),
-        "wire_down": traffic("wire_down_bytes"),
+        "up": sent("payload_up_bytes"),
+        "down": received("payload_down_bytes"),
+        "wire_up": sent("wire_up_bytes"),
+        "wire_down": received("wire_down_bytes"),
         "lost": each(lambda step: getattr(step, "lost_ms", None)),
         "accepted": each(_accepted),
         "drawn": each(lambda step: [int(one) for one in step.drawn] if isinstance(step, RoundTrace) else []),

@@ -4,6 +4,7 @@ A run folder stands for everything that lies in it: its validation with traces, 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from hyco_export.core.keepset import KeepSet
 from hyco_export.errors import ArtifactError, HycoError
-from hyco_export.evaluate.metrics import SystemMetrics, measure
+from hyco_export.evaluate.metrics import SystemMetrics, measure, without_evidence
 from hyco_export.evaluate.page.evaluation import Evaluation, is_evaluation, read_evaluation, read_json
 from hyco_export.evaluate.report import FINISHED
 from hyco_export.evaluate.report import JSON_NAME as REPORT_FILE
@@ -27,7 +28,14 @@ TRACE_SUFFIX = ".jsonl"
 NOT_TRACES = ("answers", "scores", "judgements")  # JSON lines of an evaluation that are no traces
 JSON_MAP = dict[str, Any]
 SAME = 1e-3  # relative: figures that were computed from the same times differ less
+WITH_EVIDENCE = (
+    "The means of bytes down count the p~ that was asked for to log the rounds; distributions and rounds leave it out."
+)
 HINT = "give a run folder, or the folder of a benchmark, an evaluation or traces"
+
+
+class NothingMeasured(HycoError):
+    """A folder whose first generation was not finished."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -40,6 +48,7 @@ class Source(msgspec.Struct, frozen=True):
         plan: what was run and on what, by field.
         report: the JSON of a validation.
         keepset_known: is it known which bonus tokens lie outside the keep set.
+        traces_at: folder of the traces, or their file.
     """
 
     name: str
@@ -51,6 +60,7 @@ class Source(msgspec.Struct, frozen=True):
     report: dict[str, Any] | None = None
     evaluation: Evaluation | None = None
     keepset_known: bool = True
+    traces_at: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -116,7 +126,8 @@ def _read(path: Path) -> Iterator[Source]:
         inner = tuple(_in_run(path))
         if not inner:
             raise HycoError(
-                f"run folder {path} holds no measurement yet", "measure first: hyco-export validate, or hyco-export bench"
+                f"run folder {path} holds no measurement yet",
+                "measure first: hyco-export validate, or hyco-export bench",
             )
         yield from inner
     elif files := _trace_files(path):
@@ -131,10 +142,11 @@ def _in_run(run: Path) -> Iterator[Source]:
         yield from _validation(run)
     for name in (BENCH_FOLDER, EVALUATION_FOLDER):
         folder = run / name
-        if is_evaluation(folder):
-            yield _evaluation(folder)
-        elif (folder / PLAN_FILE).is_file() and _trace_files(folder):
-            yield _bench(folder)
+        with suppress(NothingMeasured):  # it was stopped in its first generation
+            if is_evaluation(folder):
+                yield _evaluation(folder)
+            elif (folder / PLAN_FILE).is_file():
+                yield _bench(folder)
 
 
 def _validation(run: Path) -> Iterator[Source]:
@@ -153,7 +165,10 @@ def _validation(run: Path) -> Iterator[Source]:
         yield Source(name, "validation", str(path.parent), systems, plan=_told(report), report=report)
         yield _measured(f"{run.resolve().name}/traces", folder or run, traces)
         return
-    yield Source(name, "validation", str(path.parent), systems, traces, _told(report), report)
+    notes = (WITH_EVIDENCE,) if has_evidence(traces) else ()
+    yield Source(
+        name, "validation", str(path.parent), systems, traces, _told(report), report, notes=notes, traces_at=str(folder)
+    )
 
 
 def _told(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,30 +182,30 @@ def _told(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bench(folder: Path) -> Source:
-    plan = read_json(folder / PLAN_FILE, JSON_MAP)
-    traces = _by_system(_trace_files(folder))
-    result = folder / RESULT_FILE
-    name = _name(folder)
-    if not result.is_file():
-        note = f"{folder} has no {RESULT_FILE}: the benchmark was not finished, figures are of what is there."
-        return _measured(name, folder, traces, plan=plan, kind="benchmark", notes=(note,))
-    systems = systems_from_json(msgspec.json.decode(result.read_bytes()), result)
-    return Source(name, "benchmark", str(folder), systems, traces, plan, notes=_other_times(systems, traces))
+    return _with_plan(folder, "benchmark", _finished(folder / RESULT_FILE))
 
 
 def _evaluation(folder: Path) -> Source:
     evaluation = read_evaluation(folder)
+    rows = evaluation.summary.systems or _finished(folder / RESULT_FILE)
+    return msgspec.structs.replace(_with_plan(folder, "evaluation", rows), evaluation=evaluation)
+
+
+def _finished(result: Path) -> list[dict[str, Any]]:
+    """The figures of a finished benchmark; none of one that was stopped."""
+    return read_json(result, list[dict[str, Any]]) if result.is_file() else []
+
+
+def _with_plan(folder: Path, kind: Kind, rows: Sequence[dict[str, Any]]) -> Source:
+    """A folder of generations with the figures that it says, or those of the generations so far."""
     plan = read_json(folder / PLAN_FILE, JSON_MAP) if (folder / PLAN_FILE).is_file() else {}
     traces = _by_system(_trace_files(folder))
-    if not evaluation.summary.systems:
-        note = f"{folder} has no summary yet: figures are of what is there."
-        source = _measured(_name(folder), folder, traces, plan=plan, kind="evaluation", notes=(note,))
-        return msgspec.structs.replace(source, evaluation=evaluation)
-    systems = systems_from_json(evaluation.summary.systems, folder)
-    return Source(
-        _name(folder), "evaluation", str(folder), systems, traces, plan,
-        evaluation=evaluation, notes=_other_times(systems, traces),
-    )  # fmt: skip
+    if not rows:
+        note = f"{folder} was not finished: figures are of what is there."
+        return _measured(_name(folder), folder, traces, plan, kind, (note,))
+    systems = systems_from_json(rows, folder)
+    notes = _other_times(systems, traces)
+    return Source(_name(folder), kind, str(folder), systems, traces, plan, notes=notes, traces_at=str(folder))
 
 
 def _measured(
@@ -204,15 +219,17 @@ def _measured(
     """A source whose figures are measured here.
 
     Raises:
-        HycoError: no trace has a round.
+        NothingMeasured: no trace has a round.
     """
     found = {system: kept for system, kept in traces.items() if any(one.rounds or one.locals for one in kept)}
     if not found:
-        raise HycoError(f"{folder} holds no finished generation with a round", HINT)
+        raise NothingMeasured(f"{folder} holds no finished generation with a round", HINT)
     highest = max(max(trace.tokens, default=0) for kept in found.values() for trace in kept)
     everything = KeepSet(np.arange(highest + 1), highest + 1)  # nothing outside: misses are not shown
-    systems = tuple(measure(system, kept, everything) for system, kept in found.items())
-    return Source(name, kind, str(folder), systems, found, plan or {}, keepset_known=False, notes=notes)
+    systems = tuple(measure(name, [without_evidence(one) for one in kept], everything) for name, kept in found.items())
+    return Source(
+        name, kind, str(folder), systems, found, plan or {}, keepset_known=False, notes=notes, traces_at=str(folder)
+    )
 
 
 def _other_times(
@@ -223,14 +240,19 @@ def _other_times(
         tokens = sum(len(trace.tokens) for trace in traces.get(system.system, ()))
         if not tokens or system.disturbances.calls:
             continue
-        steps = [step for trace in traces[system.system] for step in (*trace.rounds, *trace.locals)]
-        here = sum(step.draft_ms + getattr(step, "ahead_ms", 0.0) for step in steps) / tokens
+        here = _draft_ms(traces[system.system]) / tokens
         if abs(here - system.draft_ms_per_token) > SAME * max(here, system.draft_ms_per_token):
             return (
                 "The figures per token count head and SLM in the times of a profiled device; distributions and rounds "
                 "show them as they were measured on this machine.",
             )
     return ()
+
+
+def _draft_ms(traces: Sequence[GenerationTrace]) -> float:
+    """What the device drafted, as `metrics.measure` counts it."""
+    of_rounds = sum(record.draft_ms + record.ahead_ms for trace in traces for record in trace.rounds)
+    return of_rounds + sum(record.draft_ms for trace in traces for record in trace.locals)
 
 
 def systems_from_json(rows: Any, path: Path) -> tuple[SystemMetrics, ...]:
@@ -246,15 +268,20 @@ def systems_from_json(rows: Any, path: Path) -> tuple[SystemMetrics, ...]:
         raise ArtifactError(f"{path}: these are no figures of systems: {error}", "measure again") from error
 
 
+def has_evidence(traces: Mapping[str, Sequence[GenerationTrace]]) -> bool:
+    """Does a round say what it was judged by, so that it can be replayed."""
+    return any(record.evidence for kept in traces.values() for trace in kept for record in trace.rounds)
+
+
 def _belong(systems: Sequence[SystemMetrics], traces: Mapping[str, tuple[GenerationTrace, ...]]) -> bool:
     """Are these the traces that the figures were measured from."""
-    return all(
-        system.rounds == sum(len(trace.rounds) for trace in traces.get(system.system, ())) for system in systems
-    )
+    return all(system.rounds == sum(len(trace.rounds) for trace in traces.get(system.system, ())) for system in systems)
 
 
 def _trace_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"*{TRACE_SUFFIX}") if path.stem not in NOT_TRACES and path.stat().st_size)
+    return sorted(
+        path for path in folder.glob(f"*{TRACE_SUFFIX}") if path.stem not in NOT_TRACES and path.stat().st_size
+    )
 
 
 def _by_system(files: Sequence[Path]) -> dict[str, tuple[GenerationTrace, ...]]:

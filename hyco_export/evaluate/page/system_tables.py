@@ -55,7 +55,7 @@ def compare(source: Source) -> Compared:
     for contrast in source.evaluation.summary.contrasts if source.evaluation else ():
         told = contrast.baseline == source.baseline.system, contrast.measure, contrast.task
         if told == (True, SERVER_TIME, ALL_TASKS) and contrast.low is not None and contrast.high is not None:
-            changes[contrast.system] = Interval(contrast.low, contrast.high)
+            changes[contrast.system] = Interval(contrast.low / 100, contrast.high / 100)
     return Compared(source, {system: ratio_intervals(of) for system, of in sums.items()}, changes)
 
 
@@ -69,10 +69,7 @@ def change(system: SystemMetrics, baseline: SystemMetrics) -> float | None:
 def systems_table(compared: Compared) -> Table:
     """One row a system."""
     source = compared.source
-    rows = (
-        (_name(system), *_measures(system, compared))
-        for system in source.systems
-    )
+    rows = ((_name(system), *_measures(system, compared)) for system in source.systems)
     caption = f"Systems of {source.name}; below a figure its 95 % interval over prompts"
     return Table(caption, (SYSTEM, *MEASURES), tuple(rows))
 
@@ -155,8 +152,14 @@ def sources_table(systems: Sequence[SystemMetrics]) -> Table:
     rows = (
         (
             text(system.system),
-            *(number(system.tokens_by_source[name] / system.rounds, 2, f"{system.tokens_by_source[name]:,}") for name in names),
-            *(number(system.tokens_by_rule[rule] / system.rounds, 2, f"{system.tokens_by_rule[rule]:,}") for rule in rules),
+            *(
+                number(system.tokens_by_source[name] / system.rounds, 2, f"{system.tokens_by_source[name]:,}")
+                for name in names
+            ),
+            *(
+                number(system.tokens_by_rule[rule] / system.rounds, 2, f"{system.tokens_by_rule[rule]:,}")
+                for rule in rules
+            ),
         )
         for system in asking
     )

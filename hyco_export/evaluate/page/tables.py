@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-NOT_MEASURED = "–"
+NOT_MEASURED = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 
 
