@@ -22,6 +22,7 @@ from hyco_export.evaluate.page.quality_tables import (
     rows_table,
     unsaved_table,
 )
+from hyco_export.evaluate.page.rounds import address
 from hyco_export.evaluate.page.sources import Source
 from hyco_export.evaluate.page.system_tables import (
     Compared,
@@ -64,6 +65,7 @@ class Part(msgspec.Struct, frozen=True):
     sections: tuple[Section, ...]
     conditions: Table
     notes: tuple[str, ...]
+    recorded: tuple[tuple[str, str], ...]  # systems whose rounds can be looked at, and where
 
 
 def part(compared: Compared) -> Part:
@@ -78,6 +80,9 @@ def part(compared: Compared) -> Part:
         sections=tuple(section for section in _sections(compared) if section.figures),
         conditions=pairs("How it was measured", {name: value for name, value in told.items() if name != "prompts"}),
         notes=tuple(_notes(source)),
+        recorded=tuple(
+            (one.system, address(source.name, one.system)) for one in source.systems if one.system in source.traces
+        ),
     )
 
 
@@ -137,7 +142,7 @@ def _sections(compared: Compared) -> Iterator[Section]:
         return
     yield Section("Systems", tuple(_systems(compared)))
     if source.evaluation:
-        yield Section("Quality of the answers", tuple(_quality(source.evaluation)))
+        yield Section("Quality of the answers", tuple(_quality(source, source.evaluation)))
     yield Section(
         "Distributions", tuple(_distributions(source)),
         "Calls that an outage disturbed are left out. A row is scaled to its own peak; the line goes from p10 to p90, "
@@ -208,7 +213,7 @@ def _trade_off_table(points: Sequence[plots.Point]) -> Table:
     return Table("Server time and delivery", columns, rows)
 
 
-def _quality(evaluation: Evaluation) -> Iterator[Figure]:
+def _quality(source: Source, evaluation: Evaluation) -> Iterator[Figure]:
     summary = evaluation.summary
     if summary.quality:
         yield Figure("", quality_table(evaluation), open=True)
@@ -224,7 +229,7 @@ def _quality(evaluation: Evaluation) -> Iterator[Figure]:
     if evaluation.failures:
         yield Figure("Failures", failures_table(evaluation), open=True)
     if summary.screen:
-        yield Figure("", rows_table("Answers to read: judged far from the baseline's", summary.screen))
+        yield Figure("", rows_table("Answers to read: judged far from the baseline's", summary.screen, source.name))
     if summary.questions_without_saving:
         yield Figure("", unsaved_table(evaluation))
 

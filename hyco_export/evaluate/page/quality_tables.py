@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from hyco_export.evaluate.page.evaluation import Contrast, Evaluation
+from hyco_export.evaluate.page.rounds import address
 from hyco_export.evaluate.page.tables import Cell, Column, Table, number, percent, spread, text
 
 TASK, METRIC = Column("task", text=True), Column("metric", text=True)
@@ -96,13 +99,18 @@ def unsaved_table(evaluation: Evaluation) -> Table:
     )
 
 
-def rows_table(caption: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """A table of JSON objects, one column a field."""
+def rows_table(caption: str, rows: Sequence[dict[str, Any]], source: str = "") -> Table:
+    """A table of JSON objects, one column a field; a question leads to its rounds where the `source` has them."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = tuple(tuple(_cell(row.get(name)) for name in names) for row in rows)
     numeric = {name for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
     columns = tuple(Column(name.replace("_", " "), text=name not in numeric) for name in names)
-    return Table(caption, columns, cells)
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    if source and {"system", "question"} <= set(names):
+        place = names.index("question")
+        for row, made in zip(rows, cells, strict=True):
+            led = address(source, row["system"], row["question"])
+            made[place] = msgspec.structs.replace(made[place], link=led)
+    return Table(caption, columns, tuple(map(tuple, cells)))
 
 
 def _cell(value: Any) -> Cell:

@@ -7,6 +7,7 @@ import base64
 import gzip
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -20,6 +21,7 @@ from hyco_export.protocol.trace import GenerationTrace, LocalTrace, PrimeTrace, 
 from hyco_export.protocol.tree import Source as Drafter
 
 Step = PrimeTrace | RoundTrace | LocalTrace
+VIEWER = "#rounds"  # the page's address of its viewer
 PRIME, ROUND, LOCAL = "prime", "round", "local"
 MS_DIGITS = 3  # behind the point
 PROBABILITY_DIGITS = 4  # significant ones
@@ -28,6 +30,11 @@ PROBABILITY_DIGITS = 4  # significant ones
 def packed(data: Mapping[str, Any]) -> str:
     """As it stands in the page: base64 of gzipped JSON, the same for the same data."""
     return base64.b64encode(gzip.compress(msgspec.json.encode(data), mtime=0)).decode()
+
+
+def address(*places: object) -> str:
+    """Where the viewer shows a source's name, a system, a prompt, a seed, a step: as many as are known."""
+    return "/".join((VIEWER, *(quote(str(place), safe="") for place in places)))
 
 
 def viewer_data(sources: Sequence[Source], texts: Texts) -> dict[str, Any]:

@@ -20,12 +20,13 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """`value` is what the cell is sorted by, unrounded; `note` stands below it, smaller."""
+    """`value` is what the cell is sorted by, unrounded; `note` stands below it, smaller; `link` is an address."""
 
     shown: str
     value: float | str | None = None
     note: str = ""
     good: bool | None = None
+    link: str = ""
 
 
 class Table(msgspec.Struct, frozen=True):

@@ -66,7 +66,9 @@ def answers(system: str, count: int, rounds: int, seed: int = 7) -> list[Generat
             found.append(judged_round(rng, system, index, length))
         found[-1] = msgspec.structs.replace(found[-1], finished="stop")
         total = sum(record.draft_ms + record.wait_ms + record.commit_ms for record in found) + 20.0
-        one = generation(*found, system=system, prompt_id=f"q{number}", total_ms=total, first_token_ms=rng.uniform(10, 30))
+        one = generation(
+            *found, system=system, prompt_id=f"q{number}", total_ms=total, first_token_ms=rng.uniform(10, 30)
+        )
         rule = Acceptance("epsilon", EPSILON) if system == "hyco" else Acceptance("exact", 1.0)
         made.append(msgspec.structs.replace(one, acceptance=rule))
     return made
@@ -109,7 +111,15 @@ def evaluation_folder(folder: Path) -> Path:
             rows.append({**row, "prompt": f"What is {trace.prompt_id}?", "ids": trace.tokens, "failure": None})
     rows.append({"system": "hyco", "question": "q9", "task": "qa", "turn": 1, "generation": 0, "failure": "went away"})
     write_lines(folder / "answers.jsonl", rows)
-    score = {"system": "hyco", "question": "q0", "turn": 1, "generation": 0, "metric": "judge", "value": 87.5, "reason": ""}
+    score = {
+        "system": "hyco",
+        "question": "q0",
+        "turn": 1,
+        "generation": 0,
+        "metric": "judge",
+        "value": 87.5,
+        "reason": "",
+    }
     write_lines(folder / "scores.jsonl", [score])
     contrast = {"baseline": "cloud-mtp", "system": "hyco", "pairs": 4, "exploratory": False}
     summary = {
@@ -123,7 +133,7 @@ def evaluation_folder(folder: Path) -> Path:
             {**contrast, "measure": "g", "task": "all", "estimate": -38.6, "low": -39.5, "high": -37.7, "unit": "%"},
             {**contrast, "measure": "judge", "task": "qa", "estimate": -0.26, "low": -1.2, "high": 0.8},
         ],
-        "questions_without_saving": {"hyco": [{"generation": 0, "count": 1, "pairs": 4, "share": 0.25, "questions": ["q2"]}]},
+        "questions_without_saving": {"hyco": [{"generation": 0, "count": 1, "pairs": 4, "questions": ["q2"]}]},
         "screen": [{"baseline": "cloud-mtp", "system": "hyco", "question": "q1", "difference": -25.0}],
     }  # fmt: skip
     write_json(folder / "summary.json", summary)

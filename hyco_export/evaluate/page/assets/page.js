@@ -7,6 +7,7 @@
   const $ = (id) => document.getElementById(id);
   const SOURCES = ["chain", "runner-up", "slm"]; // protocol.tree.Source
   const COLORS = { chain: 1, "runner-up": 2, slm: 3, bonus: 4, unverified: 5, prime: 4 };
+  const WORDS = { slm: "SLM", chain: "head's chain" }; // of a source, where it is more than its name
   const ROOT = -1;
   const LISTED = 300; // answers in the list at once
   const LABEL = 12; // characters of a token in the tree
@@ -149,6 +150,7 @@
   const rounds = (answer) => answer.steps.kind.filter((kind) => kind === "round").length;
   const text = (answer) => (answer.text ??= answer.tokens.map((_, i) => piece(answer, i)).join(""));
   const piece = (answer, i) => (answer.pieces ? answer.pieces[i] : `${answer.tokens[i]} `);
+  const said = (who) => WORDS[who] ?? who;
   const word = (token) => data.texts[token] ?? String(token);
 
   function mat(answer) {
@@ -208,8 +210,8 @@
     if (hits.length) facts.unshift(`${hits.length} found`);
     const button = el("button", { type: "button" }, answer.id, el("small", {}, facts.join(", ")));
     if (inText >= 0) {
-      const said = text(answer), end = inText + wanted.length;
-      button.append(el("small", {}, "…" + said.slice(Math.max(0, inText - 24), inText), el("mark", {}, said.slice(inText, end)), said.slice(end, end + 32) + "…"));
+      const whole = text(answer), end = inText + wanted.length;
+      button.append(el("small", {}, "…" + whole.slice(Math.max(0, inText - 24), inText), el("mark", {}, whole.slice(inText, end)), whole.slice(end, end + 32) + "…"));
     }
     button.addEventListener("click", () => show(answer, inText >= 0 ? stepOfCharacter(answer, inText + wanted.length - 1) : (hits[0] ?? 0)));
     button.answer = answer;
@@ -224,8 +226,11 @@
 
   function mark() {
     for (const button of $("answers").querySelectorAll("button")) {
-      if (button.answer === at.answer) button.setAttribute("aria-current", "true");
-      else button.removeAttribute("aria-current");
+      if (button.answer === at.answer) {
+        button.setAttribute("aria-current", "true");
+        const list = $("answers"), top = button.offsetTop - list.offsetTop;
+        if (top < list.scrollTop || top + button.offsetHeight > list.scrollTop + list.clientHeight) list.scrollTop = top;
+      } else button.removeAttribute("aria-current");
     }
   }
 
@@ -297,7 +302,7 @@
 
   function textSpan(answer, token, i) {
     const { step, who } = owners(answer)[i];
-    const span = el("span", { class: `token ${who}`, title: `${who}, id ${token}` }, piece(answer, i));
+    const span = el("span", { class: `token ${who}`, title: `${said(who)}, id ${token}` }, piece(answer, i));
     span.addEventListener("click", () => show(answer, step));
     return span;
   }
@@ -356,6 +361,8 @@
   measurer.font = "12px ui-monospace, Menlo, monospace";
   const width = (shown) => Math.min(WIDEST, measurer.measureText(shown).width + 16);
 
+  const beside = (p) => (p === undefined ? 0 : 9 + 6 * probability(p).length); // pixels that p~ takes behind its pill
+
   const isDrawn = (s, step, node) => s.draws[step].length > 0 && s.draws[step][s.parents[step][node] + 1] === s.tokens[step][node];
 
   function drawTree(answer, step) {
@@ -378,7 +385,7 @@
     lefts.forEach((left, depth) => drawing.append(el("text", { class: "depth", x: left, y: 11 }, depth ? `depth ${depth}` : "root")));
     const path = new Set([...taken, nodes.length]);
     parents.forEach((parent, node) => {
-      const from = x(parent) + width(shown(parent)), to = x(node), middle = to - 20, [a, b] = [y(parent) + PILL / 2, y(node) + PILL / 2];
+      const from = x(parent) + width(shown(parent)) + beside(s.probs[step][parent]), to = x(node), middle = to - 20, [a, b] = [y(parent) + PILL / 2, y(node) + PILL / 2];
       drawing.append(el("path", { class: `edge${path.has(node) ? " taken" : ""}`, d: `M${from} ${a}C${middle} ${a} ${middle} ${b} ${to} ${b}` }));
     });
     drawing.append(pill(x(ROOT), y(ROOT), shown(ROOT), "var(--ink)", { filled: true }));
@@ -387,7 +394,7 @@
       const look = { filled: taken.includes(node), dashed: alone, ring: isDrawn(s, step, node), p: s.probs[step][node] };
       const who = s.kind[step] === "local" ? "unverified" : SOURCES[ranks[node]];
       const made = pill(x(node), y(node), shown(node), `var(--series-${COLORS[who]})`, look);
-      made.append(el("title", {}, `${word(token)} (id ${token}), ${who}${look.p === undefined ? "" : `, p~ ${probability(look.p)}`}: ${fate(answer, step, node)}`));
+      made.append(el("title", {}, `${word(token)} (id ${token}), ${said(who)}${look.p === undefined ? "" : `, p~ ${probability(look.p)}`}: ${fate(answer, step, node)}`));
       made.addEventListener("click", () => chosen(node));
       drawing.append(made);
     });
@@ -430,7 +437,7 @@
       const parent = s.parents[step][node], p = s.probs[step][node], score = s.scores[step][node], draws = s.draws[step];
       depth[node] = parent === ROOT ? 1 : depth[parent] + 1;
       return [
-        [String(node), node], [JSON.stringify(word(token)), word(token)], [String(token), token], SOURCES[s.sources[step][node] ?? 0],
+        [String(node), node], [JSON.stringify(word(token)), word(token)], [String(token), token], said(SOURCES[s.sources[step][node] ?? 0]),
         [String(depth[node]), depth[node]], parent === ROOT ? "root" : `${parent} ${label(s.tokens[step][parent])}`,
         [score === undefined ? "–" : score.toFixed(3), score], [p === undefined ? "–" : probability(p), p],
         draws.length ? JSON.stringify(word(draws[parent + 1])) : "–", fate(at.answer, step, node),
@@ -490,8 +497,8 @@
     const s = at.answer.steps;
     const rows = s.kind.map((kind, step) => {
       const to = el("a", { href: address(at.answer, step) }, `${NAMES[kind].toLowerCase()}${kind === "round" ? ` ${s.round[step]}` : ""}`);
-      const said = at.answer.tokens.slice(first(at.answer, step), first(at.answer, step) + s.committed[step]).map(word).join("");
-      return [[to, step], [JSON.stringify(said), said], [String(s.tokens[step].length), s.tokens[step].length], [String(s.accepted[step].length), s.accepted[step].length], [String(s.committed[step]), s.committed[step]], [ms(total(s, step)), total(s, step)], [ms(s.server[step]), s.server[step]], [s.up[step].toLocaleString("en"), s.up[step]], [s.down[step].toLocaleString("en"), s.down[step]]];
+      const added = at.answer.tokens.slice(first(at.answer, step), first(at.answer, step) + s.committed[step]).map(word).join("");
+      return [[to, step], [JSON.stringify(added), added], [String(s.tokens[step].length), s.tokens[step].length], [String(s.accepted[step].length), s.accepted[step].length], [String(s.committed[step]), s.committed[step]], [ms(total(s, step)), total(s, step)], [ms(s.server[step]), s.server[step]], [s.up[step].toLocaleString("en"), s.up[step]], [s.down[step].toLocaleString("en"), s.down[step]]];
     });
     $("table").replaceChildren(tableOf("Rounds of this answer", ["step", "text…", "nodes", "taken", "committed", "ms", "server ms", "B up", "B down"], rows));
   }
@@ -504,7 +511,6 @@
     const found = listed(), here = found.findIndex((one) => one.answer === at.answer);
     const next = found[here + by];
     if (next) show(next.answer, next.hits[0] ?? 0);
-    $("answers").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
   }
 
   /* The next (or previous) step that the filter finds, in this answer or a later one of the list. */
