@@ -76,7 +76,7 @@ def part(compared: Compared) -> Part:
         name=source.name,
         kind=source.kind,
         lead=_lead(source),
-        facts=tuple(_facts(compared)) if source.systems else (),
+        facts=tuple(_facts(compared)),
         sections=tuple(section for section in _sections(compared) if section.figures),
         conditions=pairs("How it was measured", {name: value for name, value in told.items() if name != "prompts"}),
         notes=tuple(_notes(source)),
@@ -108,7 +108,8 @@ def _facts(compared: Compared) -> Iterator[tuple[str, str, str]]:
     if source.report:
         verdict = str(source.report.get("verdict", ""))
         gates = source.report.get("gates", [])
-        yield "verdict", verdict, f"{sum(gate['passed'] for gate in gates)} of {counted(len(gates), 'gate')} hold"
+        held = f"{sum(gate['passed'] for gate in gates)} of {counted(len(gates), 'gate')} hold"
+        yield "verdict", verdict, held if gates else "no gate was judged"
     if not asking:
         return
     baseline = source.baseline

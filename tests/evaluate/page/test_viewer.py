@@ -22,13 +22,6 @@ ROUNDS = 5000
 
 
 @pytest.fixture(scope="module")
-def page(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(read_sources(list(folders.values())), Texts(), path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
