@@ -78,6 +78,24 @@ def test_an_address_leads_to_its_round(rounds: Browser) -> None:
     assert text(rounds, "prompt") == "What is q1?"
 
 
+def test_an_address_that_was_broken_shows_the_results(browser: Browser, page: Path) -> None:
+    browser.complaints.clear()
+    browser.open(page, "#rounds/%")
+    assert browser.run("document.getElementById('results').hidden") is False
+    browser.run("location.hash = '#rounds/nowhere/hyco/q1'")  # an unknown folder: the first one
+    browser.until(SHOWN)
+    assert text(browser, "title") == "q1" and "a-bench" in text(browser, "about")
+    assert browser.complaints == []
+
+
+def test_two_addresses_at_once_are_read_once(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.run(f"location.hash = '#rounds'; location.hash = {json.dumps(FIRST)}")
+    browser.until(f"{SHOWN} && document.getElementById('place').textContent === 'Round 2 of 6'")
+    browser.press("ArrowRight")
+    assert text(browser, "place") == "Round 3 of 6"  # one listener
+
+
 def test_keys_step_through_rounds_and_answers(rounds: Browser) -> None:
     def after(*keys: str) -> str:
         for key in keys:

@@ -88,8 +88,24 @@
     return new Response(stream).json();
   }
 
+  /* The parts of the address; none of one that was broken on its way. */
+  function places() {
+    try {
+      return location.hash.slice(1).split("/").map(decodeURIComponent);
+    } catch {
+      return [];
+    }
+  }
+
+  let reading = null; // one at a time, also where the address changes meanwhile
+
+  async function read() {
+    data = await unpack();
+    begin();
+  }
+
   async function route() {
-    const parts = location.hash.slice(1).split("/").map(decodeURIComponent);
+    const parts = places();
     const viewing = parts[0] === "rounds" && $("rounds") !== null;
     $("results").hidden = viewing;
     if ($("rounds")) $("rounds").hidden = !viewing;
@@ -98,14 +114,11 @@
       else link.removeAttribute("aria-current");
     }
     if (!viewing) return;
-    if (data === null) {
-      try {
-        data = await unpack();
-      } catch (error) {
-        $("waiting").textContent = `The rounds cannot be read: ${error.message}. A browser of 2023 or later is needed.`;
-        return;
-      }
-      begin();
+    try {
+      await (reading ??= read());
+    } catch (error) {
+      $("waiting").textContent = `The rounds cannot be read: ${error.message}. A browser of 2023 or later is needed.`;
+      return;
     }
     follow(parts.slice(1));
   }
@@ -535,6 +548,7 @@
     if ($("rounds").hidden || !at.answer || event.ctrlKey || event.metaKey || event.altKey) return;
     if (typing) {
       if (event.key === "Escape") event.target.blur();
+      if (event.key === "Enter" && event.target.id === "search") $("answers").querySelector("button")?.click();
       return;
     }
     if (!(event.key in KEYS)) return;
