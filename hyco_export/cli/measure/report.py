@@ -20,13 +20,16 @@ PAGE_FILE = "report.html"
 DECODING_HINT = "tokens are shown as ids; give --recipe of the run for their texts"
 
 
-def write_report(folders: Sequence[Path], out: Path | None, recipe: Path | None, run_dir: Path | None) -> None:
+def write_report(
+    folders: Sequence[Path], out: Path | None, recipe: Path | None, run_dir: Path | None, rounds_wanted: int | None
+) -> None:
     """Write the page and say where it is.
 
     Raises:
         HycoError: a folder without a measurement, or a recipe that cannot be used.
     """
     from hyco_export.evaluate.page.page import write_page
+    from hyco_export.evaluate.page.rounds import MOST_ROUNDS, every_nth
     from hyco_export.evaluate.page.sources import read_sources, run_of
 
     sources = read_sources(folders)
@@ -36,8 +39,11 @@ def write_report(folders: Sequence[Path], out: Path | None, recipe: Path | None,
     texts, note = find_texts(sources, recipe, root)
     first = folders[0]
     path = out or (first.parent if first.is_file() else first) / PAGE_FILE
-    size = write_page(sources, texts, path)
+    most = rounds_wanted or MOST_ROUNDS
+    size = write_page(sources, texts, path, most)
     rounds = sum(source.rounds for source in sources)
+    if (every := every_nth(sources, most)) > 1:
+        output.print(f"note: the page holds one answer in {every}; --rounds {rounds} holds all", style="dim")
     if note:
         output.print(f"note: {note}", style="dim", soft_wrap=True)
     told = f"{counted(len(sources), 'folder')}, {counted(rounds, 'round')}, {size / BYTES_PER_MB:.1f} MB"

@@ -1,10 +1,11 @@
 """The recorded rounds as the page's viewer reads them: columns by answer, gzipped and in base64.
 
-An answer's steps are its calls and local commits in time order. 5,000 rounds of 32 nodes are about 1.5 MB of text.
+An answer's steps are its calls and local commits in time order. 5,000 rounds of 32 nodes are about 1.1 MB of text.
 """
 
 import base64
 import gzip
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +24,7 @@ from hyco_export.protocol.tree import Source as Drafter
 Step = PrimeTrace | RoundTrace | LocalTrace
 VIEWER = "#rounds"  # the page's address of its viewer
 PRIME, ROUND, LOCAL = "prime", "round", "local"
+MOST_ROUNDS = 20_000  # of 32 nodes: about 4.5 MB of a page
 MS_DIGITS = 3  # behind the point
 PROBABILITY_DIGITS = 4  # significant ones
 
@@ -37,14 +39,20 @@ def address(*places: object) -> str:
     return "/".join((VIEWER, *(quote(str(place), safe="") for place in places)))
 
 
-def viewer_data(sources: Sequence[Source], texts: Texts) -> dict[str, Any]:
-    """Everything that the viewer shows; `texts` are by token id."""
+def every_nth(sources: Sequence[Source], most: int) -> int:
+    """Which answers a page of about so many rounds holds: every one, every second, ... of a system."""
+    return max(1, math.ceil(sum(source.rounds for source in sources) / most))
+
+
+def viewer_data(sources: Sequence[Source], texts: Texts, most: int = MOST_ROUNDS) -> dict[str, Any]:
+    """Everything that the viewer shows; `texts` are by token id. Beyond `most` rounds it holds every n-th answer."""
     seen: set[int] = set()
-    shown = [_source(source, texts, seen) for source in sources if source.traces]
-    return {"known": texts.known, "texts": texts.of_ids(seen) if texts.known else {}, "sources": shown}
+    every = every_nth(sources, most)
+    shown = [_source(source, texts, seen, every) for source in sources if source.traces]
+    return {"known": texts.known, "every": every, "texts": texts.of_ids(seen) if texts.known else {}, "sources": shown}
 
 
-def _source(source: Source, texts: Texts, seen: set[int]) -> dict[str, Any]:
+def _source(source: Source, texts: Texts, seen: set[int], every: int) -> dict[str, Any]:
     names = [system.system for system in source.systems if system.system in source.traces]
     told = _Told(source.evaluation, texts)
     return {
@@ -53,7 +61,7 @@ def _source(source: Source, texts: Texts, seen: set[int]) -> dict[str, Any]:
             {
                 "name": name,
                 "means": _meaning(name),
-                "answers": [_answer(trace, told, texts, seen) for trace in source.traces[name]],
+                "answers": [_answer(trace, told, texts, seen) for trace in source.traces[name][::every]],
                 "failures": told.failures(name),
             }
             for name in names

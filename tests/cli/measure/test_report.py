@@ -29,8 +29,10 @@ def test_it_writes_the_page_and_says_how_to_go_on(tmp_path: Path) -> None:
 def test_several_folders_go_into_the_file_that_is_named(tmp_path: Path) -> None:
     one, other = bench_folder(tmp_path / "one", 2, 2), bench_folder(tmp_path / "other", 2, 2)
     out = tmp_path / "both.html"
-    done = CliRunner().invoke(app, ["report", str(one), str(other), "--out", str(out)])
-    assert done.exit_code == 0 and "2 folders, 16 rounds" in " ".join(done.output.split())
+    done = CliRunner().invoke(app, ["report", str(one), str(other), "--out", str(out), "--rounds", "8"])
+    told = " ".join(done.output.split())
+    assert done.exit_code == 0 and "2 folders, 16 rounds" in told
+    assert "one answer in 2; --rounds 16 holds all" in told
     assert "Side by side" in out.read_text()
 
 

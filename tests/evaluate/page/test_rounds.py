@@ -95,5 +95,12 @@ def test_packed_data_come_out_as_they_went_in_and_are_small(bench: Source) -> No
     assert len(text) < 700 * bench.rounds  # of 32 nodes
 
 
+def test_of_too_many_rounds_every_nth_answer_is_held(bench: Source) -> None:
+    data = viewer_data([bench], Texts(), most=bench.rounds // 2)
+    held = [[one["id"] for one in system["answers"]] for system in data["sources"][0]["systems"]]
+    assert data["every"] == 2 and held == [["q0", "q2"], ["q0", "q2"]]
+    assert viewer_data([bench], Texts())["every"] == 1
+
+
 def test_an_address_has_no_sign_that_parts_it() -> None:
     assert address("tiny/bench", "hyco", "q1/turn2", 7, 3) == "#rounds/tiny%2Fbench/hyco/q1%2Fturn2/7/3"

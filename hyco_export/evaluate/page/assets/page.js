@@ -132,6 +132,7 @@
     choose();
     const answers = systems[at.system].answers;
     const asked = answers.find((one) => one.id === prompt && (seed === undefined || String(one.seed) === seed));
+    if (prompt && !asked) $("found").textContent = `${prompt} is not on this page. ${$("found").textContent}`;
     show(asked ?? listed()[0]?.answer ?? answers[0], Number(step) || 0);
   }
 
@@ -212,6 +213,7 @@
     $("found").textContent = `${count(found.length, "answer")}, ${filtered ? `${count(hits, "step")} of them such` : count(all, "round")}`;
     const items = found.slice(0, LISTED).map((one) => el("li", {}, item(one, wanted)));
     if (found.length > LISTED) items.push(el("li", { class: "muted" }, `and ${found.length - LISTED} more: search for one`));
+    if (data.every > 1) items.push(el("li", { class: "muted" }, `Of every system one answer in ${data.every} is on this page (report --rounds).`));
     const failed = system().failures.map(([id, why]) => el("li", { class: "failed" }, `${id} failed: ${why}`));
     $("answers").replaceChildren(...items, ...failed);
     $("match").hidden = !filtered;
