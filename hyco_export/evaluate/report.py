@@ -27,6 +27,7 @@ from hyco_export.evaluate.pictures import DrawnTree, RoundTimes
 from hyco_export.protocol.wire import Sampling, ServerInfo
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from markupsafe import Markup
 
 EARLIER_JSON_NAME, EARLIER_HTML_NAME = "earlier.json", "earlier.html"
@@ -131,9 +132,9 @@ class _Verdict(msgspec.Struct):
 
 def _write_unfinished(unfinished: Unfinished, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / JSON_NAME, pretty_json(unfinished))
+    replace_file(folder / JSON_NAME, pretty_json(unfinished))
     earlier = EARLIER_HTML_NAME if (folder / EARLIER_HTML_NAME).exists() else ""
-    _replace(folder / HTML_NAME, _render(unfinished=unfinished, report=unfinished, earlier=earlier).encode())
+    replace_file(folder / HTML_NAME, _render(unfinished=unfinished, report=unfinished, earlier=earlier).encode())
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
@@ -145,8 +146,8 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
         {**msgspec.to_builtins(finding), "means": finding.means} for finding in report.diagnosis.findings
     ]
     json_path, html_path = folder / JSON_NAME, folder / HTML_NAME
-    _replace(json_path, pretty_json(content))
-    _replace(html_path, render_html(report).encode())
+    replace_file(json_path, pretty_json(content))
+    replace_file(html_path, render_html(report).encode())
     return json_path, html_path
 
 
@@ -165,17 +166,22 @@ def render_html(report: Report) -> str:
 
 
 def _render(**values: object) -> str:
+    return page_template(Path(__file__).parent, TEMPLATE_NAME).render(**values)
+
+
+def page_template(folder: Path, name: str) -> "Template":
+    """A page's template, which includes others below `folder`: text is escaped, an unknown name is an error."""
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["code"] = _code
-    return environment.get_template(TEMPLATE_NAME).render(**values)
+    return environment.get_template(name)
 
 
 def _code(text: object) -> "Markup":
@@ -230,7 +236,7 @@ def _fact(name: str, value: str, detail: str) -> dict[str, str]:
     return {"name": name, "value": value, "detail": detail}
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write beside `path`, then rename over it."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(content)
