@@ -90,11 +90,11 @@ class ScriptedServer:
     Args:
         text: what it commits, and every hand-off.
         spec: the hand-off's layout.
-        stop: the id that ends the session.
+        stop: the id that ends the session; None: a verifier without one, whose session ends at its length.
         keep: writes two bodies and gives their paths.
     """
 
-    def __init__(self, text: Text, spec: HandoffSpec, stop: int, keep: Callable[[str, bytes], str]) -> None:
+    def __init__(self, text: Text, spec: HandoffSpec, stop: int | None, keep: Callable[[str, bytes], str]) -> None:
         self.traffic = Traffic(0, 0, 0, 0)
         self.exchanges: list[Exchange] = []
         self._text, self._spec, self._stop, self._keep = text, spec, stop, keep
@@ -120,11 +120,12 @@ class ScriptedServer:
         last = round_number == len(ROUNDS)
         old_root = len(self._ids) - 1
         tokens = [request.tokens[row] for row in path]
-        tokens.append(self._stop if last else self._text.ids[len(self._ids) + len(tokens)])
+        follower = self._text.ids[len(self._ids) + len(tokens)]
+        tokens.append(self._stop if last and self._stop is not None else follower)
         self._ids += tokens
         root = len(self._ids) - 1
         handoff = None if last else self._text.handoff(root, old_root, self._older(), self._spec)
-        finished = "stop" if last else ""
+        finished = "" if not last else "length" if self._stop is None else "stop"
         drawn = [True] * len(path)
         reply = wire.VerifyReply(1, round_number, list(path), drawn, tokens, finished, handoff, 0, SERVER_MS)
         self._note("POST", f"/v1/sessions/{session}/rounds/{round_number}", request, reply)

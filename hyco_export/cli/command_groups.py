@@ -186,8 +186,9 @@ def create_checkpoints(
     scale: Annotated[
         str,
         typer.Option(
-            help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 4.7 GB; middle; small; "
-            "respelled: the embedded family with an SLM of another vocabulary."
+            help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 4.7 GB; thin: its vocabulary, keep "
+            "set, window and rings, with tiny layers; middle; small; respelled: the embedded family with an SLM of "
+            "another vocabulary."
         ),
     ] = "full",
     tokenizer: Annotated[
