@@ -16,9 +16,10 @@ import msgspec
 
 import hyco_export
 from hyco_export.bundle.archive import write_driver
-from hyco_export.bundle.document import qnn_lists, write_document
+from hyco_export.bundle.document import LISTS, write_document
 from hyco_export.bundle.goldens import emulate, record_goldens, with_tolerances
 from hyco_export.bundle.graph_names import copy_named
+from hyco_export.bundle.raw_files import input_list
 from hyco_export.bundle.spec import (
     BUNDLE_FILE,
     FORMAT,
@@ -164,9 +165,12 @@ def _write(subject: Subject, key: str, work: Path, on_step: OnStep) -> Bundle:
     )
     bundle = msgspec.structs.replace(bundle, cases=tuple(cases), sessions=tuple(goldens.sessions))
     bundle = with_tolerances(work, bundle)
-    for name, text in qnn_lists(bundle).items():
-        (work / name).parent.mkdir(exist_ok=True)
-        (work / name).write_text(text, encoding="utf-8")
+    (work / LISTS).mkdir(exist_ok=True)
+    for name in bundle.graphs:  # a line a golden vector
+        order = [tensor.name for tensor in bundle.graphs[name].inputs]
+        cases = [case for case in bundle.cases if case.graph == name]
+        text = input_list({tensor: case.inputs[tensor] for tensor in order} for case in cases)
+        (work / LISTS / f"{name}.txt").write_text(text, encoding="utf-8")
     write_document(work, bundle)
     shutil.copyfile(PACKAGE / CONSUMER, work / CONSUMER)
     write_driver(work / "driver.pyz")

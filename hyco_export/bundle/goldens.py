@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.bundle.graphs import assemble_device
+from hyco_export.bundle.raw_files import write_raw
 from hyco_export.bundle.scripted_server import ROUNDS, ScriptedServer, read_text
 from hyco_export.bundle.spec import EMULATOR, INTEGER, Bundle, Case, Session, Tensor, Tolerance, load_arrays
 from hyco_export.core.artifact import HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, PartialBuild
@@ -51,18 +52,9 @@ class Recorder:
     def record(self, name: str, graph: str, what: str, feeds: Arrays, outputs: Arrays) -> None:
         """Keep one pass."""
         rows = rows_in_use(feeds) if "embeds" in feeds else None
-        inputs = self.write(f"golden/{name}/inputs", feeds)
-        made = self.write(f"golden/{name}/{INTEGER.replace(' ', '_')}", outputs)
+        inputs = write_raw(self._folder, f"golden/{name}/inputs", feeds)
+        made = write_raw(self._folder, f"golden/{name}/{INTEGER.replace(' ', '_')}", outputs)
         self.cases.append(Case(name, graph, what, rows, inputs, {INTEGER: made}))
-
-    def write(self, place: str, arrays: Arrays) -> dict[str, str]:
-        """Raw files by tensor."""
-        (self._folder / place).mkdir(parents=True, exist_ok=True)
-        paths = {}
-        for name, values in arrays.items():
-            paths[name] = f"{place}/{name}.raw"
-            np.ascontiguousarray(values).tofile(self._folder / paths[name])
-        return paths
 
 
 class RecordedGraph:
@@ -133,7 +125,8 @@ def record_goldens(
     for done, (name, (start, first_rows, what)) in enumerate(starts.items()):
         on_step(done, len(starts))
         first = len(recorder.cases)
-        server = ScriptedServer(text, bundle.head_spec.handoff, bundle.stop_ids[0], _keeper(folder, name))
+        stop = next(iter(bundle.stop_ids), None)
+        server = ScriptedServer(text, bundle.head_spec.handoff, stop, _keeper(folder, name))
         recorded = {n: RecordedGraph(n, graph, recorder, name) for n, graph in graphs.items()}
         device = assemble_device(folder, bundle, recorded)
         request = make_request(HYCO, settings, name, bundle.server.sampling, SEED, NEW_TOKENS)
@@ -172,7 +165,7 @@ def emulate(
 
     A build that was killed goes on with the case that it was at.
     """
-    done, partial, recorder = {case.id: case for case in cases}, PartialBuild(folder), Recorder(folder)
+    done, partial = {case.id: case for case in cases}, PartialBuild(folder)
     chosen = [
         case for graph in dict.fromkeys(case.graph for case in cases) for case in _affordable(folder, cases, graph)
     ]
@@ -182,9 +175,8 @@ def emulate(
         paths = {name: f"golden/{case.id}/{EMULATOR}/{name}.raw" for name in case.outputs[INTEGER]}
         if partial.finished(case.id) is None:
             session = sessions.get(case.graph) or sessions.setdefault(case.graph, open_graph(case.graph))
-            recorder.write(
-                f"golden/{case.id}/{EMULATOR}", session.run(load_arrays(folder, case.inputs, graphs[case.graph].inputs))
-            )
+            outputs = session.run(load_arrays(folder, case.inputs, graphs[case.graph].inputs))
+            write_raw(folder, f"golden/{case.id}/{EMULATOR}", outputs)
             partial.finish(case.id, list(paths.values()))
         done[case.id] = msgspec.structs.replace(case, outputs={**case.outputs, EMULATOR: paths})
     for session in sessions.values():

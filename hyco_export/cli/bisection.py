@@ -43,8 +43,8 @@ def run_bisect(recipe_path: Path | None, run_dir: Path | None, target: str | Non
     log = out / LOG_FILE
     if options.probe is not None:
         pair = write_probe(subject, options.probe, chosen, log)
-        write_inputs(subject, options.probe)
-        output.print(f"{pair} gives out {len(subject.tensors)} tensors; inputs: {options.probe}/input_list.txt")
+        listed = write_inputs(subject, options.probe)
+        output.print(f"{pair} gives out {len(subject.tensors)} tensors; inputs: {listed}")
         return 0
     names = (options.reference, options.candidate)
     wanted, found = (values_of(subject, name, chosen, log) for name in names)
