@@ -31,6 +31,8 @@ class TensorVerdict(msgspec.Struct, frozen=True):
     verdict: str
     origin: str  # of what it is compared with
     by: str  # how far it is off, in words
+    equal_share: float = 0.0  # of its elements that are the golden integer
+    outside_share: float = 1.0  # of its elements that are off by more than the tolerance; of ids: that differ
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -109,7 +111,9 @@ def _judge(
             verdict, by = verdict_of(tensor, wanted, seen, bundle.tolerance)
             if tensor.scale is None:
                 equal_ids, ids = equal_ids + int((wanted == seen).sum()), ids + seen.size
-            verdicts.append(TensorVerdict(graph, case.id, tensor.name, verdict, origin, by))
+            off = np.abs(wanted.astype(np.int64) - seen)
+            shares = float((off == 0).mean()), float((off > (tensor.tolerance_steps or 0)).mean())
+            verdicts.append(TensorVerdict(graph, case.id, tensor.name, verdict, origin, by, *shares))
     if equal_ids < bundle.tolerance.equal_ids_share * ids:
         near = {tensor.name for tensor in tensors if tensor.scale is None}
         verdicts = [

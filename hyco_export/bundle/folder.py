@@ -50,6 +50,7 @@ from hyco_export.core.artifact import (
     file_digest,
     read_manifest,
 )
+from hyco_export.core.device_profile import graphs_key
 from hyco_export.core.device_spec import HEAD_GRAPH, SLM_PREFILL_GRAPH, SLM_TREE_GRAPH, GraphSession, GraphSpec
 from hyco_export.core.files import folder_lock, storage_errors, write_json
 from hyco_export.core.keepset import KEEPSET_FILE
@@ -233,6 +234,7 @@ def describe(subject: Subject, key: str, work: Path) -> tuple[Bundle, Settings]:
         ),
         cases=(),
         sessions=(),
+        graphs_key=graphs_key(compiled),
     )
     return bundle, settings
 

@@ -172,6 +172,7 @@ class Bundle(msgspec.Struct, frozen=True):
     tolerance: Tolerance
     cases: tuple[Case, ...]
     sessions: tuple[Session, ...]
+    graphs_key: str = ""  # of the integer graphs that the binaries were compiled from (`core.device_profile`)
     files: dict[str, FileRecord] = {}  # every file but this one
 
     @property

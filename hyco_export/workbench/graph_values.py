@@ -18,16 +18,15 @@ from hyco_export.core.artifact import SLM
 from hyco_export.core.device_spec import HEAD_GRAPH, SLM_PREFILL_GRAPH, GraphSession, TensorSpec, to_real
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm
 from hyco_export.core.targets import Target
-from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.errors import ArtifactError
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.graph.qnn import compile_context, open_context
 from hyco_export.graph.slm_graphs import with_outputs
 from hyco_export.models.head.static_pass import open_float_head
 from hyco_export.models.slm.static_pass import FloatSlm
 from hyco_export.models.torch_ops import TorchWeights
-from hyco_export.workbench.bisect import Arrays, Subject
+from hyco_export.workbench.bisect import FLOAT, INTEGER, NPU, Arrays, Subject, require_source
 
-FLOAT, INTEGER, NPU = "torch", "onnx-cpu", "qnn"
 INPUT_LIST = "input_list.txt"
 
 
@@ -45,9 +44,7 @@ def values_of(subject: Subject, source: str, target: Target, log: Path) -> list[
     }
     if source in run:
         return run[source]()
-    if not Path(source).exists():
-        known = f"give {', '.join(run)}, or a folder with outputs from a phone"
-        raise HycoError(f"{source!r} is neither a back end nor a folder", known)
+    require_source(source)
     return recorded_values(subject, Path(source))
 
 
