@@ -157,6 +157,7 @@ def _write(subject: Subject, key: str, work: Path, on_step: OnStep) -> Bundle:
         integer.__getitem__,
         lambda done, total: on_step("golden sessions on the integer graphs", done, total),
     )
+    integer.clear()  # their memory is the emulator's now
     cases = emulate(
         work,
         goldens.cases,
@@ -164,7 +165,9 @@ def _write(subject: Subject, key: str, work: Path, on_step: OnStep) -> Bundle:
         lambda name: _emulated(work / bundle.graphs[name].model, subject.recipe.target),
         lambda done, total: on_step("golden vectors in the emulator", done, total),
     )
-    bundle = msgspec.structs.replace(bundle, cases=tuple(cases), sessions=tuple(goldens.sessions))
+    bundle = msgspec.structs.replace(
+        bundle, cases=tuple(cases), host_cases=tuple(goldens.host_cases), sessions=tuple(goldens.sessions)
+    )
     bundle = with_tolerances(work, bundle)
     (work / LISTS).mkdir(exist_ok=True)
     for name in bundle.graphs:  # a line a golden vector

@@ -7,10 +7,10 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ ALLOWED = "numpy,onnxruntime"
 LINES, WIDTH = 300, 155  # all of it, words and blank lines too; no line that a screen cannot hold
 NEW_TOKENS = 24
 PROMPT = (5, 9, 14, 20, 31, 7)
+Mistake = Callable[[ModuleType, pytest.MonkeyPatch], None]
 
 
 def run_consumer(*arguments: object, allowed: str = ALLOWED) -> subprocess.CompletedProcess[str]:
@@ -77,6 +78,7 @@ def test_every_golden_passes_and_bit_for_bit(bundle_folder: Path) -> None:
         "session before",
         "session across",
         "session after",
+        "session edges",
     ]
 
 
@@ -125,6 +127,41 @@ def test_a_cut_off_file_is_noticed(bundle_folder: Path, tmp_path: Path) -> None:
     binary.write_bytes(binary.read_bytes()[:-4096])
     ended = run_consumer(copy)
     assert ended.returncode == 1 and "slm_tree.bin is not the file that was built" in ended.stderr
+
+
+def without_stops(consumer: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    begin = consumer.Drafter.__init__
+
+    def ignoring(drafter, *arguments):
+        begin(drafter, *arguments)
+        drafter.stops = set()
+
+    patch.setattr(consumer.Drafter, "__init__", ignoring)
+
+
+def of_equals_the_larger_column(consumer: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    right = consumer.best_children
+    turned = lambda levels, *rest: [(len(levels) - 1 - column, q) for column, q in right(levels[::-1], *rest)]  # noqa: E731
+    patch.setattr(consumer, "best_children", turned)
+
+
+@pytest.mark.parametrize("mistake", [None, without_stops, of_equals_the_larger_column])
+def test_mistakes_that_graphs_rarely_show_are_caught_by_the_altered_session(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch, mistake: Mistake | None
+) -> None:
+    consumer, facts = load_consumer(), json.loads((bundle_folder / "bundle.json").read_bytes())
+    sides = {
+        name: [{one["name"]: one for one in graph[side]} for side in ("inputs", "outputs")]
+        for name, graph in facts["graphs"].items()
+    }
+    graphs = {name: SimpleNamespace(name=name, inputs=one[0], outputs=one[1]) for name, one in sides.items()}
+    session = next(one for one in facts["sessions"] if one["id"] == "edges")
+    if mistake is None:
+        consumer.check_session(bundle_folder, facts, graphs, session)
+        return
+    mistake(consumer, monkeypatch)
+    with pytest.raises(SystemExit, match="edges"):
+        consumer.check_session(bundle_folder, facts, graphs, session)
 
 
 def _rehash(folder: Path) -> None:
