@@ -171,7 +171,9 @@ def profile_bundle(bundle: Path, device_name: str | None, out: Path | None, open
         HycoError: the bundle is damaged, or AI Hub refuses.
     """
     from hyco_export.bundle.on_phone import run_on_phone
+    from hyco_export.bundle.spec import read_bundle
 
+    read_bundle(bundle)  # that there is one, before a login is asked for
     place = out or bundle.resolve().with_name(f"{bundle.resolve().name}-profile")
     found = run_on_phone(open_client(), bundle, device_name or DEFAULT_DEVICE, place, _say_state)
     _show_profile(found.profile)
