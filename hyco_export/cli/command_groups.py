@@ -19,6 +19,8 @@ from hyco_export.cli.arguments import (
 )
 from hyco_export.errors import HycoError
 
+DEFAULT_FEEDS = 4  # of each graph that `profile` runs: an upload of some megabytes
+
 workbench = typer.Typer()  # its commands stand beside the others
 recipes = typer.Typer(help="List the recipes that ship, or print one.", invoke_without_command=True)
 workbench.add_typer(recipes, name="recipes")
@@ -35,19 +37,39 @@ def profile(
     run: RunOption = None,
     target: TargetOption = None,
     device: HubDeviceOption = None,
-    feeds: Annotated[int, typer.Option(help="Sample inputs of each graph to run there.", min=1, max=24)] = 4,
+    feeds: Annotated[
+        int | None,
+        typer.Option(help="Sample inputs of each graph to run there. Default: 4.", min=1, max=24, show_default=False),
+    ] = None,
     artifact: Annotated[
         Path | None, typer.Option(help="Compiled artifact. Default: the run's.", show_default=False)
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="A bundle, over its golden inputs, in place of a run folder.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="With --bundle: outputs and profile.json. Default: BUNDLE-profile.", show_default=False),
     ] = None,
     devices: Annotated[bool, typer.Option("--list-devices", help="List AI Hub's devices and end.")] = False,
 ) -> None:
     """Run the compiled graphs on a phone of AI Hub: outputs compared, NPU times for bench. Exit 1: outputs differ."""
-    from hyco_export.cli.cloud import list_devices, profile_run
+    of_a_run = {"a recipe": path or recipe, "--run": run, "--target": target, "--feeds": feeds, "--artifact": artifact}
+    given = [name for name, value in of_a_run.items() if value is not None]
+    if bundle is not None and given:
+        raise HycoError(f"--bundle with {', '.join(given)}", "a bundle says all of it: leave that out")
+    if bundle is None and out is not None:
+        raise HycoError("--out without --bundle", "outputs of a run folder go into it: leave it out")
+
+    from hyco_export.cli.cloud import list_devices, profile_bundle, profile_run
 
     if devices:
         list_devices()
-        return
-    raise typer.Exit(profile_run(only(path, recipe), run, target, device, feeds, artifact))
+    elif bundle is not None:
+        raise typer.Exit(profile_bundle(bundle, device, out))
+    else:
+        raise typer.Exit(profile_run(only(path, recipe), run, target, device, feeds or DEFAULT_FEEDS, artifact))
 
 
 @workbench.command()
@@ -186,8 +208,9 @@ def create_checkpoints(
     scale: Annotated[
         str,
         typer.Option(
-            help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 4.7 GB; middle; small; "
-            "respelled: the embedded family with an SLM of another vocabulary."
+            help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 4.7 GB; thin: its vocabulary, keep "
+            "set, window and rings, with tiny layers; middle; small; respelled: the embedded family with an SLM of "
+            "another vocabulary."
         ),
     ] = "full",
     tokenizer: Annotated[

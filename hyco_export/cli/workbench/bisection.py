@@ -8,9 +8,14 @@ from hyco_export.cli.console import output, show_rows
 from hyco_export.cli.options import open_run, require_built
 from hyco_export.core.files import write_json
 from hyco_export.core.targets import find_target
-from hyco_export.workbench.bisect import LOW_DB, Divergence, compare_values, open_subject
-from hyco_export.workbench.divergence_picture import write_divergence
-from hyco_export.workbench.graph_values import values_of, write_inputs, write_probe
+from hyco_export.workbench.bisect import (
+    LOW_DB,
+    Divergence,
+    compare_values,
+    open_subject,
+    require_graph,
+    require_source,
+)
 
 SHOWN = 12  # tensors around the place in the terminal
 LOG_FILE = "bisect.log"
@@ -34,8 +39,15 @@ def run_bisect(recipe_path: Path | None, run_dir: Path | None, target: str | Non
     Raises:
         HycoError: no such graph, back end or folder; an artifact is missing; a graph cannot be compiled.
     """
+    require_graph(options.graph)
+    for source in (options.reference, options.candidate):
+        require_source(source)
     run = open_run(recipe_path, run_dir, target)
     require_built(run)
+
+    from hyco_export.workbench.divergence_picture import write_divergence
+    from hyco_export.workbench.graph_values import values_of, write_inputs, write_probe
+
     chosen = find_target(run.recipe.target)
     subject = open_subject(run.root, options.graph, options.feeds, options.tensors)
     out = options.out or run.root / "bisect"
@@ -43,8 +55,8 @@ def run_bisect(recipe_path: Path | None, run_dir: Path | None, target: str | Non
     log = out / LOG_FILE
     if options.probe is not None:
         pair = write_probe(subject, options.probe, chosen, log)
-        write_inputs(subject, options.probe)
-        output.print(f"{pair} gives out {len(subject.tensors)} tensors; inputs: {options.probe}/input_list.txt")
+        listed = write_inputs(subject, options.probe)
+        output.print(f"{pair} gives out {len(subject.tensors)} tensors; inputs: {listed}")
         return 0
     names = (options.reference, options.candidate)
     wanted, found = (values_of(subject, name, chosen, log) for name in names)
