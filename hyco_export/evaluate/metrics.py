@@ -296,9 +296,27 @@ def down_overhead_bytes(record: RoundTrace, handoff: HandoffSpec | None) -> int:
     """
     rows = len(record.kept) + len(record.accepted) + 1
     carried = handoff.round_bytes + rows * handoff.row_bytes if handoff is not None else 0
-    if record.evidence is not None:  # only on request
-        carried += len(wire.encode(record.evidence)) - len(NIL)
-    return record.traffic.payload_down_bytes - carried - record.older_bytes
+    return record.traffic.payload_down_bytes - carried - record.older_bytes - evidence_bytes(record)
+
+
+def evidence_bytes(record: RoundTrace) -> int:
+    """Bytes of a reply's body that only traces need: 0 where p~ was not asked for."""
+    return 0 if record.evidence is None else len(wire.encode(record.evidence)) - len(NIL)
+
+
+def without_evidence(trace: GenerationTrace) -> GenerationTrace:
+    """The generation as it would have been without p~ in the replies: fewer bytes, the same times."""
+    return msgspec.structs.replace(trace, rounds=tuple(map(_lean, trace.rounds)))
+
+
+def _lean(record: RoundTrace) -> RoundTrace:
+    traffic, extra = record.traffic, evidence_bytes(record)
+    fewer = msgspec.structs.replace(
+        traffic,
+        payload_down_bytes=traffic.payload_down_bytes - extra,
+        wire_down_bytes=traffic.wire_down_bytes - extra,
+    )
+    return msgspec.structs.replace(record, evidence=None, traffic=fewer)
 
 
 def measure_traffic(system: str, traces: Sequence[GenerationTrace], handoff: HandoffSpec | None) -> SystemTraffic:
