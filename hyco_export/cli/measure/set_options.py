@@ -40,6 +40,7 @@ class SetOptions(msgspec.Struct, frozen=True):
         Raises:
             HycoError: an option that wants a set without one, no such set, or no such file.
         """
+        _ = self.count  # refuses less than one
         if self.is_set:
             from hyco_export.evaluate.quality.prompt_sets import check_set
 

@@ -49,6 +49,7 @@ def with_references(questions: Sequence[Question], file: str) -> tuple[tuple[Que
     known: dict[str, tuple[str, ...]] = {}
     for source, references in _pairs(find_file(file)):
         known.setdefault(_key(source), references)
+    known.pop("", None)  # of a source without a letter, which any question would hold
     totals: Counter[str] = Counter(question.task for question in questions)
     counts: Counter[str] = Counter()
     found = []
