@@ -165,6 +165,7 @@ def bench_plan(
         link=connecting.link,
         link_waits=connecting.link_waits,
         evidence=options.evidence,
+        kept_tokens=len(connection.artifacts.keepset.ids),
     )
 
 

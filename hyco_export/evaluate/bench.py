@@ -51,6 +51,7 @@ class BenchPlan(msgspec.Struct, frozen=True):
     link: str | None  # that times are counted over
     link_waits: bool
     evidence: bool = False  # p~ of every node is kept, so that other rules can be replayed
+    kept_tokens: int = 0  # of the artifacts' keep set
 
 
 def texts_digest(prompts: Sequence[Prompt]) -> str:

@@ -82,3 +82,16 @@ def evaluate(
     )
     connecting = connect_options(token_file, ca, insecure, link, link_waits)
     evaluate_run(server, only(path, recipe), run, target, options, connecting)
+
+
+@measuring.command()
+def tables(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of bench, evaluate or validate --traces.")],
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures there.", show_default=False)
+    ] = None,
+) -> None:
+    """Print the paper's smaller tables from traces: acceptance by head and keep set, chain, threshold, first token."""
+    from hyco_export.cli.measure.tables import print_tables
+
+    print_tables(folders, json_path)
