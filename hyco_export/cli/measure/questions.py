@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hyco_export.cli.bench import BenchOptions, bench_plan
-from hyco_export.cli.connection import ConnectOptions, transport_to
+from hyco_export.cli.connection import ConnectOptions, direct_transport, transport_to
 from hyco_export.cli.console import ConsoleProgress, output, problems
 from hyco_export.cli.measure.set_options import SetOptions
 from hyco_export.cli.validation import subject_of
@@ -21,6 +21,7 @@ from hyco_export.errors import counted
 from hyco_export.evaluate.quality.answers import Answer, coverage
 from hyco_export.evaluate.quality.evaluation import Evaluation, EvaluationPlan
 from hyco_export.evaluate.quality.novels import DOCUMENT_TOKENS, NOVELS
+from hyco_export.evaluate.quality.prefill_progress import WatchedTransport
 from hyco_export.evaluate.quality.prompt_sets import (
     Question,
     Selection,
@@ -112,12 +113,14 @@ def answer_questions(
     keepset = connection.artifacts.keepset
     with folder_lock(folder, "evaluation folder", "evaluating", "--out"):
         store = TraceStore(folder, plan, plan.systems)
-        device = DeviceRunner(
-            connection.artifacts, run.recipe, transport, connection.info, trace=plan.evidence, clock=clock
-        )
-        with device as runner, ConsoleProgress() as bars:
-            work = Evaluation(plan, questions, runner, connection.info, connection.tokenizer, keepset, store)
-            answers = work.run(bars.step, retry_failed)
+        with ConsoleProgress() as bars:
+            watched = WatchedTransport(transport, direct_transport(url, connecting).prefilled, bars.step)
+            device = DeviceRunner(
+                connection.artifacts, run.recipe, watched, connection.info, trace=plan.evidence, clock=clock
+            )
+            with device as runner:
+                work = Evaluation(plan, questions, runner, connection.info, connection.tokenizer, keepset, store)
+                answers = work.run(bars.step, retry_failed)
         yield Answered(plan, questions, store, keepset, answers)
 
 
