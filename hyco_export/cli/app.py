@@ -219,7 +219,9 @@ def validate(
 @app.command()
 @with_rule_options
 def replay(
-    trace: Annotated[list[Path], typer.Argument(help="JSONL files of one system, from `validate --traces`.")],
+    trace: Annotated[
+        list[Path], typer.Argument(help="JSONL files of one system: of validate --traces, bench --traces or evaluate.")
+    ],
     rule: Annotated[str | None, typer.Option(help="Acceptance rule. Default: all of them.")] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option(help="For the epsilon rules; may be repeated. Default: 0.005.")

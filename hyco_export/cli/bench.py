@@ -184,7 +184,8 @@ def show_systems(
     measured = measure_bench(plan, store, keepset, _device_scale(profile, plan.backend, run))
     write_json(store.folder / RESULT_FILE, measured)
     output.print(bench_table(measured, _title(plan, asked, profile)), crop=False)
-    for line in caveats(measured):
+    cost = ("The server's times hold the making of p~, which only the traces need.",) if plan.evidence else ()
+    for line in (*caveats(measured), *cost):
         output.print(f"note: {line}", style="dim", soft_wrap=True)
     output.print(f"traces: {store.folder}", soft_wrap=True)
     return measured

@@ -47,7 +47,7 @@ def read_traces(path: Path) -> tuple[GenerationTrace, ...]:
     Raises:
         HycoError: no such file, or not a trace.
     """
-    hint = "give a JSONL file that `validate --traces` wrote"
+    hint = "give a JSONL file that `validate --traces`, `bench` or `evaluate` wrote"
     try:
         with path.open("rb") as file:
             traces = tuple(from_lines(line for line in file if line.strip()))

@@ -45,14 +45,15 @@ def _several(row: Row) -> str:
 
 def _acceptance(row: Row, base: Row) -> dict[str, str]:
     kept = f"{row.kept_tokens:,}" if row.kept_tokens else ""
+    asks = row.rounds > 0
     return {
         "keep set": kept,
         "answers": f"{row.answers:,}",
         "rounds": f"{row.rounds:,}",
         "MAT": _number(row.mat, 2),
         "change": _change(row.mat, base.mat) if row is not base else "",
-        "server ms per token": _number(row.server_ms_per_token, 2),
-        "change of it": _change(row.server_ms_per_token, base.server_ms_per_token) if row is not base else "",
+        "server ms per token": _number(row.server_ms_per_token, 2) if asks else "",
+        "change of it": _change(row.server_ms_per_token, base.server_ms_per_token) if asks and row is not base else "",
     }
 
 
