@@ -126,9 +126,7 @@ def _evaluate(run: RunFolder, url: str, options: EvaluateOptions, connecting: Co
         measured = show_systems(run, answered.plan, answered.store, answered.keepset, asked)
         _show_quality(_score(answered, measured, folder), options.systems)
         show_coverage(answered)
-    if options.evidence:
-        logged = folder / f"{options.systems[-1]}.jsonl"
-        show_next(f"{command_line('replay')} {shlex.quote(str(logged))}")
+    show_next(f"{command_line('tables')} {shlex.quote(str(folder))}")
 
 
 def _score(answered: "Answered", measured: "Sequence[SystemMetrics]", folder: Path) -> "list[Quality]":

@@ -1,6 +1,7 @@
 """What `tables` does: print the paper's smaller tables from folders of traces."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def print_tables(folders: Sequence[Path], json_path: Path | None) -> None:
         show_rows("tokens that the threshold alone took", {name: _shares(one) for name, one in thresholds.items()})
     show_rows("time to first token, ms", {label(row): _first_token(row) for row in rows})
     if json_path is None:
-        show_next(f"{command_line('tables')} {' '.join(map(str, folders))} --json tables.json")
+        given = shlex.join(map(str, folders))
+        show_next(f"{command_line('tables')} {given} --json tables.json")
     else:
         output.print(f"tables: {json_path}", soft_wrap=True)
 
