@@ -20,7 +20,7 @@ from hyco_export.core.recipe import Recipe
 from hyco_export.errors import counted
 from hyco_export.evaluate.quality.answers import Answer, coverage
 from hyco_export.evaluate.quality.evaluation import Evaluation, EvaluationPlan
-from hyco_export.evaluate.quality.novels import DOCUMENT_TOKENS, NOVELS
+from hyco_export.evaluate.quality.novels import NOVELS, PROMPT_TOKENS
 from hyco_export.evaluate.quality.prefill_progress import WatchedTransport
 from hyco_export.evaluate.quality.prompt_sets import (
     Question,
@@ -64,7 +64,7 @@ def read_questions(
         HycoError: no such set or file, or not of its layout.
     """
     if asked.prompts is not None and asked.is_set:
-        found = read_set(asked.prompts, tokenizer, asked.truncate or DOCUMENT_TOKENS)
+        found = read_set(asked.prompts, tokenizer, asked.truncate or PROMPT_TOKENS)
     else:
         found = conversations(validation)
         require_enough(len(found), asked.count or recipe.validation.prompts, validation)

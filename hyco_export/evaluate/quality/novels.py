@@ -1,8 +1,9 @@
 """Novels to summarise: InfiniteBench's `longbook_sum_eng` (Zhang et al. 2024) as HELMET prepares it (Yen et al. 2025).
 
-HELMET's rules: the order is that of a shuffle with seed 42; a text longer than the limit loses its end, and a note says
-so; two other novels' summaries stand before the text as examples. Two things differ: HELMET counts tokens as Llama 2
-does, here the verifier's tokenizer counts; and the request is in words of our own, with the same demands.
+HELMET's rules: the order is that of a shuffle with seed 42; two other novels' summaries stand before the text as
+examples; where all of that is longer than the limit the text loses its end, and a note says so. Two things differ:
+HELMET cuts the text first by Llama 2's tokenizer, here the verifier's counts; the request is in words of our own,
+with the same demands.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from hyco_export.errors import HycoError
 from hyco_export.evaluate.quality.set_files import find_file, json_rows
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ NOVELS = "infinitebench-sum"
 ADDRESS = "hf://datasets/xinrongzhang2022/InfiniteBench/longbook_sum_eng.jsonl"
 ROW_FORM = 'one JSON object a line: {"id": 0, "context": "the novel", "answer": ["a summary"]}'
 SEED, NOVEL_COUNT, EXAMPLES = 42, 50, 2  # of HELMET; the paper takes the first 50
-DOCUMENT_TOKENS = 31_368  # of the text: with 1,200 for an answer and 200 for the rest 32,768, as HELMET's 32K set
+PROMPT_TOKENS = 31_368  # of a prompt: with 1,200 for an answer and 200 for the template 32,768, as HELMET's 32K set
+LEAST_TOKENS = 16  # of a text that is worth a summary, the note counted
 OMITTED = " [... the book goes on]"
 REQUEST = (
     "Below is a novel. Summarise its plot and its characters in 1000 to 1200 words. Leave out themes, background and "
@@ -48,22 +51,29 @@ def shuffled_order(count: int) -> list[int]:
     return [int(place) for place in np.random.default_rng(SEED).permutation(count)]
 
 
-def read_novels(place: str | None, tokenizer: "PreTrainedTokenizerFast", document_tokens: int) -> Iterator[Novel]:
+def read_novels(place: str | None, tokenizer: "PreTrainedTokenizerFast", prompt_tokens: int) -> Iterator[Novel]:
     """The first 50 in HELMET's order.
 
     Args:
         place: the file or its address; None for the data set's own on the Hub.
-        document_tokens: of a novel's text, at most.
+        prompt_tokens: of a prompt without the chat template, at most.
 
     Raises:
-        HycoError: no such file, or another layout.
+        HycoError: no such file, another layout, or no room for any of a novel.
     """
     path = find_file(place or ADDRESS)
     rows = list(json_rows(path, _Row, ROW_FORM))
     for number in shuffled_order(len(rows))[:NOVEL_COUNT]:
         row = rows[number]
-        text = shortened(row.context, tokenizer, document_tokens)
-        yield Novel(str(row.id), novel_prompt(text, _examples(rows, row)), row.answer)
+        examples = _examples(rows, row)
+        frame = len(_token_ends(tokenizer, novel_prompt("", examples)))
+        if prompt_tokens - frame < LEAST_TOKENS:
+            raise HycoError(
+                f"--truncate is {prompt_tokens}, request and examples alone have {frame} tokens",
+                f"give at least {frame + LEAST_TOKENS}",
+            )
+        text = shortened(row.context, tokenizer, prompt_tokens - frame)
+        yield Novel(str(row.id), novel_prompt(text, examples), row.answer)
 
 
 def novel_prompt(text: str, examples: str) -> str:

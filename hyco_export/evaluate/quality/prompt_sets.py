@@ -101,13 +101,13 @@ def check_set(text: str) -> None:
         raise HycoError(f"--prompts {text}: {place} does not exist", known)
 
 
-def read_set(text: str, tokenizer: "PreTrainedTokenizerFast", document_tokens: int) -> tuple[Question, ...]:
+def read_set(text: str, tokenizer: "PreTrainedTokenizerFast", novel_tokens: int) -> tuple[Question, ...]:
     """All questions of a set.
 
     Args:
         text: the set's name, as in the module's first lines.
         tokenizer: counts the novels' tokens.
-        document_tokens: of a novel, at most.
+        novel_tokens: of a prompt with a novel, at most.
 
     Raises:
         HycoError: no such set or file, or not of its layout.
@@ -118,7 +118,7 @@ def read_set(text: str, tokenizer: "PreTrainedTokenizerFast", document_tokens: i
         assert place is not None
         found = spec_bench(find_file(place))
     elif name == NOVELS:
-        found = tuple(_novel_questions(place, tokenizer, document_tokens))
+        found = tuple(_novel_questions(place, tokenizer, novel_tokens))
     else:
         assert place is not None
         file = find_file(place)
@@ -176,10 +176,8 @@ def _flat(values: Sequence[str | Sequence[str]]) -> tuple[str, ...]:
     return tuple(text for value in values for text in ((value,) if isinstance(value, str) else value))
 
 
-def _novel_questions(
-    place: str | None, tokenizer: "PreTrainedTokenizerFast", document_tokens: int
-) -> Iterable[Question]:
-    for novel in read_novels(place, tokenizer, document_tokens):
+def _novel_questions(place: str | None, tokenizer: "PreTrainedTokenizerFast", novel_tokens: int) -> Iterable[Question]:
+    for novel in read_novels(place, tokenizer, novel_tokens):
         yield Question(novel.id, NOVELS, NOVELS, ((Message(USER_ROLE, novel.prompt),),), novel.summaries)
 
 

@@ -46,11 +46,11 @@ def test_a_set_is_asked_in_its_place(validation: Path, tmp_path: Path) -> None:
 
 def test_a_novel_is_cut_before_it_is_a_prompt(validation: Path, tmp_path: Path) -> None:
     path = tmp_path / "novels.jsonl"
-    path.write_text(json.dumps({"id": 1, "context": "word " * 50, "answer": ["Words."]}))
-    asked = SetOptions(f"infinitebench-sum:{path}", truncate=20)
+    path.write_text(json.dumps({"id": 1, "context": "word " * 90, "answer": ["Words."]}))
+    asked = SetOptions(f"infinitebench-sum:{path}", truncate=60)
     words: Any = WordTokenizer()
     (question,) = read_questions(asked, RECIPE, validation, words)
-    assert 10 < question.asked(1).count("word ") < 20
+    assert 10 < question.asked(1).count("word ") < 60
     assert prompt_limit(asked) is None and prompt_limit(SetOptions("x.txt", truncate=20)) == 20
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hyco_export.errors import HycoError
 from hyco_export.evaluate.quality.novels import OMITTED, REQUEST, read_novels, shortened, shuffled_order
 from tests.support.words import WordTokenizer
 
@@ -30,12 +31,22 @@ def test_each_prompt_shows_two_other_summaries(tmp_path: Path) -> None:
     path = tmp_path / "novels.jsonl"
     rows = [{"id": n, "context": f"novel{n} " * 5, "answer": [f"summary{n} "], "input": ""} for n in range(60)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    found = list(read_novels(str(path), WORDS, 100))  # type: ignore[arg-type]
+    found = list(read_novels(str(path), WORDS, 200))  # type: ignore[arg-type]
     assert [novel.id for novel in found] == [str(n) for n in shuffled_order(60)[:50]]
     for novel in found:
         assert novel.prompt.startswith(REQUEST) and f"novel{novel.id} novel" in novel.prompt
         assert novel.prompt.count("Summary: summary") == 2
         assert f"summary{novel.id}\n" not in novel.prompt  # its own would give the answer away
     path.write_text(json.dumps(rows[0]))
-    (alone,) = read_novels(str(path), WORDS, 3)  # type: ignore[arg-type]
+    (alone,) = read_novels(str(path), WORDS, 200)  # type: ignore[arg-type]
     assert "Summary:" not in alone.prompt
+
+
+def test_request_examples_and_text_have_the_limit_together(tmp_path: Path) -> None:
+    path = tmp_path / "novels.jsonl"
+    rows = [{"id": n, "context": "word " * 300, "answer": ["long " * n]} for n in (1, 20, 40)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    for novel in read_novels(str(path), WORDS, 150):  # type: ignore[arg-type]
+        assert len(WORDS(novel.prompt)["input_ids"]) == 150 and OMITTED in novel.prompt
+    with pytest.raises(HycoError, match=r"--truncate is 50, request and examples alone have \d+ tokens"):
+        list(read_novels(str(path), WORDS, 50))  # type: ignore[arg-type]
