@@ -15,7 +15,7 @@ from hyco_export.core.keepset import KeepSet
 from hyco_export.core.recipe import Drafting
 from hyco_export.evaluate.connect import OnStep, Prompt
 from hyco_export.evaluate.device_times import Scale, on_device
-from hyco_export.evaluate.metrics import SystemMetrics, measure, without_evidence
+from hyco_export.evaluate.metrics import SystemMetrics, measure
 from hyco_export.evaluate.runs import SystemRunner, prompt_seed, turns, warm_up
 from hyco_export.evaluate.summary import number, plain_table, server_time, system_name
 from hyco_export.evaluate.traces import TraceStore
@@ -96,11 +96,10 @@ def run_bench(
 def measure_bench(
     plan: BenchPlan, store: TraceStore, keepset: KeepSet, scale: Scale | None = None
 ) -> tuple[SystemMetrics, ...]:
-    """The measures of every system, pooled over prompts and seeds; with `scale` in a device's times. Bytes are those
-    of replies without p~."""
+    """The measures of every system, pooled over prompts and seeds; with `scale` in a device's times."""
     found = []
     for system in plan.systems:
-        traces = [without_evidence(trace) for trace in store.traces(system)]
+        traces = store.traces(system)
         found.append(measure(system, traces if scale is None else [on_device(t, scale) for t in traces], keepset))
     return tuple(found)
 
