@@ -123,10 +123,10 @@ def _bench_questions(run: RunFolder, url: str, options: BenchOptions, connecting
     """The same over a set's questions, whose later turns hold a system's own answers."""
     from hyco_export.cli.measure.questions import answer_questions, show_coverage
 
-    with answer_questions(run, url, options, connecting, folder) as answered:
+    with answer_questions(run, url, options, connecting, folder, retry_failed=True) as answered:
+        show_coverage(answered)  # first: a system whose answers all failed has no figures
         title = counted(len(answered.questions), "question")
         show_systems(run, answered.plan, answered.store, answered.keepset, title)
-        show_coverage(answered)
 
 
 def bench_plan(

@@ -122,10 +122,10 @@ def _evaluate(run: RunFolder, url: str, options: EvaluateOptions, connecting: Co
     with answer_questions(
         run, url, options.bench, connecting, folder, options.references, options.retry_failed
     ) as answered:
+        show_coverage(answered)  # first: a system whose answers all failed has no figures
         asked = counted(len(answered.questions), "question")
         measured = show_systems(run, answered.plan, answered.store, answered.keepset, asked)
         _show_quality(_score(answered, measured, folder), options.systems)
-        show_coverage(answered)
     show_next(f"{command_line('tables')} {shlex.quote(str(folder))}")
 
 
