@@ -28,6 +28,7 @@ from hyco_export.evaluate.quality.prompt_sets import (
     conversations,
     questions_digest,
     read_set,
+    set_name,
     turn_id,
 )
 from hyco_export.evaluate.quality.references import with_references
@@ -107,7 +108,7 @@ def answer_questions(
     base = bench_plan(run, connection, connecting, options, names, questions_digest(questions))
     plan = EvaluationPlan(
         **{name: getattr(base, name) for name in base.__struct_fields__},
-        prompt_set=(options.asked.prompts or "") if options.asked.is_set else "validation",
+        prompt_set=set_name(options.asked.prompts or "") if options.asked.is_set else "validation",
         truncate=prompt_limit(options.asked),
     )
     keepset = connection.artifacts.keepset

@@ -129,6 +129,12 @@ def read_set(text: str, tokenizer: "PreTrainedTokenizerFast", novel_tokens: int)
     return found
 
 
+def set_name(text: str) -> str:
+    """The set without the place of its file: questions are known by their digest."""
+    name, place = _split(text)
+    return name or Path(place or "").name
+
+
 def _split(text: str) -> tuple[str, str | None]:
     """Name and file of a set; the name is empty for a file alone."""
     for name in (SPEC_BENCH, NOVELS):

@@ -121,6 +121,11 @@ def test_a_damaged_set_names_its_row(tmp_path: Path) -> None:
         read(str(tmp_path / "latin.txt"))
 
 
+def test_a_set_keeps_its_name_where_its_file_has_moved() -> None:
+    names = [prompt_sets.set_name(text) for text in ("spec-bench:/a/q.jsonl", "infinitebench-sum", "b/talks.jsonl")]
+    assert names == ["spec-bench", "infinitebench-sum", "talks.jsonl"]
+
+
 def test_novels_become_questions_of_one_turn(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "novels.jsonl", [{"id": 3, "context": "It was dark.", "answer": ["Dark."]}])
     (question,) = read(f"{prompt_sets.NOVELS}:{path}")
