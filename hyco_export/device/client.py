@@ -6,6 +6,7 @@ third of httpx's CPU time (0.14 and 0.45 ms on one core).
 
 import http.client
 import io
+import re
 import secrets
 import socket
 import time
@@ -34,6 +35,8 @@ ATTEMPT_BYTES = 9  # random ones: nobody else's try can be named
 AFFINITY_BYTES = 6  # random ones: enough to spread clients over servers
 BUSY_CODES = ("rate", "connections_full")  # refusals before anything was done: any call can be sent again
 BUSY_TRIES = 5
+METRICS_TYPE = "text/plain"
+PREFILLED_LINE = re.compile(rb"^hyco_prefilled_ids (\S+)$", re.MULTILINE)  # of the metrics
 LONGEST_WAIT_S = 30.0  # that a server may ask for between two tries
 
 
@@ -96,6 +99,7 @@ class HttpTransport:
             )
         self._patience = patience or Patience()
         self._reply_s = self._patience.reply_s
+        self._answer_type = wire.MEDIA_TYPE
         self._pause = pause
         self._connection: _Connection | None = None
         self._failed_closes = 0  # failed tries of the last close_session: the next call has to connect anew
@@ -109,6 +113,15 @@ class HttpTransport:
             return wire.decode(self._call("GET", "/v1/info", b"", once=True), wire.ServerInfo)
         finally:
             self._reply_s = self._patience.reply_s
+
+    def prefilled(self) -> int | None:
+        """GET /metrics: ids processed of prompts that wait for their first token; None where it does not say."""
+        self._answer_type = METRICS_TYPE
+        try:
+            found = PREFILLED_LINE.search(self._call("GET", "/metrics", b"", once=True))
+        finally:
+            self._answer_type = wire.MEDIA_TYPE
+        return None if found is None else int(float(found[1]))
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
         """POST /v1/sessions. Sent again only when a kept-alive connection had gone stale."""
@@ -194,8 +207,9 @@ class HttpTransport:
         return self._checked(response, answer)
 
     def _checked(self, response: http.client.HTTPResponse, answer: bytes) -> bytes:
-        ours = response.headers.get_content_type() == wire.MEDIA_TYPE
-        if response.status in SUCCESS_STATUSES and (ours or not answer):
+        kind = response.headers.get_content_type()
+        ours = kind == wire.MEDIA_TYPE
+        if response.status in SUCCESS_STATUSES and (kind == self._answer_type or not answer):
             return answer
         if ours:
             error = self._for_users(refused(answer))

@@ -72,11 +72,22 @@ SYSTEMS: dict[str, System] = {
     for system in (
         System("plain", "the verifier alone, one token a round", NOTHING, "exact"),
         System("cloud-mtp", "the server drafts with its own head, exact rule", NOTHING, "exact", draft_side="server"),
+        System(
+            "cloud-mtp-kept",
+            "the server drafts with its own head over keep set and window, exact rule",
+            NOTHING,
+            "exact",
+            draft_side="server",
+            draft_scope="artifact",
+        ),
         System("specedge", "several SLM passes on the device, exact rule", "specedge", "exact"),
         System("specedge-pd", "the same, drafting on while a reply is on its way", "specedge-pd", "exact"),
         System("specedge-eps", "several SLM passes on the device, epsilon rule", "specedge", "epsilon"),
         System("hyco-exact", "head and one SLM pass on the device, exact rule", "hybrid", "exact"),
         System("hyco", "head and one SLM pass on the device, epsilon rule", "hybrid", "epsilon"),
+        System("hyco-head-only", "the head's chain alone on the device, exact rule", "head-chain", "exact"),
+        System("hyco-eps-at-rejections", "as hyco, epsilon rule at rejections only", "hybrid", "epsilon-at-rejections"),
+        System("hyco-typical", "as hyco, Medusa's typical acceptance", "hybrid", "typical"),
         System("hyco-2p", "head and two SLM passes on the device, epsilon rule", "hybrid-2p", "epsilon"),
         System(
             "hyco-server-head",
@@ -187,10 +198,13 @@ class DrafterRow(NamedTuple):
 
 
 null_drafter = Deferred("hyco_export.device.drafters.drafter:NullDrafter")
-HYBRID, SPECEDGE, SLM_CHAIN = (f"hyco_export.device.drafters.{name}" for name in ("hybrid", "specedge", "slm_chain"))
+HYBRID, HEAD_CHAIN, SPECEDGE, SLM_CHAIN = (
+    f"hyco_export.device.drafters.{name}" for name in ("hybrid", "head_chain", "specedge", "slm_chain")
+)
 DRAFTERS: dict[str, DrafterRow] = {
     "hybrid": DrafterRow(Deferred(f"{HYBRID}:make_hybrid"), runs_head=True),
     "hybrid-2p": DrafterRow(partial(Deferred(f"{HYBRID}:make_hybrid"), passes=2), runs_head=True),
+    "head-chain": DrafterRow(Deferred(f"{HEAD_CHAIN}:make_head_chain"), runs_head=True),
     "reply-chain": DrafterRow(Deferred(f"{HYBRID}:make_reply_chain")),
     "specedge": DrafterRow(Deferred(f"{SPECEDGE}:make_specedge")),
     "specedge-pd": DrafterRow(Deferred(f"{SPECEDGE}:make_proactive")),

@@ -50,6 +50,8 @@ class BenchPlan(msgspec.Struct, frozen=True):
     clock: str  # of its server_ms
     link: str | None  # that times are counted over
     link_waits: bool
+    evidence: bool = False  # p~ of every node is kept, so that other rules can be replayed
+    kept_tokens: int = 0  # of the artifacts' keep set
 
 
 def texts_digest(prompts: Sequence[Prompt]) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from hyco_export.core.files import pretty_json
 from hyco_export.errors import ArtifactError, HycoError, counted
+from hyco_export.evaluate.metrics import without_evidence
 from hyco_export.protocol.trace import GenerationTrace, from_lines, to_lines
 
 
@@ -47,7 +48,7 @@ def read_traces(path: Path) -> tuple[GenerationTrace, ...]:
     Raises:
         HycoError: no such file, or not a trace.
     """
-    hint = "give a JSONL file that `validate --traces` wrote"
+    hint = "give a JSONL file that `validate --traces`, `bench` or `evaluate` wrote"
     try:
         with path.open("rb") as file:
             traces = tuple(from_lines(line for line in file if line.strip()))
@@ -86,7 +87,8 @@ class TraceStore:
         self._traces = {system: self._read(system) for system in systems}
 
     def traces(self, system: str) -> Sequence[GenerationTrace]:
-        """Finished generations, in the order in which they were made."""
+        """Finished generations, in the order in which they were made; without p~, which is as large as all the rest
+        and stands in the files."""
         return self._traces[system]
 
     def holds(self, system: str, prompt_id: str, seed: int) -> bool:
@@ -103,7 +105,7 @@ class TraceStore:
             os.fsync(stream.fileno())
         self._sizes[system] += len(lines)
         self._replace(PROGRESS_FILE, self._sizes)
-        self._traces[system].append(trace)
+        self._traces[system].append(without_evidence(trace))
 
     def path(self, system: str) -> Path:
         """The system's JSONL file."""
@@ -138,7 +140,8 @@ class TraceStore:
         if not path.exists():
             return []
         try:
-            return list(from_lines(path.read_bytes().splitlines()))
+            with path.open("rb") as file:
+                return [without_evidence(trace) for trace in from_lines(file)]
         except (msgspec.DecodeError, ValueError) as error:
             raise ArtifactError(f"{path} cannot be read: {error}", ANOTHER_FOLDER) from error
 
