@@ -20,6 +20,7 @@ from hyco_export.cli.arguments import (
     InsecureOption,
     LinkOption,
     LinkWaitsOption,
+    RebuildOption,
     RecipeArgument,
     RecipeOption,
     RunOption,
@@ -77,18 +78,23 @@ def _add_stage(stage: Stage) -> None:
     """The command that builds this stage; one whose artifact depends on the target takes `--target` too."""
 
     def build(
-        path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
+        path: RecipeArgument = None,
+        recipe: RecipeOption = None,
+        run: RunOption = None,
+        rebuild: RebuildOption = False,
+        dry_run: DryRunOption = False,
     ) -> None:
-        _build_stage(stage.name, only(path, recipe), run, None, dry_run)
+        _build_stage(stage.name, only(path, recipe), run, None, rebuild, dry_run)
 
     def build_for_target(
         path: RecipeArgument = None,
         recipe: RecipeOption = None,
         run: RunOption = None,
         target: TargetOption = None,
+        rebuild: RebuildOption = False,
         dry_run: DryRunOption = False,
     ) -> None:
-        _build_stage(stage.name, only(path, recipe), run, target, dry_run)
+        _build_stage(stage.name, only(path, recipe), run, target, rebuild, dry_run)
 
     app.command(stage.name, help=stage.summary)(build_for_target if stage.per_target else build)
 
@@ -104,6 +110,7 @@ def compile_(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
+    rebuild: RebuildOption = False,
     dry_run: DryRunOption = False,
     via: Annotated[str | None, typer.Option(help="aihub: compile there, into <run>/aihub.", show_default=False)] = None,
     device: HubDeviceOption = None,
@@ -117,7 +124,7 @@ def compile_(
 ) -> None:
     """Compile the graphs into Hexagon context binaries."""
     if (via or device or qairt or qairt_wheel) is None:
-        _build_stage(COMPILE, only(path, recipe), run, target, dry_run)
+        _build_stage(COMPILE, only(path, recipe), run, target, rebuild, dry_run)
         return
     from hyco_export.cli.cloud import CompilerOptions, compile_with
 
@@ -131,12 +138,13 @@ def run(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
+    rebuild: RebuildOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Everything: build what is not fresh, start the server, validate against it, stop it."""
     from hyco_export.cli.run import run_everything
 
-    raise typer.Exit(run_everything(only(path, recipe), run, target, dry_run))
+    raise typer.Exit(run_everything(only(path, recipe), run, target, rebuild, dry_run))
 
 
 @app.command()
@@ -292,10 +300,12 @@ def targets() -> None:
     list_targets()
 
 
-def _build_stage(name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool) -> None:
+def _build_stage(
+    name: str, recipe: Path | None, run: Path | None, target: str | None, rebuild: bool, dry_run: bool
+) -> None:
     from hyco_export.cli.build import build_stage
 
-    build_stage(name, recipe, run, target, dry_run)
+    build_stage(name, recipe, run, target, rebuild, dry_run)
 
 
 for command in dev.registered_commands:

@@ -202,8 +202,8 @@ class Forecast:
     remarks: tuple[str, ...] = ()
 
 
-def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
-    """Plan and estimate a chain.
+def forecast(run: RunFolder, stages: Sequence[Stage], rebuild: bool = False) -> Forecast:
+    """Plan and estimate a chain; `rebuild` as in `plan`.
 
     Raises:
         CheckpointError: a checkpoint that is here cannot be read, or asks for what cannot be honoured; or a local path
@@ -214,7 +214,7 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     run.require_possible()
     folders = {role: _local(run, checkpoint) for role, checkpoint in checkpoints_of(run.recipe).items()}
     missing = _missing(run, folders)
-    planned = [] if missing else plan(run, stages)
+    planned = [] if missing else plan(run, stages, rebuild)
     reasons = _waiting(run, stages, missing) if missing else {item.stage.name: item.reason for item in planned}
     remarks = [f"{item.stage.name}: {item.remark}" for item in planned if item.remark] + _data_remarks(run, missing)
     notes: list[str] = []

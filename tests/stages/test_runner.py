@@ -261,11 +261,10 @@ def test_units_of_another_key_are_not_continued(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / BUILD_FOLDER).exists()
 
 
-def test_units_made_with_other_libraries_are_not_continued(tmp_path: Path, monkeypatch) -> None:
+def test_units_made_with_other_libraries_are_not_continued(tmp_path: Path) -> None:
     run, work = run_folder(tmp_path), []
     stopped(run, 2)
-    monkeypatch.setattr("hyco_export.stages.runner.LIBRARIES", ("torch",))
-    build_all(run, [resumable(-1, work)], Silent())
+    build_all(run, [dataclasses.replace(resumable(-1, work), libraries=("torch",))], Silent())
     assert work == [0, 1, 2]
 
 
