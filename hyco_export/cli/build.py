@@ -14,7 +14,7 @@ from hyco_export.stages.table import chain_to, require_stage, stages_of
 
 
 def build_stage(
-    name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, rebuild: bool, dry_run: bool
+    name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool, rebuild: bool = False
 ) -> None:
     """Build one stage and whatever it needs that is not fresh; print its metrics and the next command."""
     run = open_run(recipe_path, run_dir, target)

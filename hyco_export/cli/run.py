@@ -17,7 +17,7 @@ from hyco_export.stages.table import stages_of
 
 
 def run_everything(
-    recipe_path: Path | None, run_dir: Path | None, target: str | None, rebuild: bool, dry_run: bool
+    recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool, rebuild: bool = False
 ) -> int:
     """The whole chain, then serve and validate; the exit code of the validation."""
     if not dry_run:
