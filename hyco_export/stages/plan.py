@@ -131,16 +131,18 @@ def is_unchanged(run: RunFolder, item: PlannedStage) -> bool:
 def _changed_fields(before: Any, config: msgspec.Struct) -> list[str]:
     """Each field of a configuration whose value is another one, by its place in the recipe."""
     old, new = (dict(_leaves(msgspec.json.decode(msgspec.json.encode(each)))) for each in (before, config))
+    paths = list(dict.fromkeys([*new, *old]))
     return [
         f"{path} {_value(old, path)} -> {_value(new, path)}"
-        for path in dict.fromkeys([*new, *old])
+        for path in paths
         if old.get(path, msgspec.UNSET) != new.get(path, msgspec.UNSET)
+        and not any(other.startswith(f"{path}.") for other in paths)  # an empty mapping that is filled, or was
     ]
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Values that are no mappings, with their dotted paths."""
-    if not isinstance(value, Mapping):
+    """Values that hold no other ones, with their dotted paths."""
+    if not isinstance(value, Mapping) or not value:
         yield path, value
         return
     for name, part in value.items():
@@ -156,9 +158,9 @@ def _value(leaves: Mapping[str, Any], path: str) -> str:
 
 
 def _changed_sources(run: RunFolder, item: PlannedStage, manifest: Manifest) -> Iterator[str]:
-    """Each checkpoint and data file with other contents."""
+    """Each checkpoint and data file with other contents; one that was not read before follows from a field."""
     for name, source in item.stage.sources(run.recipe).items():
-        if manifest.sources.get(name) != item.source_digests[name]:
+        if name in manifest.sources and manifest.sources[name] != item.source_digests[name]:
             yield _source_words(name, source, manifest.origins.get(name))
 
 

@@ -30,9 +30,9 @@ from tests.support.qdq_builder import QdqBuilder, two_layer_mlp
 SM8850 = CompileConfig(TARGETS["sm8850"], CompileGates(), "test")
 
 
-def best_of_mlp() -> QdqBuilder:
+def best_of_mlp(seed: int = 3) -> QdqBuilder:
     """The MLP with the place of each row's largest element as its only output: ids, like the head's."""
-    mlp = two_layer_mlp(seed=3)
+    mlp = two_layer_mlp(seed=seed)
     (value,) = mlp.outputs
     mlp.outputs.clear()
     mlp.node("DequantizeLinear", ["y", "y_scale", "y_zero"], ["y_real"])
