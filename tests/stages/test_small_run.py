@@ -13,6 +13,7 @@ from hyco_export.core.artifact import file_digest, read_manifest
 from hyco_export.core.recipe import Recipe
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.core.recipe_sections import DataSource
+from hyco_export.core.targets import Target
 from hyco_export.stages.declarations import Silent, Stage
 from hyco_export.stages.plan import plan
 from hyco_export.stages.run_folder import RunFolder
@@ -23,7 +24,7 @@ from tests.stages.test_changed_fields import changed
 pytestmark = pytest.mark.slow
 UNREAD = {  # by stage: fields that this recipe's values leave aside, and what reads them
     "build-keepset": {"coverage"},  # where there is no size
-    "compile": {"target"},  # handed on whole to the compiler's process
+    "compile": {"target", "c_compiler"},  # handed on whole to the compiler's process; where 2-bit weights are wanted
 }
 
 
@@ -39,7 +40,7 @@ class Recording:
             return value
         path = f"{self._places[id(self._real)]}{name}"
         self._read.add(path)
-        if isinstance(value, msgspec.Struct):
+        if isinstance(value, msgspec.Struct) and not isinstance(value, Target):
             self._places[id(value)] = f"{path}."
             return Recording(value, self._read, self._places)
         return value
