@@ -13,7 +13,8 @@ from hyco_export.core.files import FULL
 from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.errors import CompileError, StorageError
 
-BINARY_SHARE = 1.25  # of a graph's bytes: 1.02 to 1.04 at full size, 1.13 to 1.4 of the embedded family's
+BINARY_SHARE = 1.25  # of a graph's bytes: 1.02 to 1.04 at full size, 1.13 to 1.4 of the embedded family's ...
+LEAST_BYTES = 64_000  # ... and of any: that of two layers has 53 kB
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def full_disk_named(out_dir: Path, *models: Path) -> Iterator[None]:
     try:
         yield
     except CompileError as error:
-        needed = round(BINARY_SHARE * sum(map(graph_bytes, models)))
+        needed = binary_bytes(*models)
         if fits(out_dir, needed):
             raise
         names = " and ".join(model.stem for model in models)
@@ -36,6 +37,11 @@ def full_disk_named(out_dir: Path, *models: Path) -> Iterator[None]:
             f"{out_dir}: No space left for the binary of {names}: {room} ({error.message})",
             "make room or raise the limit, then run the command again",
         ) from error
+
+
+def binary_bytes(*models: Path) -> int:
+    """About what a binary of these graphs takes."""
+    return LEAST_BYTES + round(BINARY_SHARE * sum(map(graph_bytes, models)))
 
 
 def graph_bytes(model: Path) -> int:
