@@ -23,6 +23,7 @@ from hyco_export.cli.arguments import (
     PerCategoryOption,
     PromptLimitOption,
     PromptSetOption,
+    RebuildOption,
     RecipeArgument,
     RecipeOption,
     RunOption,
@@ -83,18 +84,23 @@ def _add_stage(stage: Stage) -> None:
     """The command that builds this stage; one whose artifact depends on the target takes `--target` too."""
 
     def build(
-        path: RecipeArgument = None, recipe: RecipeOption = None, run: RunOption = None, dry_run: DryRunOption = False
+        path: RecipeArgument = None,
+        recipe: RecipeOption = None,
+        run: RunOption = None,
+        rebuild: RebuildOption = False,
+        dry_run: DryRunOption = False,
     ) -> None:
-        _build_stage(stage.name, only(path, recipe), run, None, dry_run)
+        _build_stage(stage.name, only(path, recipe), run, None, dry_run, rebuild)
 
     def build_for_target(
         path: RecipeArgument = None,
         recipe: RecipeOption = None,
         run: RunOption = None,
         target: TargetOption = None,
+        rebuild: RebuildOption = False,
         dry_run: DryRunOption = False,
     ) -> None:
-        _build_stage(stage.name, only(path, recipe), run, target, dry_run)
+        _build_stage(stage.name, only(path, recipe), run, target, dry_run, rebuild)
 
     app.command(stage.name, help=stage.summary)(build_for_target if stage.per_target else build)
 
@@ -110,6 +116,7 @@ def compile_(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
+    rebuild: RebuildOption = False,
     dry_run: DryRunOption = False,
     via: Annotated[str | None, typer.Option(help="aihub: compile there, into <run>/aihub.", show_default=False)] = None,
     device: HubDeviceOption = None,
@@ -123,7 +130,7 @@ def compile_(
 ) -> None:
     """Compile the graphs into Hexagon context binaries."""
     if (via or device or qairt or qairt_wheel) is None:
-        _build_stage(COMPILE, only(path, recipe), run, target, dry_run)
+        _build_stage(COMPILE, only(path, recipe), run, target, dry_run, rebuild)
         return
     from hyco_export.cli.cloud import CompilerOptions, compile_with
 
@@ -137,12 +144,13 @@ def run(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
+    rebuild: RebuildOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Everything: build what is not fresh, start the server, validate against it, stop it."""
     from hyco_export.cli.run import run_everything
 
-    raise typer.Exit(run_everything(only(path, recipe), run, target, dry_run))
+    raise typer.Exit(run_everything(only(path, recipe), run, target, dry_run, rebuild))
 
 
 @app.command()
@@ -207,13 +215,17 @@ def validate(
     traces: Annotated[
         Path | None, typer.Option("--traces", help="Folder for the sampled rounds with p~, one JSONL a system.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for report, lock and traces. Default: <run>/validate, without traces."),
+    ] = None,
 ) -> None:
     """Drive a server and say pass or fail. Exit 0 pass, 1 a gate failed, 2 could not run, 3 our own fault."""
     from hyco_export.cli.connection import connect_options
     from hyco_export.cli.validation import validate_run
 
     connecting = connect_options(token_file, ca, insecure, link, link_waits)
-    raise typer.Exit(validate_run(server, only(path, recipe), run, target, connecting, traces))
+    raise typer.Exit(validate_run(server, only(path, recipe), run, target, connecting, traces, out))
 
 
 @app.command()
@@ -306,10 +318,12 @@ def targets() -> None:
     list_targets()
 
 
-def _build_stage(name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool) -> None:
+def _build_stage(
+    name: str, recipe: Path | None, run: Path | None, target: str | None, dry_run: bool, rebuild: bool
+) -> None:
     from hyco_export.cli.build import build_stage
 
-    build_stage(name, recipe, run, target, dry_run)
+    build_stage(name, recipe, run, target, dry_run, rebuild)
 
 
 for command in dev.registered_commands:

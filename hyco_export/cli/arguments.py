@@ -59,6 +59,9 @@ HubDeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="Device of AI Hub. Default: Samsung Galaxy S26 Ultra.", show_default=False),
 ]
+RebuildOption = Annotated[
+    bool, typer.Option("--rebuild", help="Build anew, too, what was built with other versions of libraries.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and build nothing.")]
 
 

@@ -14,15 +14,17 @@ from hyco_export.stages.runner import build_all
 from hyco_export.stages.table import chain_to, require_stage, stages_of
 
 
-def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> None:
+def build_stage(
+    name: str, recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool, rebuild: bool = False
+) -> None:
     """Build one stage and whatever it needs that is not fresh; print its metrics and the next command."""
     run = open_run(recipe_path, run_dir, target)
     require_stage(run.recipe, name)
     chain = chain_to(stages_of(run.recipe), name)
     if dry_run:
-        show_plan(run, chain, name)
+        show_plan(run, chain, name, rebuild)
         return
-    build_chain(run, chain)
+    build_chain(run, chain, rebuild)
     names = [stage.name for stage in stages_of(run.recipe)]
     if name != names[-1]:
         show_next(command_line(names[names.index(name) + 1]))
@@ -31,19 +33,19 @@ def build_stage(name: str, recipe_path: Path | None, run_dir: Path | None, targe
         output.print(f"then: {command_line('validate', server=url_of(LOOPBACK, USUAL_PORT))}", soft_wrap=True)
 
 
-def show_plan(run: RunFolder, chain: Sequence[Stage], command: str) -> None:
+def show_plan(run: RunFolder, chain: Sequence[Stage], command: str, rebuild: bool = False) -> None:
     """What `command` would do, and the command itself where it can be done."""
     from hyco_export.stages.forecast import forecast  # heavy: after what is refused at once
 
-    plan = forecast(run, chain)
+    plan = forecast(run, chain, rebuild)
     show_forecast(plan)
     if not plan.missing:
-        show_next(command_line(command))
+        show_next(command_line(command) + (" --rebuild" if rebuild else ""))
 
 
-def build_chain(run: RunFolder, chain: Sequence[Stage]) -> None:
+def build_chain(run: RunFolder, chain: Sequence[Stage], rebuild: bool = False) -> None:
     with ConsoleProgress() as progress:
-        manifests = build_all(run, chain, progress)
+        manifests = build_all(run, chain, progress, rebuild)
     if not manifests:  # a helper of the main process
         raise SystemExit(0)
     last = chain[-1]

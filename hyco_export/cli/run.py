@@ -16,20 +16,22 @@ from hyco_export.errors import interrupt_keeps
 from hyco_export.stages.table import stages_of
 
 
-def run_everything(recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool) -> int:
+def run_everything(
+    recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool, rebuild: bool = False
+) -> int:
     """The whole chain, then serve and validate; the exit code of the validation."""
     if not dry_run:
         require_readable_twice(recipe_path)
     run = open_run(recipe_path, run_dir, target)
     if dry_run:
-        show_plan(run, stages_of(run.recipe), "run")
+        show_plan(run, stages_of(run.recipe), "run", rebuild)
         return 0
     if run.recipe.models.head is None:
-        build_chain(run, stages_of(run.recipe))
+        build_chain(run, stages_of(run.recipe), rebuild)
         output.print("\nno head in the recipe: nothing to serve or to validate")
         return 0
     with run.lock() if is_main() else nullcontext():  # nobody builds what is being validated
-        build_chain(run, stages_of(run.recipe))
+        build_chain(run, stages_of(run.recipe), rebuild)
 
         def kept() -> str:
             return f"all artifacts in {run.root}, not the validation"

@@ -1,7 +1,8 @@
 """What `validate` and `replay` do: meet the server or the traces, print the outcome, write the report."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from hyco_export.cli.connection import ConnectOptions, transport_to
 from hyco_export.cli.console import ConsoleProgress, output, show_next, show_rows
 from hyco_export.cli.invocation import command_line, completed
 from hyco_export.cli.options import open_run, require_built
-from hyco_export.core.files import write_json
+from hyco_export.core.files import folder_lock, write_json
+from hyco_export.errors import StorageError
 from hyco_export.evaluate.replay import chosen_settings, replay
 from hyco_export.evaluate.traces import read_traces, require_writable
 from hyco_export.stages.declarations import use_threads
@@ -21,7 +23,7 @@ from hyco_export.stages.plan import require_current
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.table import stages_of
 
-REPORT_FOLDER = "validate"
+REPORT_FOLDER, TRACES_FOLDER = "validate", "traces"  # in the run folder, and in the folder of --out
 
 if TYPE_CHECKING:
     from hyco_export.evaluate.connect import Subject
@@ -35,33 +37,52 @@ def validate_run(
     target: str | None,
     connecting: ConnectOptions,
     traces: Path | None,
+    out: Path | None,
 ) -> int:
     """Validate the artifacts of a run against a server that somebody started."""
-    return validate_in(open_run(recipe_path, run_dir, target), server, connecting, traces)
+    return validate_in(open_run(recipe_path, run_dir, target), server, connecting, traces, out)
 
 
-def validate_in(run: RunFolder, url: str, connecting: ConnectOptions, traces: Path | None = None) -> int:
+def validate_in(
+    run: RunFolder, url: str, connecting: ConnectOptions, traces: Path | None = None, out: Path | None = None
+) -> int:
     """Validate, print the summary, write the report; 0 when every gate holds, 1 when one does not.
+
+    Args:
+        out: where report and traces go, and with them the lock of a run folder that cannot be written.
 
     Raises:
         ArtifactError: no run folder, or another process works in it.
         StorageError: it cannot be written: said before the validation, for its report would be lost.
         OSError: the same of `traces`.
     """
+    if out is not None:
+        traces = traces or out / TRACES_FOLDER
     if traces is not None:
         require_writable(traces)
     require_built(run)
+    if out is None and run.read_only:
+        raise StorageError(f"run folder {run.root} cannot be written", "say where the report goes: --out DIR")
 
     from hyco_export.evaluate.report import Unfinished, unfinished_report
 
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     recipe = run.recipe
     started = Unfinished(str(run.root), recipe.name, recipe.target, url, started_at, hyco_export.__version__)
-    with run.lock(), unfinished_report(started, run.root / REPORT_FOLDER, completed):
-        return _validate(run, url, connecting, traces)
+    folder = out or run.root / REPORT_FOLDER
+    with _held(run, out), unfinished_report(started, folder, completed):
+        return _validate(run, url, connecting, traces, folder)
 
 
-def _validate(run: RunFolder, url: str, connecting: ConnectOptions, traces: Path | None) -> int:
+@contextmanager
+def _held(run: RunFolder, out: Path | None) -> Iterator[None]:
+    """Nobody builds or validates in the run folder meanwhile, where it can be written, nor writes to `out`."""
+    own = nullcontext() if out is None else folder_lock(out, "folder", "validating", "--out")
+    with own, nullcontext() if run.read_only else run.lock():
+        yield
+
+
+def _validate(run: RunFolder, url: str, connecting: ConnectOptions, traces: Path | None, folder: Path) -> int:
     run.recipe.models.require_head()
     transport, clock = transport_to(url, connecting, run.recipe.validation.seed)
     subject = subject_of(run)
@@ -74,7 +95,7 @@ def _validate(run: RunFolder, url: str, connecting: ConnectOptions, traces: Path
         report = validate(subject, url, progress.step, traces, transport, clock)
     report = with_completed_commands(report)
     output.print(summary(report), crop=False)
-    _, page = write_report(report, run.root / REPORT_FOLDER)
+    _, page = write_report(report, folder)
     output.print(f"report: {page}", soft_wrap=True)
     if traces is not None and report.systems:
         logged = traces / f"{report.systems[-1].system}.jsonl"

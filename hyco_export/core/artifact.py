@@ -68,11 +68,17 @@ class Manifest(msgspec.Struct, frozen=True):
     peak_rss_bytes: int = 0  # of the process that built it; 0 in manifests of older versions
     children_rss_bytes: int = 0  # of its child processes together, at their peak
     total_rss_bytes: int = 0  # of all of them at one moment: what the machine must have
+    input_files: dict[str, str] = {}  # stage -> digest of the files that were read (`Manifest.files_digest`)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files but the manifest."""
         return sum(record.size_bytes for record in self.files.values())
+
+    @property
+    def files_digest(self) -> str:
+        """sha256 over the names and contents of all files: a key says what was asked for, this what was made."""
+        return content_digest({name: record.sha256 for name, record in self.files.items()})
 
 
 def file_digest(path: Path) -> str:
@@ -89,7 +95,7 @@ def content_digest(content: Any) -> str:
 def artifact_key(
     stage: str, revision: int, config: msgspec.Struct, inputs: Mapping[str, str], sources: Mapping[str, str]
 ) -> str:
-    """The identity of an artifact: equal keys mean equal bytes."""
+    """The identity of an artifact: equal keys mean equal bytes, made with the same libraries."""
     return content_digest([stage, revision, msgspec.to_builtins(config), dict(inputs), dict(sources)])
 
 

@@ -2,9 +2,12 @@
 
 import hashlib
 import re
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from threading import Thread
 
-from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub import constants, get_session, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -25,6 +28,7 @@ HASHED_PATTERNS = ("*.json", "*.jinja", "*.model")  # configs, templates, vocabu
 FETCHED_PATTERNS = ["*.safetensors", *HASHED_PATTERNS, "*.txt"]
 SNAPSHOTS_FOLDER = "snapshots"  # in the Hub's cache: a folder for each commit, with links into BLOBS_FOLDER
 BLOBS_FOLDER = "blobs"  # in the Hub's cache: the files; the name of a large one is the sha256 of its contents
+HUB_PATIENCE_S = 1.5  # for the Hub's first answer, where a plan can do without
 SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -145,9 +149,28 @@ def _gguf_file(checkpoint: Checkpoint, found: Path | None) -> Path | None:
 def fetch_config(hub_id: str, revision: str | None) -> Path | None:
     """A folder with the config of a Hub repository, without its weights; None: the Hub does not give it."""
     try:
-        return Path(hf_hub_download(hub_id, CONFIG_NAME, revision=revision)).parent
+        path = hf_hub_download(hub_id, CONFIG_NAME, revision=revision, local_files_only=not hub_answers())
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError):
         return None
+    return Path(path).parent
+
+
+@cache
+def hub_answers() -> bool:
+    """Does the Hub answer within HUB_PATIENCE_S? Its own client tries a call for half a minute before it gives up."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answered: list[bool] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # no network has as many kinds of errors as there are proxies
+            get_session().head(constants.ENDPOINT, timeout=HUB_PATIENCE_S)
+            answered.append(True)
+
+    asking = Thread(target=ask, daemon=True)  # a name server that is silent obeys no time limit
+    asking.start()
+    asking.join(HUB_PATIENCE_S)
+    return bool(answered)
 
 
 def checkpoint_digest(folder: Path) -> str:

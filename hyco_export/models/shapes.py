@@ -83,6 +83,7 @@ def slm_shape(config: PreTrainedConfig, rounding: Rounding | None = None) -> Slm
         table_scales=sum(table.rows * table.scales for table in tables),
         norm_values=vector_values,
         storing=tuple(_kv_layer(text, index) for index in storing),
+        float_values=language_model_shape(config).parameters if rounding else 0,
     )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from hyco_export.core.estimates.shapes import HELD_VALUES
 from hyco_export.core.network.weights import IntegerMatrix, PackedMatrices, PackedMatrix, Weights
 
 Observer = Callable[[str, torch.Tensor], None]
-HELD_VALUES = 250_000_000  # 1 GB in float32; for more, dequantising at every use takes as long as the product
 PRODUCT_ROWS = 512  # of a packed matrix at a time: its float32 block stays in the processor's cache
 
 

@@ -10,17 +10,20 @@ Files (ONNX Runtime EPContext pairs, not Genie bundles):
 Gates: the graph's interface is the one its JSON promises; the graph breaks no rule of the NPU; the pair is what was
 asked for (`graph.context_check`); the compiled graph computes what the QDQ graph does (`graph.parity`). The shared
 binary is only read back: x86 cannot load it.
+
+Graph by graph, what would come out the same is taken over from the artifact before (`stages.parts.earlier_graphs`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import ceil, prod
 from pathlib import Path
 
 import msgspec
 import onnx
 
-from hyco_export.core.artifact import HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, file_digest
+from hyco_export.core.artifact import HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE, content_digest, file_digest
 from hyco_export.core.device_spec import (
     HEAD_GRAPH,
     HEAD_SPEC_FILE,
@@ -38,7 +41,6 @@ from hyco_export.core.golden import read_samples
 from hyco_export.core.memory import release_freed
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, linears_of_width
 from hyco_export.core.numerics import BYTES_PER_MB
-from hyco_export.core.targets import Target
 from hyco_export.errors import CompileError, GateError
 from hyco_export.graph.context_check import require_io_spec
 from hyco_export.graph.index import GraphIndex
@@ -46,10 +48,20 @@ from hyco_export.graph.io_spec import read_io_spec
 from hyco_export.graph.lint import require_clean
 from hyco_export.graph.parity import OutputParity, ParityLimits, ParityReport, ReferenceSession, compare_sessions
 from hyco_export.graph.qnn import CompiledContext, compile_context, open_context, two_bit_backend
-from hyco_export.graph.qnn_process import TwoBit
+from hyco_export.graph.qnn_process import ContextInfo, TwoBit
 from hyco_export.graph.smaller_binaries import SharedContext, compile_shared
 from hyco_export.models.slm.static_pass import open_torch_slm
-from hyco_export.stages.declarations import Metrics, Progress
+from hyco_export.stages.declarations import PREVIOUS, Metrics, Progress
+from hyco_export.stages.parts.disk_room import full_disk_named
+from hyco_export.stages.parts.earlier_graphs import (
+    COMPARED_BY,
+    CONTEXTS_FILE,
+    MADE_FROM,
+    PARITY_FILE,
+    EarlierGraphs,
+    compared_by,
+    made_from,
+)
 from hyco_export.stages.table import CompileConfig
 
 # How much of a compiled graph the x86 emulator can afford to compare.
@@ -78,11 +90,11 @@ def linear_work(model: onnx.ModelProto) -> int:
     return work
 
 
-CONTEXTS_FILE, PARITY_FILE = "contexts.json", "parity.json"
 LOG_FILE = "compile.log"  # beside the artifact, not in it: it holds times
 NARROW_BITS = 2  # of weights that the binary can store in less than their INT4 carrier
 SLM_GRAPHS = (SLM_TREE_GRAPH, SLM_PREFILL_GRAPH)  # layers of the head have the same names
 SHARED = "slm_shared"  # its entry in contexts.json and in the metrics
+BINARY, COMPILED, TAKEN_OVER = "binary", "compiled", "taken over"  # in a graph's metrics
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,8 @@ class Job:
     model: Path
     samples: Path
     spec: GraphSpec
-    float_session: GraphSession | None  # the float network with the same integers in and out
+    weights: Path | None = None  # of the float network with the same integers in and out
+    open_float: Callable[[], GraphSession] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,34 +116,51 @@ class Reading:
     feeds: int
 
 
+@dataclass(frozen=True)
+class Made:
+    """One graph's binary in the artifact: what it says of itself, what is measured, and its comparison."""
+
+    info: ContextInfo
+    metrics: Metrics
+    report: ParityReport | None = None
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What all graphs of one build share; `digest` reads a file's sha256 once."""
+
+    config: CompileConfig
+    earlier: EarlierGraphs
+    out_dir: Path
+    progress: Progress
+    digest: Callable[[Path], str]
+
+    @property
+    def log(self) -> Path:
+        return self.out_dir.parent / LOG_FILE
+
+
 def build(config: CompileConfig, inputs: Mapping[str, Path], out_dir: Path, progress: Progress) -> Metrics:
-    """Compile, check, compare; see the module for files and gates."""
-    contexts: dict[str, CompiledContext] = {}
-    reports: dict[str, ParityReport] = {}
+    """Compile, check, compare; take over what would come out the same. See the module for files and gates."""
+    shop = Workshop(config, EarlierGraphs(inputs.get(PREVIOUS)), out_dir, progress, cache(file_digest))
     jobs = _jobs(inputs)
-    log = out_dir.parent / LOG_FILE
-    two_bit = _two_bit(inputs[SLM] / WEIGHTS_FILE, progress) if config.gates.two_bit_weights else None
+    two_bit = _two_bit(config, inputs[SLM] / WEIGHTS_FILE, progress)
+    made: dict[str, Made] = {}
     for done, job in enumerate(jobs):
-        name = job.spec.name
         progress.step("graphs compiled and compared", done, len(jobs))
-        reading = _read(job, two_bit if name in SLM_GRAPHS else None, config.gates.emulated_feeds)
-        release_freed()  # of what was read, and of the graph before on the CPU: the compiler's process needs the memory
-        contexts[name] = compile_context(job.model, out_dir, name, config.target, log, reading.two_bit)
-        if reading.feeds:
-            reports[name] = _compare(job, contexts[name], config, reading.feeds, log)
-            _require_parity(reports[name])
+        made[job.spec.name] = _make(shop, job, two_bit if job.spec.name in SLM_GRAPHS else None)
     progress.step("graphs compiled and compared", len(jobs), len(jobs))
-    infos = {name: context.info for name, context in contexts.items()}
-    shared = _share(inputs[SLM], out_dir, config.target, log, two_bit) if config.gates.shared_binary else None
+    infos = {name: one.info for name, one in made.items()}
+    shared = _share(shop, inputs[SLM], made, two_bit) if config.gates.shared_binary else None
     if shared:
         infos[SHARED] = shared.info
     write_json(out_dir / CONTEXTS_FILE, infos)
-    write_json(out_dir / PARITY_FILE, reports)
+    write_json(out_dir / PARITY_FILE, {name: one.report for name, one in made.items() if one.report})
     return {
         "target": f"{config.target.name}: {config.target.marketing_name}, Hexagon v{config.target.htp_arch}",
         "compiler": config.compiler,
-        "graphs": {name: _metrics(context, reports.get(name)) for name, context in contexts.items()},
-        **({SHARED: _shared_metrics(shared, contexts)} if shared else {}),
+        "graphs": {name: one.metrics for name, one in made.items()},
+        **({SHARED: shared.metrics} if shared else {}),
     }
 
 
@@ -146,23 +176,68 @@ def _jobs(inputs: Mapping[str, Path]) -> list[Job]:
 
 def _head_job(folder: Path) -> Job:
     head = read_spec(folder / HEAD_SPEC_FILE, HeadSpec)
-    return Job(folder / f"{HEAD_GRAPH}.onnx", folder / HEAD_SAMPLES_FILE, head.graph, None)
+    return Job(folder / f"{HEAD_GRAPH}.onnx", folder / HEAD_SAMPLES_FILE, head.graph)
 
 
-def _slm_jobs(slm_folder: Path) -> list[Job]:
-
-    slm = read_spec(slm_folder / SLM_SPEC_FILE, SlmSpec)
-    floats = open_torch_slm(slm_folder)
-    slm_samples = slm_folder / SLM_SAMPLES_FILE
+def _slm_jobs(folder: Path) -> list[Job]:
+    slm = read_spec(folder / SLM_SPEC_FILE, SlmSpec)
+    samples, weights = folder / SLM_SAMPLES_FILE, folder / WEIGHTS_FILE
+    open_floats = cache(lambda: open_torch_slm(folder))  # gigabytes: only where a graph is compared
+    tree, prefill = (folder / f"{name}.onnx" for name in SLM_GRAPHS)
     return [
-        Job(slm_folder / f"{SLM_TREE_GRAPH}.onnx", slm_samples, slm.tree, floats.tree),
-        Job(slm_folder / f"{SLM_PREFILL_GRAPH}.onnx", slm_samples, slm.prefill, floats.prefill),
+        Job(tree, samples, slm.tree, weights, lambda: open_floats().tree),
+        Job(prefill, samples, slm.prefill, weights, lambda: open_floats().prefill),
     ]
 
 
-def _two_bit(weights: Path, progress: Progress) -> TwoBit | None:
+def _make(shop: Workshop, job: Job, two_bit: TwoBit | None) -> Made:
+    """One graph's pair in the artifact, taken over or compiled, and its comparison.
+
+    Raises:
+        CompileError, StorageError, GateError: it cannot be made, or is not what the graph says.
+    """
+    name, gates = job.spec.name, shop.config.gates
+    reading = _read(job, two_bit, gates.emulated_feeds)
+    release_freed()  # of what was read, and of the graph before on the CPU: the compiler's process needs the memory
+    key = made_from(job.model, shop.config.target, reading.two_bit, shop.digest)
+    made = _taken_over(shop, name, key) or _compiled(shop, job, reading.two_bit)
+    limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)
+    report, compared = None, ""
+    if reading.feeds:
+        files = [path for path in (job.samples, job.weights) if path]
+        compared = compared_by(key, files, [msgspec.to_builtins(limits), reading.feeds], shop.digest)
+        report = shop.earlier.report(name, compared) or _compare(shop, job, limits, reading.feeds)
+        _require_parity(report)
+    metrics = {**made.metrics, MADE_FROM: key, COMPARED_BY: compared, **_comparison_metrics(report)}
+    return Made(made.info, metrics, report)
+
+
+def _taken_over(shop: Workshop, name: str, key: str) -> Made | None:
+    """The pair of the artifact before, if it was made from the same and is whole."""
+    metrics, info = shop.earlier.metrics(name, key), shop.earlier.info(name)
+    if (
+        metrics is None
+        or info is None
+        or not shop.earlier.take([f"{name}_ctx.onnx", f"{name}_ctx_*.bin"], shop.out_dir)
+    ):
+        return None
+    shop.progress.note(f"  {name}: {TAKEN_OVER}, its graph is the one that was compiled before")
+    return Made(info, {**metrics, BINARY: TAKEN_OVER})
+
+
+def _compiled(shop: Workshop, job: Job, two_bit: TwoBit | None) -> Made:
+    with full_disk_named(shop.out_dir, job.model):
+        context = compile_context(job.model, shop.out_dir, job.spec.name, shop.config.target, shop.log, two_bit)
+    return Made(context.info, {**_context_metrics(context), BINARY: COMPILED})
+
+
+def _two_bit(config: CompileConfig, weights: Path, progress: Progress) -> TwoBit | None:
     """The SLM's 2-bit weights and the backend that stores them so; None, and a note, where it cannot be built."""
+    if not config.gates.two_bit_weights:
+        return None
     try:
+        if not config.c_compiler:
+            raise CompileError("no C compiler was found ($CC, cc)", "install one, for example gcc")
         return TwoBit(str(two_bit_backend()), linears_of_width(weights, NARROW_BITS))
     except CompileError as error:
         progress.note(f"2-bit weights take 4 bits in the binary: {error}")
@@ -188,19 +263,25 @@ def _held_by(model: onnx.ModelProto, two_bit: TwoBit | None) -> TwoBit | None:
     return msgspec.structs.replace(two_bit, names=names) if two_bit and names else None
 
 
-def _share(slm: Path, out_dir: Path, target: Target, log: Path, two_bit: TwoBit | None) -> SharedContext:
+def _share(shop: Workshop, slm: Path, made: Mapping[str, Made], two_bit: TwoBit | None) -> Made:
     """Both SLM graphs, which passed on their own, in one binary."""
+    key = content_digest([made[name].metrics[MADE_FROM] for name in SLM_GRAPHS])
+    earlier, info = shop.earlier.shared_metrics(key), shop.earlier.info(SHARED)
+    if earlier is not None and info is not None and shop.earlier.take(["*_shared_ctx*"], shop.out_dir):
+        return Made(info, {**earlier, BINARY: TAKEN_OVER})
     models = [slm / f"{name}.onnx" for name in SLM_GRAPHS]
-    return compile_shared(models, out_dir, SLM_GRAPHS, target, log, two_bit)
+    with full_disk_named(shop.out_dir, *models):
+        shared = compile_shared(models, shop.out_dir, SLM_GRAPHS, shop.config.target, shop.log, two_bit)
+    apart = sum(path.stat().st_size for name in SLM_GRAPHS for path in shop.out_dir.glob(f"{name}_ctx_*.bin"))
+    return Made(shared.info, {**_shared_metrics(shared, apart), BINARY: COMPILED, MADE_FROM: key})
 
 
-def _compare(job: Job, context: CompiledContext, config: CompileConfig, count: int, log: Path) -> ParityReport:
+def _compare(shop: Workshop, job: Job, limits: ParityLimits, count: int) -> ParityReport:
     """Run the first `count` sample feeds through the binary and the QDQ graph on the CPU."""
-    gates = config.gates
-    limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)
     feeds = read_samples(job.samples)[job.spec.name][:count]
-    with open_context(context.context_model, config.target, log) as compiled:
-        return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, job.float_session)
+    floats = job.open_float() if job.open_float else None
+    with open_context(shop.out_dir / f"{job.spec.name}_ctx.onnx", shop.config.target, shop.log) as compiled:
+        return compare_sessions(ReferenceSession(job.model), compiled, job.spec, feeds, limits, floats)
 
 
 def _require_parity(report: ParityReport) -> None:
@@ -219,7 +300,7 @@ def _require_parity(report: ParityReport) -> None:
             )
 
 
-def _metrics(context: CompiledContext, report: ParityReport | None) -> Metrics:
+def _context_metrics(context: CompiledContext) -> Metrics:
     (graph,) = context.info.graphs
     return {
         "binary_mb": round(context.binary_bytes / BYTES_PER_MB, 3),
@@ -232,13 +313,17 @@ def _metrics(context: CompiledContext, report: ParityReport | None) -> Metrics:
         "compile_s": round(context.wall_s, 2),
         "compile_cpu_s": round(context.cpu_s, 2),
         "peak_rss_mb": round(context.peak_rss_bytes / BYTES_PER_MB),
+    }
+
+
+def _comparison_metrics(report: ParityReport | None) -> Metrics:
+    return {
         "feeds": report.runs if report else 0,
         "parity": {output.name: _parity_metrics(output) for output in report.outputs} if report else "not emulated",
     }
 
 
-def _shared_metrics(shared: SharedContext, contexts: Mapping[str, CompiledContext]) -> Metrics:
-    separate_bytes = sum(contexts[name].binary_bytes for name in SLM_GRAPHS)
+def _shared_metrics(shared: SharedContext, separate_bytes: int) -> Metrics:
     return {
         "binary_mb": round(shared.binary_bytes / BYTES_PER_MB, 3),
         "separate_mb": round(separate_bytes / BYTES_PER_MB, 3),

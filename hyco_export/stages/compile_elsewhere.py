@@ -36,6 +36,7 @@ from hyco_export.graph.parity import ParityLimits, ParityReport, ReferenceSessio
 from hyco_export.graph.qnn import compile_context, open_context
 from hyco_export.graph.qnn_process import ContextInfo
 from hyco_export.stages.declarations import Progress
+from hyco_export.stages.parts.disk_room import full_disk_named
 from hyco_export.stages.run_folder import RunFolder
 
 REVISION = 1
@@ -139,7 +140,8 @@ def with_wheel(wheel: Path, gates: CompileGates) -> Compile:
 
     def compile_one(graph: GraphToCompile, target: Target, out_dir: Path) -> Compiled:
         log = out_dir.parent / LOG_FILE
-        context = compile_context(graph.model, out_dir, graph.spec.name, target, log, wheel=wheel)
+        with full_disk_named(out_dir, graph.model):
+            context = compile_context(graph.model, out_dir, graph.spec.name, target, log, wheel=wheel)
         feeds = _feeds(graph)[:EMULATED_FEEDS]
         limits = ParityLimits(gates.output_range_share, gates.max_outside_share, gates.min_id_agreement)
         with open_context(context.context_model, target, log, wheel) as compiled:

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from hyco_export.core import recipe as recipes
 from hyco_export.core.artifact import (
     CAPTURE,
     ENCODINGS_FILE,
@@ -50,7 +49,7 @@ from hyco_export.models.verifier import load_config, load_head
 from hyco_export.stages.captured import sequence_paths
 from hyco_export.stages.declarations import Metrics, Progress
 from hyco_export.stages.parts.head_golden import write_golden_files
-from hyco_export.stages.table import ConvertHeadConfig
+from hyco_export.stages.table import ConvertHeadConfig, HeadCalibration
 
 GRAPH_FILE = f"{HEAD_GRAPH}.onnx"
 
@@ -110,7 +109,7 @@ def _emit(
     head: FloatHead,
     paths: Sequence[Path],
     handoff_encoding: Mapping[str, Encoding],
-    calibration: recipes.Calibration,
+    calibration: HeadCalibration,
     path: Path,
     progress: Progress,
 ) -> GraphSpec:

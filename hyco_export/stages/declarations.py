@@ -4,7 +4,7 @@ The stages themselves stand in `stages.table`.
 """
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -57,6 +57,26 @@ def no_estimate(recipe: Recipe, family: "FamilyShape", work: "Work") -> None:
     """What this stage takes is not known."""
 
 
+PREVIOUS = "previous"  # among the inputs of a stage that reuses
+PYTHON = "python"
+LIBRARIES = (  # those that can change the bytes of some artifact
+    PYTHON,
+    "torch",
+    "transformers",
+    "tokenizers",
+    "jinja2",  # chat templates
+    "datasets",
+    "pyarrow",
+    "aimet-torch",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-qnn",
+    "safetensors",
+    "matplotlib",
+    "numpy",
+)
+
+
 @dataclass(frozen=True)
 class Stage:
     """One row of the stage table.
@@ -72,7 +92,11 @@ class Stage:
     (`models.process_group`), the others by the main one. `check(config, inputs)` gets its sources and raises for
     what only they can tell; it reads a checkpoint once at most, and is asked before any stage of a chain is built. A
     plan asks it too; then conversations that are not written yet are missing from `inputs`. `estimate` says what a
-    build takes, `summary` what the command of this name does.
+    build takes, `summary` what the command of this name does. `libraries` names those that can change the bytes: their
+    versions stand in the manifest, and a plan says where they are others now.
+
+    A stage that `reuses` finds the artifact that lies in its place, of the same revision, at `inputs[PREVIOUS]`: it
+    may take over files of it that it would make again byte by byte.
     """
 
     name: str
@@ -87,24 +111,8 @@ class Stage:
     summary: str = ""
     resumable: bool = False
     shared: bool = False
-
-
-PYTHON = "python"
-LIBRARIES = (  # those that can change an artifact's bytes
-    PYTHON,
-    "torch",
-    "transformers",
-    "tokenizers",
-    "jinja2",  # chat templates
-    "datasets",
-    "pyarrow",
-    "aimet-torch",
-    "onnx",
-    "onnxruntime",
-    "onnxruntime-qnn",
-    "numpy",
-    "gguf",
-)
+    reuses: bool = False
+    libraries: tuple[str, ...] = LIBRARIES
 
 
 def library_versions(names: Sequence[str]) -> dict[str, str]:
@@ -118,16 +126,17 @@ def library_versions(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def version_changes(built_with: Mapping[str, str]) -> str:
+def version_changes(built_with: Mapping[str, str], used: Collection[str]) -> str:
     """What an artifact's manifest says it was built with, beside what is installed now; "" where nothing changed.
 
-    Libraries that the manifest does not name are passed over: nothing is known of them. Where it names none, that is
-    said.
+    Libraries that the manifest does not name are passed over, for nothing is known of them, as are those of
+    `LIBRARIES` that are not `used`. Where it names none, that is said.
     """
     if not built_with:
         return "its manifest names no library that it was built with"
     now = library_versions(list(built_with))
-    changed = [name for name, version in built_with.items() if now.get(name) != version]
+    counted = [name for name in built_with if name in used or name not in LIBRARIES]
+    changed = [name for name in counted if now.get(name) != built_with[name]]
     if not changed:
         return ""
     before = ", ".join(f"{name} {built_with[name]}" for name in changed)

@@ -202,8 +202,8 @@ class Forecast:
     remarks: tuple[str, ...] = ()
 
 
-def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
-    """Plan and estimate a chain.
+def forecast(run: RunFolder, stages: Sequence[Stage], rebuild: bool = False) -> Forecast:
+    """Plan and estimate a chain; `rebuild` as in `plan`.
 
     Raises:
         CheckpointError: a checkpoint that is here cannot be read, or asks for what cannot be honoured; or a local path
@@ -214,7 +214,7 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     run.require_possible()
     folders = {role: _local(run, checkpoint) for role, checkpoint in checkpoints_of(run.recipe).items()}
     missing = _missing(run, folders)
-    planned = [] if missing else plan(run, stages)
+    planned = [] if missing else plan(run, stages, rebuild)
     reasons = _waiting(run, stages, missing) if missing else {item.stage.name: item.reason for item in planned}
     remarks = [f"{item.stage.name}: {item.remark}" for item in planned if item.remark] + _data_remarks(run, missing)
     notes: list[str] = []
@@ -225,7 +225,8 @@ def forecast(run: RunFolder, stages: Sequence[Stage]) -> Forecast:
     elif folders["verifier"] is not None:
         require_lengths(run)
         require_generation(run, notes.append)
-    family = _family(run.recipe, folders, notes)
+    family, known = _family(run.recipe, folders, notes)
+    missing |= {role: f"{missing[role]}; {how}" for role, how in known.items() if role in missing}
     work = expected_work(run, folders["verifier"], notes)
     lines = (
         ForecastStage(
@@ -262,7 +263,8 @@ def _missing(run: RunFolder, folders: Mapping[str, Path | None]) -> dict[str, st
     found = {}
     for role, checkpoint in checkpoints_of(run.recipe).items():
         if folders[role] is None:
-            found[role] = f"{checkpoint.model} ({next_step(checkpoint, run.recipe_folder)})"
+            step = next_step(checkpoint, run.recipe_folder)
+            found[role] = f"{checkpoint.model} is not on this machine ({step})"
     for name in DATA:
         try:
             run.at_hand(name, getattr(run.recipe.data, name))
@@ -281,14 +283,16 @@ def _waiting(run: RunFolder, stages: Sequence[Stage], missing: Mapping[str, str]
     return reasons
 
 
-def _family(recipe: Recipe, folders: Mapping[str, Path | None], notes: list[str]) -> FamilyShape | None:
-    """Shapes of the models; None when one is neither here nor known."""
-    configs = {}
+def _family(
+    recipe: Recipe, folders: Mapping[str, Path | None], notes: list[str]
+) -> tuple[FamilyShape | None, dict[str, str]]:
+    """Shapes of the models, None when one is neither here nor known; and where those that are not here come from."""
+    configs, known = {}, {}
     for role, checkpoint in checkpoints_of(recipe).items():
-        config = _config(checkpoint, folders[role], notes)
+        config, known[role] = _config(checkpoint, folders[role])
         if config is None:
             notes.append(f"no estimates: nothing is known of {checkpoint.model}")
-            return None
+            return None, known
         configs[role] = config
     verifier_shape = shapes.verifier_shape if "head" in configs else shapes.language_model_shape
     family = FamilyShape(
@@ -298,16 +302,15 @@ def _family(recipe: Recipe, folders: Mapping[str, Path | None], notes: list[str]
     )
     if recipe.keepset.size is None:
         notes.append(f"$.keepset.coverage may keep all {family.verifier.vocab_size:,} tokens: only counting tells")
-    return family
+    return family, known
 
 
-def _config(checkpoint: Checkpoint, folder: Path | None, notes: list[str]) -> PreTrainedConfig | None:
-    """The checkpoint's own config, else the Hub's, else what is known of a released model."""
-    folder = folder or fetch_config(checkpoint.model, checkpoint.revision)
+def _config(checkpoint: Checkpoint, folder: Path | None) -> tuple[PreTrainedConfig | None, str]:
+    """The checkpoint's own config, else the Hub's, else what is known of a released model; and which, in words."""
     if folder is not None:
-        return load_config(folder)
+        return load_config(folder), "sizes from its config"
+    if (fetched := fetch_config(checkpoint.model, checkpoint.revision)) is not None:
+        return load_config(fetched), "sizes from its config on the Hub"
     name = checkpoint.gguf_file or checkpoint.model
     config = known_config(name)
-    if config is not None and (note := f"shape of {name}: as known here, its config is not at hand") not in notes:
-        notes.append(note)
-    return config
+    return config, f"sizes assumed: those known of {name}" if config else "sizes unknown"

@@ -21,9 +21,9 @@ from hyco_export.core.artifact import (
 )
 from hyco_export.core.files import storage_errors
 from hyco_export.core.memory import measured, release_freed
-from hyco_export.errors import interrupt_keeps
-from hyco_export.stages.declarations import LIBRARIES, Progress, Silent, Stage, library_versions, use_threads
-from hyco_export.stages.plan import PlannedStage, plan
+from hyco_export.errors import ArtifactError, interrupt_keeps
+from hyco_export.stages.declarations import PREVIOUS, Progress, Silent, Stage, library_versions, use_threads
+from hyco_export.stages.plan import PlannedStage, is_unchanged, plan
 from hyco_export.stages.run_folder import RunFolder, origins
 
 if TYPE_CHECKING:
@@ -53,11 +53,16 @@ def sweep(root: Path, artifacts: Iterable[str], keep: Collection[Path] = ()) -> 
         builds.rmdir()
 
 
-def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> dict[str, Manifest]:
+def build_all(
+    run: RunFolder, stages: Sequence[Stage], progress: Progress, rebuild: bool = False
+) -> dict[str, Manifest]:
     """Build what is not fresh, one stage after the other; the manifests of all of them.
 
     In a launch of several processes every one calls this: the main one leads, the others help where a stage is shared,
     and get no manifests.
+
+    Args:
+        rebuild: what was built with other versions of libraries is built anew, too.
 
     Raises:
         HycoError: a stage failed; the finished ones stay, and so do the finished units of a resumable one.
@@ -70,12 +75,12 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
     if not group.main:
         _follow(run, stages, group)
         return {}
-    if run.read_only and all(item.fresh for item in plan(run, stages)):
+    if run.read_only and all(item.fresh for item in plan(run, stages, rebuild)):
         group.broadcast(None)
         progress.note(f"{run.root} cannot be written, and every stage in it is fresh")
         return {stage.name: read_manifest(run.folder(stage)) for stage in stages}
     with run.lock():
-        planned = plan(run, stages)
+        planned = plan(run, stages, rebuild)
         names = [item.folder.name for item in planned]
         sweep(run.root, names, [_build_dir(run, item) for item in planned if item.stage.resumable and not item.fresh])
         with interrupt_keeps(lambda: _kept(run, planned)):
@@ -86,8 +91,11 @@ def build_all(run: RunFolder, stages: Sequence[Stage], progress: Progress) -> di
                 if item.fresh:
                     progress.note(f"{label}: fresh" + (f", {item.remark}" if item.remark else ""))
                     continue
+                if item.waits and is_unchanged(run, item):
+                    progress.note(f"{label}: fresh, what it is made from has the bytes that it had")
+                    continue
                 progress.note(f"{label}: {item.reason}")
-                _build_one(run, item, group, progress)
+                _build_one(run, item, group, progress, rebuild)
         group.broadcast(None)
         sweep(run.root, names)
     return {stage.name: verify(run.folder(stage)) for stage in stages}
@@ -103,14 +111,14 @@ def _follow(run: RunFolder, stages: Sequence[Stage], group: "ProcessGroup") -> N
 
 
 def _build_dir(run: RunFolder, item: PlannedStage) -> Path:
-    return build_folder(run.root, item.folder.name, item.key, library_versions(LIBRARIES))
+    return build_folder(run.root, item.folder.name, item.key, library_versions(item.stage.libraries))
 
 
-def _build_one(run: RunFolder, item: PlannedStage, group: "ProcessGroup", progress: Progress) -> None:
+def _build_one(run: RunFolder, item: PlannedStage, group: "ProcessGroup", progress: Progress, rebuild: bool) -> None:
     build_dir = _build_dir(run, item)
     build_dir.mkdir(parents=True, exist_ok=item.stage.resumable)
     config = item.stage.config(run.recipe)
-    inputs = _inputs(run, item.stage)
+    inputs = {**_inputs(run, item.stage), **({} if rebuild else _previous(item))}
     use_threads(run.recipe.threads)
     release_freed()  # of the stage before, whose heap would stay and count for this one
     began = time.monotonic()
@@ -127,12 +135,13 @@ def _build_one(run: RunFolder, item: PlannedStage, group: "ProcessGroup", progre
         sources=item.source_digests,
         files={},
         metrics=metrics,
-        versions=library_versions(LIBRARIES),
+        versions=library_versions(item.stage.libraries),
         wall_s=round(time.monotonic() - began, 3),
         peak_rss_bytes=peak.own_bytes,
         children_rss_bytes=peak.children_bytes,
         total_rss_bytes=peak.total_bytes,
         origins=origins(run, item.stage),
+        input_files={need: read_manifest(inputs[need]).files_digest for need in item.stage.needs},
     )
     with storage_errors(build_dir):
         publish(build_dir, item.folder, manifest)
@@ -157,3 +166,14 @@ def _inputs(run: RunFolder, stage: Stage) -> Mapping[str, Path]:
     """One path per need (never a per-target stage: nothing is built from a binary) and per source."""
     needs = {need: run.root / need for need in stage.needs}
     return {**needs, **run.sources(stage)}
+
+
+def _previous(item: PlannedStage) -> Mapping[str, Path]:
+    """The artifact that this one replaces, where its stage may take over files of it and its code is the same."""
+    if not item.stage.reuses or not (item.folder / MANIFEST_NAME).is_file():
+        return {}
+    try:
+        same = read_manifest(item.folder).revision == item.stage.revision
+    except ArtifactError:
+        return {}
+    return {PREVIOUS: item.folder} if same else {}

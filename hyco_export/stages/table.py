@@ -3,11 +3,15 @@
 A row costs no heavy import: a stage's module, and what it needs, is loaded when the stage is checked or built. To add a
 stage, write its module with `build`, its configuration and row here, and its fields in `core.recipe`; a name in
 `core.artifact` where other stages read the artifact.
+
+A configuration holds the fields that its stage reads and no other: each is a reason to build anew. Its fields are
+encoded by their places in the recipe, so that manifest and plan name them as the recipe does.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
+from typing import TypeVar
 
 import msgspec
 
@@ -18,15 +22,23 @@ from hyco_export.core.handoff import HiddenNorm
 from hyco_export.core.recipe import Recipe
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import RecipeError
-from hyco_export.stages.declarations import Source, Stage
+from hyco_export.stages.declarations import PYTHON, Source, Stage
+
+VERIFIER_DTYPE, HEAD_DTYPE, HIDDEN_NORM = "models.verifier.dtype", "models.head.dtype", "models.hidden_norm"
+Part = TypeVar("Part", bound=msgspec.Struct)
+
+
+def part_of(section: msgspec.Struct, kind: type[Part]) -> Part:
+    """The fields of a recipe's section that `kind` has."""
+    return kind(**{name: getattr(section, name) for name in kind.__struct_fields__})
 
 
 class CaptureConfig(msgspec.Struct, frozen=True):
     """What changes the bytes of a capture."""
 
     capture: recipes.Capture
-    hidden_norm: HiddenNorm
-    dtype: recipes.Dtype
+    hidden_norm: HiddenNorm = msgspec.field(name=HIDDEN_NORM)
+    dtype: recipes.Dtype = msgspec.field(name=VERIFIER_DTYPE)
     sampling: recipes.Sampling = recipes.Sampling()  # of the sampled answers
 
 
@@ -41,26 +53,34 @@ def capture_sources(recipe: Recipe) -> Mapping[str, Source]:
     return {"verifier": recipe.models.verifier, "calibration": data.calibration, "validation": data.validation}
 
 
+class TextLimits(msgspec.Struct, frozen=True):
+    """The fields of `recipes.Capture` that a capture without a head reads: it samples no answers."""
+
+    max_new_tokens: int
+    validation_max_new_tokens: int
+    sequence_limit: int
+
+
 class CaptureTextConfig(msgspec.Struct, frozen=True):
     """What changes the bytes of a capture without a head."""
 
-    capture: recipes.Capture
-    dtype: recipes.Dtype
+    capture: TextLimits
+    dtype: recipes.Dtype = msgspec.field(name=VERIFIER_DTYPE)
 
 
 def capture_text_config(recipe: Recipe) -> CaptureTextConfig:
     """The recipe's fields that `capture` reads where there is no head."""
-    return CaptureTextConfig(recipe.capture, recipe.models.verifier.dtype)
+    return CaptureTextConfig(part_of(recipe.capture, TextLimits), recipe.models.verifier.dtype)
 
 
 class QatConfig(msgspec.Struct, frozen=True):
     """What changes the bytes of a quantised head. `steps` depths are compared; `window` positions are visible."""
 
     qat: recipes.Qat
-    dtype: recipes.Dtype  # of the original head, the teacher
-    hidden_norm: HiddenNorm
-    steps: int
-    window: int
+    dtype: recipes.Dtype = msgspec.field(name=HEAD_DTYPE)  # of the original head, the teacher
+    hidden_norm: HiddenNorm = msgspec.field(name=HIDDEN_NORM)
+    steps: int = msgspec.field(name="head.steps")
+    window: int = msgspec.field(name="head.window")
 
 
 def qat_config(recipe: Recipe) -> QatConfig:
@@ -77,12 +97,14 @@ def head_sources(recipe: Recipe) -> Mapping[str, Source]:
 class KeepSetConfig(msgspec.Struct, frozen=True):
     """What changes the bytes of a keep set."""
 
-    size: int | None
-    scripts: tuple[str, ...]
-    held_out_share: float
-    verifier_dtype: recipes.Dtype  # the embedding factor is rounded to it
-    coverage: float | None = None  # instead of the size
-    answers_weight: float | msgspec.UnsetType = msgspec.UNSET  # > 0; artifacts of recipes without it lack the field
+    size: int | None = msgspec.field(name="keepset.size")
+    scripts: tuple[str, ...] = msgspec.field(name="keepset.scripts")
+    held_out_share: float = msgspec.field(name="keepset.held_out_share")
+    verifier_dtype: recipes.Dtype = msgspec.field(name=VERIFIER_DTYPE)  # the embedding factor is rounded to it
+    coverage: float | None = msgspec.field(default=None, name="keepset.coverage")  # instead of the size
+    answers_weight: float | msgspec.UnsetType = msgspec.field(  # > 0; artifacts of recipes without it lack the field
+        default=msgspec.UNSET, name="keepset.answers_weight"
+    )
 
 
 def keepset_config(recipe: Recipe) -> KeepSetConfig:
@@ -104,27 +126,46 @@ def keepset_sources(recipe: Recipe) -> Mapping[str, Source]:
     }
 
 
+class HeadCalibration(msgspec.Struct, frozen=True):
+    """The fields of `recipes.Calibration` that the head's graph is made by."""
+
+    activation_percentile: float
+    mask_value: float
+
+
 class ConvertHeadConfig(msgspec.Struct, frozen=True):
     """What changes the bytes of the head's graph."""
 
     head: recipes.HeadGraph
-    calibration: recipes.Calibration
-    hidden_norm: HiddenNorm
-    dtype: recipes.Dtype  # of the original head, which the graph is compared with
+    calibration: HeadCalibration
+    hidden_norm: HiddenNorm = msgspec.field(name=HIDDEN_NORM)
+    dtype: recipes.Dtype = msgspec.field(name=HEAD_DTYPE)  # of the original head, which the graph is compared with
 
 
 def convert_head_config(recipe: Recipe) -> ConvertHeadConfig:
     """The recipe's fields that `convert-head` reads."""
-    dtype = recipe.models.require_head().dtype
-    return ConvertHeadConfig(recipe.head, recipe.calibration, recipe.models.hidden_norm, dtype)
+    calibration, models = part_of(recipe.calibration, HeadCalibration), recipe.models
+    return ConvertHeadConfig(recipe.head, calibration, models.hidden_norm, models.require_head().dtype)
+
+
+class SlmCalibration(msgspec.Struct, frozen=True):
+    """The fields of `recipes.Calibration` that the SLM's graphs are made and judged by."""
+
+    kv_percentile: float
+    kv_margin: float
+    slm_percentile: float
+    slm_margin: float
+    slm_passes: int | None
+    slm_quality_passes: int
+    mask_value: float
 
 
 class ConvertSlmConfig(msgspec.Struct, frozen=True):
     """What changes the bytes of the SLM's graphs."""
 
-    graph: recipes.SlmGraph
-    calibration: recipes.Calibration
-    sequence_limit: int
+    graph: recipes.SlmGraph = msgspec.field(name="slm")
+    calibration: SlmCalibration
+    sequence_limit: int = msgspec.field(name="capture.sequence_limit")
 
     @property
     def weights(self) -> recipes.SlmWeights | None:
@@ -139,7 +180,8 @@ class ConvertSlmConfig(msgspec.Struct, frozen=True):
 
 def convert_slm_config(recipe: Recipe) -> ConvertSlmConfig:
     """The recipe's fields that `convert-slm` reads."""
-    return ConvertSlmConfig(recipe.slm, recipe.calibration, recipe.capture.sequence_limit)
+    calibration = part_of(recipe.calibration, SlmCalibration)
+    return ConvertSlmConfig(recipe.slm, calibration, recipe.capture.sequence_limit)
 
 
 def convert_slm_sources(recipe: Recipe) -> Mapping[str, Source]:
@@ -155,9 +197,9 @@ class CompileConfig(msgspec.Struct, frozen=True):
     """What changes the bytes of the binaries, and the limits they must keep."""
 
     target: Target
-    gates: recipes.CompileGates
+    gates: recipes.CompileGates = msgspec.field(name="compile")
     compiler: str  # an upgrade changes the bytes
-    c_compiler: bool = False  # is there one, where the recipe asks for what needs one
+    c_compiler: bool = msgspec.field(default=False, name="C compiler")  # where the recipe asks for what needs one
 
 
 def compile_config(recipe: Recipe) -> CompileConfig:
@@ -172,10 +214,18 @@ def no_sources(recipe: Recipe) -> Mapping[str, Source]:
     return {}
 
 
+# libraries that can change an artifact's bytes; not gguf, whose imports are checkpoints with digests of their own
+BASE = (PYTHON, "numpy", "safetensors")
+MODELS = (*BASE, "torch", "transformers")
+TEMPLATES = ("tokenizers", "jinja2")
+CONVERSATIONS = ("datasets", "pyarrow")
+GRAPHS = ("onnx", "onnxruntime")
+PICTURES = "matplotlib"
+
 CAPTURE_STAGE = Stage(
     name=CAPTURE,
     summary="Record the verifier's greedy answers and the hand-offs the head reads.",
-    revision=3,
+    revision=4,
     needs=(),
     config=capture_config,
     sources=capture_sources,
@@ -184,21 +234,23 @@ CAPTURE_STAGE = Stage(
     estimate=Deferred("hyco_export.core.estimates.stages:capture_estimate"),
     resumable=True,
     shared=True,
+    libraries=(*MODELS, *TEMPLATES, *CONVERSATIONS),
 )
 CAPTURE_TEXT_STAGE = Stage(
     name=CAPTURE,
-    revision=1,
+    revision=2,
     needs=(),
     config=capture_text_config,
     sources=capture_sources,
     build=Deferred("hyco_export.stages.capture_text:build"),
     check=Deferred("hyco_export.stages.capture_text:check"),
     estimate=Deferred("hyco_export.core.estimates.stages:capture_text_estimate"),
+    libraries=(*MODELS, *TEMPLATES, *CONVERSATIONS),
 )
 QAT_HEAD_STAGE = Stage(
     name=QAT_HEAD,
     summary="Train the MTP head's 4-bit weights by KL from the original head.",
-    revision=2,
+    revision=3,
     needs=(CAPTURE,),
     config=qat_config,
     sources=head_sources,
@@ -207,11 +259,12 @@ QAT_HEAD_STAGE = Stage(
     estimate=Deferred("hyco_export.core.estimates.stages:qat_estimate"),
     resumable=True,
     shared=True,
+    libraries=(*MODELS, "aimet-torch", PICTURES),
 )
 BUILD_KEEPSET_STAGE = Stage(
     name=KEEPSET,
     summary="Choose the token ids both drafters may propose, and their 8-bit embedding table.",
-    revision=3,
+    revision=4,
     needs=(CAPTURE,),
     config=keepset_config,
     sources=keepset_sources,
@@ -219,21 +272,23 @@ BUILD_KEEPSET_STAGE = Stage(
     check=Deferred("hyco_export.stages.build_keepset:check"),
     estimate=Deferred("hyco_export.core.estimates.stages:keepset_estimate"),
     resumable=True,
+    libraries=(*MODELS, "tokenizers", *CONVERSATIONS, PICTURES),
 )
 CONVERT_HEAD_STAGE = Stage(
     name=HEAD,
     summary="Write the head's K steps as one integer graph.",
-    revision=5,
+    revision=6,
     needs=(CAPTURE, QAT_HEAD, KEEPSET),
     config=convert_head_config,
     sources=head_sources,
     build=Deferred("hyco_export.stages.convert_head:build"),
     estimate=Deferred("hyco_export.core.estimates.stages:convert_head_estimate"),
+    libraries=(*MODELS, *GRAPHS),
 )
 CONVERT_SLM_STAGE = Stage(
     name=SLM,
     summary="Turn the SLM into static integer graphs over K/V rings.",
-    revision=1,
+    revision=2,
     needs=(CAPTURE, KEEPSET),
     config=convert_slm_config,
     sources=convert_slm_sources,
@@ -241,17 +296,20 @@ CONVERT_SLM_STAGE = Stage(
     check=Deferred("hyco_export.stages.convert_slm:check"),
     estimate=Deferred("hyco_export.core.estimates.stages:convert_slm_estimate"),
     resumable=True,
+    libraries=(*MODELS, "tokenizers", *GRAPHS, PICTURES),
 )
 COMPILE_STAGE = Stage(
     name=COMPILE,
     summary="Compile the graphs into Hexagon context binaries.",
-    revision=1,
+    revision=2,
     needs=(HEAD, SLM),
     config=compile_config,
     sources=no_sources,
     build=Deferred("hyco_export.stages.compile:build"),
     estimate=Deferred("hyco_export.core.estimates.stages:compile_estimate"),
     per_target=True,
+    reuses=True,
+    libraries=(*BASE, "torch", *GRAPHS, COMPILER),
 )
 
 # in the order of the chain

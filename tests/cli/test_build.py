@@ -11,7 +11,8 @@ from hyco_export.cli import app, invocation, validation
 from hyco_export.cli import run as commands
 from hyco_export.cli.connection import ConnectOptions
 from hyco_export.cli.serve import ListenOptions, named_host, validate_line
-from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.core.files import folder_lock
+from hyco_export.errors import ArtifactError, HycoError, StorageError, UnreachableError
 from hyco_export.stages.run_folder import RunFolder
 
 URL = "http://here:1"
@@ -26,6 +27,32 @@ def test_two_validations_cannot_share_a_folder(run: RunFolder) -> None:
     other = RunFolder(run.root, run.recipe, None)
     with other.lock(), pytest.raises(ArtifactError, match="another process is building or validating in"):
         validation.validate_in(run, URL, ConnectOptions())
+
+
+def test_a_run_folder_that_cannot_be_written_is_validated_into_another_one(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock cannot be opened, as where the file system is read-only: root may write anywhere else."""
+    out = tmp_path / "out"
+    (run.root / ".lock").mkdir(parents=True)
+    before = sorted(run.root.rglob("*"))
+    monkeypatch.setattr("hyco_export.stages.run_folder.os.access", lambda path, mode: False)
+    with pytest.raises(StorageError, match=r"cannot be written \(say where the report goes: --out DIR\)"):
+        validation.validate_in(run, URL, ConnectOptions())
+    with pytest.raises(UnreachableError):
+        validation.validate_in(run, "http://127.0.0.1:9", ConnectOptions(), out=out)
+    assert '"could not run"' in (out / "report.json").read_text()
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "report.html", "report.json", "traces"]
+    with folder_lock(out, "folder", "validating", "--out"), pytest.raises(ArtifactError, match="give --out"):
+        validation.validate_in(run, URL, ConnectOptions(), out=out)
+    assert sorted(run.root.rglob("*")) == before
+
+
+def test_a_writable_run_folder_stays_locked_while_the_report_goes_elsewhere(run: RunFolder, tmp_path: Path) -> None:
+    other = RunFolder(run.root, run.recipe, None)
+    with other.lock(), pytest.raises(ArtifactError, match="another process is building or validating in"):
+        validation.validate_in(run, URL, ConnectOptions(), out=tmp_path / "out")
+    assert not (run.root / "validate").exists()
 
 
 def test_a_run_keeps_its_folder_from_the_first_stage_to_the_report(

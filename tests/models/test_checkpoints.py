@@ -1,8 +1,11 @@
 """Checkpoints are found on disk or fetched, and known by digests of their contents."""
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from hyco_export.core.artifact import file_digest
 from hyco_export.core.recipe import Checkpoint
@@ -125,3 +128,54 @@ def test_a_snapshot_that_lacks_weights_counts_as_not_here(family: Path, monkeypa
     assert checkpoints.local_checkpoint(wanted, None) == family / "head"
     (family / "head" / "model.safetensors").unlink()
     assert checkpoints.local_checkpoint(wanted, None) is None
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """A plan's calls for a config, each with whether the network may be used; the Hub's first answer is not known."""
+    calls: list[bool] = []
+
+    def download(hub_id: str, name: str, revision: str | None, local_files_only: bool) -> str:
+        calls.append(not local_files_only)
+        raise LocalEntryNotFoundError("not cached")
+
+    monkeypatch.setattr(checkpoints, "hf_hub_download", download)
+    monkeypatch.setattr(checkpoints.constants, "HF_HUB_OFFLINE", False)
+    checkpoints.hub_answers.cache_clear()
+    yield calls
+    checkpoints.hub_answers.cache_clear()
+
+
+def test_a_hub_that_is_silent_is_asked_once_and_not_waited_for(
+    asked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name server without an answer obeys no time limit of the client."""
+    tries, forever = [], threading.Event()
+
+    class Silent:
+        def head(self, url: str, timeout: float) -> None:
+            tries.append(url)
+            forever.wait()
+
+    monkeypatch.setattr(checkpoints, "get_session", Silent)
+    monkeypatch.setattr(checkpoints, "HUB_PATIENCE_S", 0.01)
+    assert [checkpoints.fetch_config(name, None) for name in ("a/one", "a/two", "a/three")] == [None] * 3
+    assert (len(tries), asked) == (1, [False] * 3)
+    forever.set()
+
+
+def test_a_hub_that_answers_is_asked_for_the_config(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answering:
+        def head(self, url: str, timeout: float) -> None:
+            assert url == checkpoints.constants.ENDPOINT and timeout == checkpoints.HUB_PATIENCE_S
+
+    monkeypatch.setattr(checkpoints, "get_session", Answering)
+    monkeypatch.setattr(checkpoints, "HUB_PATIENCE_S", 60.0)
+    assert checkpoints.fetch_config("a/one", None) is None
+    assert asked == [True]
+
+
+def test_offline_the_hub_is_not_asked_at_all(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(checkpoints, "get_session", None)
+    assert checkpoints.fetch_config("a/one", None) is None and asked == [False]

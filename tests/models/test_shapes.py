@@ -1,5 +1,6 @@
 """Shapes from configs, and estimates at real sizes beside figures that were measured there."""
 
+import numpy as np
 import pytest
 
 from hyco_export.core.estimates import stages as head_sizes
@@ -11,6 +12,7 @@ from hyco_export.core.recipe import Recipe
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.models.families.released_configs import known_config
 from hyco_export.models.shapes import head_shape, slm_shape, verifier_shape
+from hyco_export.models.slm.float import Rounding
 
 CLOSE = 0.2  # of the measured value
 PAPER = load_recipe(embedded_recipe().parent / "gemma4-26b-a4b-sm8850.yaml")
@@ -82,3 +84,11 @@ def test_stages_at_full_size_beside_a_measured_run(family: FamilyShape) -> None:
 
 def test_unknown_models_have_no_shape() -> None:
     assert known_config("somebody/else") is None
+
+
+def test_an_unquantised_slm_counts_the_floats_that_it_is_judged_beside() -> None:
+    config = known_config("gemma-3-270m-q4_k_m.gguf")
+    assert config is not None
+    rounded = slm_shape(config, Rounding(8, 8, np.array([1.0])))
+    assert rounded.float_values == 268_098_176  # the model card: 268 M
+    assert shape_of(PAPER).slm.float_values == 0  # packed

@@ -30,9 +30,9 @@ from tests.support.qdq_builder import QdqBuilder, two_layer_mlp
 SM8850 = CompileConfig(TARGETS["sm8850"], CompileGates(), "test")
 
 
-def best_of_mlp() -> QdqBuilder:
+def best_of_mlp(seed: int = 3) -> QdqBuilder:
     """The MLP with the place of each row's largest element as its only output: ids, like the head's."""
-    mlp = two_layer_mlp(seed=3)
+    mlp = two_layer_mlp(seed=seed)
     (value,) = mlp.outputs
     mlp.outputs.clear()
     mlp.node("DequantizeLinear", ["y", "y_scale", "y_zero"], ["y_real"])
@@ -72,6 +72,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     prefill = save(two_layer_mlp(seed=2), slm, "slm_prefill")
     write_json(slm / "slm.json", slm_spec(tree, prefill))
     write_samples(slm / "slm_samples.safetensors", {"slm_tree": feeds(2, 1), "slm_prefill": feeds(2, 2)})
+    (slm / "slm_weights.safetensors").write_bytes(b"of the float twin")
     monkeypatch.setattr("hyco_export.stages.compile.open_torch_slm", float_twins)
     return {"convert-head": head, "convert-slm": slm}
 
@@ -128,7 +129,7 @@ def narrow_slm(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(stage, "linears_of_width", lambda path, bits: ("elsewhere", "up") if bits == 2 else ())
 
 
-TWO_BIT = CompileConfig(TARGETS["sm8850"], CompileGates(two_bit_weights=True, shared_binary=True), "test")
+TWO_BIT = CompileConfig(TARGETS["sm8850"], CompileGates(two_bit_weights=True, shared_binary=True), "test", True)
 
 
 @pytest.mark.slow

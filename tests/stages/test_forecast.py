@@ -68,6 +68,9 @@ def test_shipped_recipes_are_estimated_without_the_hub(
         slm = run.recipe.models.slm
         wanted = slm.gguf_file or f"hf download {slm.model}"
         assert any(wanted in line for line in found.missing)
+        told = [line for line in found.missing if "is not on this machine" in line]  # one line a checkpoint
+        assert len(told) == len([one for one in msgspec.structs.astuple(run.recipe.models)[:3] if one is not None])
+        assert all("; sizes " in line for line in told)
         assert "needs verifier" in found.stages[0].reason
 
 

@@ -1,7 +1,6 @@
 """The plan: what is fresh, why something is not, and what a manifest says of libraries."""
 
 import platform
-import subprocess
 from pathlib import Path
 
 import msgspec
@@ -17,11 +16,18 @@ from tests.stages.test_runner import Recorder, run_folder, stages
 
 def test_plan_says_why(tmp_path: Path, source: Path) -> None:
     run, table = run_folder(tmp_path), stages(source)
-    assert [item.reason for item in plan(run, table)] == ["not built yet", "a is built anew", "a is built anew"]
+    assert [item.reason for item in plan(run, table)] == ["not built yet"] * 3
     build_all(run, table, Silent())
     assert [item.reason for item in plan(run, table)] == ["", "", ""]
     changed = plan(run_folder(tmp_path, steps=3), table)
-    assert changed[0].reason == "recipe, inputs or code changed"
+    assert [item.reason for item in changed] == ["steps 600 -> 3", *2 * ["steps 600 -> 3, input a is rebuilt"]]
+    assert [item.reason for item in plan(run, stages(source, revision=2))] == [
+        "code revision 1 -> 2",
+        *2 * ["input a is rebuilt"],
+    ]
+    source.write_text("another text")
+    first, *others = [item.reason for item in plan(run, table)]
+    assert first == f"data file {source} changed" and others == 2 * ["input a is rebuilt"]
 
 
 def test_a_fresh_artifact_of_other_libraries_is_said_with_the_way_to_build_it_anew(
@@ -40,9 +46,10 @@ def test_a_fresh_artifact_of_other_libraries_is_said_with_the_way_to_build_it_an
     recorder = Recorder()
     build_all(run, table, recorder)
     assert recorder.notes[0].startswith("[1/3] a: fresh, built with transformers 5.0.0, now ")
-    command = first.remark.split(": ")[-1]
-    subprocess.run(command, shell=True, check=True)  # the advice, as a user follows it
-    assert [item.fresh for item in plan(run, table)] == [False, False, False]
+    assert first.remark.endswith("; to build it and what is made of it anew: --rebuild")
+    again = plan(run, table, rebuild=True)
+    assert again[0].reason.startswith("built with transformers 5.0.0, now ")
+    assert [item.reason for item in again[1:]] == 2 * ["input a is rebuilt"]
 
 
 @pytest.mark.parametrize(

@@ -261,11 +261,10 @@ def test_units_of_another_key_are_not_continued(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / BUILD_FOLDER).exists()
 
 
-def test_units_made_with_other_libraries_are_not_continued(tmp_path: Path, monkeypatch) -> None:
+def test_units_made_with_other_libraries_are_not_continued(tmp_path: Path) -> None:
     run, work = run_folder(tmp_path), []
     stopped(run, 2)
-    monkeypatch.setattr("hyco_export.stages.runner.LIBRARIES", ("torch",))
-    build_all(run, [resumable(-1, work)], Silent())
+    build_all(run, [dataclasses.replace(resumable(-1, work), libraries=("torch",))], Silent())
     assert work == [0, 1, 2]
 
 
@@ -321,3 +320,40 @@ def test_an_interrupt_carries_what_there_is_of_the_plan(source: Path, tmp_path: 
 
 def with_build(stage: Stage, build) -> Stage:
     return dataclasses.replace(stage, build=build, resumable=True)
+
+
+def other_libraries(run: RunFolder, name: str) -> None:
+    """Let an artifact's manifest say that it was built with another torch."""
+    path = run.root / name / "manifest.json"
+    content = msgspec.json.decode(path.read_bytes())
+    content["versions"]["torch"] = "0.1"
+    path.write_bytes(msgspec.json.encode(content))
+
+
+def test_rebuild_ends_where_the_bytes_are_the_same(tmp_path: Path, source: Path) -> None:
+    run, table, recorder = run_folder(tmp_path), stages(source), Recorder()
+    build_all(run, table, Silent())
+    other_libraries(run, "a")
+    assert [item.waits for item in plan(run, table, rebuild=True)] == [False, True, True]
+    build_all(run, table, recorder, rebuild=True)
+    assert recorder.notes[0].startswith("[1/3] a: built with torch 0.1, now ")
+    kept = "fresh, what it is made from has the bytes that it had"
+    assert recorder.notes[1:] == [f"[2/3] b: {kept}", f"[3/3] c: {kept}"]
+    assert [item.remark for item in plan(run, table)] == ["", "", ""]
+
+
+def test_what_was_made_of_other_bytes_is_built_also_after_an_interruption(tmp_path: Path, source: Path) -> None:
+    """The key of the input says nothing: the same code with other libraries made other bytes."""
+
+    def newer(config, inputs, out_dir, progress):
+        (out_dir / "a.txt").write_text("as the newer library writes it")
+        return {}
+
+    run, table = run_folder(tmp_path), stages(source)
+    build_all(run, table, Silent())
+    other_libraries(run, "a")
+    upgraded = [dataclasses.replace(table[0], build=newer), *table[1:]]
+    build_all(run, upgraded[:1], Silent(), rebuild=True)  # and no further
+    assert [item.reason for item in plan(run, upgraded)] == ["", *2 * ["input a was rebuilt"]]
+    assert built_now(run, upgraded) == ["b", "c"]
+    assert (run.root / "b" / "next.txt").read_text() == "as the newer library writes it"

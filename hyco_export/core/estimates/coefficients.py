@@ -11,6 +11,7 @@ import msgspec
 
 FULL = "created checkpoints at scale full, x86-64, two cores"
 SMALL = "created checkpoints at scale small, x86-64, two cores"
+GEMMA = "Gemma 3 270M from GGUF, unquantised, 8 bits, x86-64, two cores"
 TINY = "the embedded family's run"
 
 
@@ -89,7 +90,13 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
     output_weight: Annotated[
         float, Measured("bytes of memory per weight", "the output layer: floats of the pass and their copies", FULL)
     ] = 10
+    rounded_table: Annotated[
+        float, Measured("bytes of memory per weight", "tables of an unquantised SLM while they are rounded", GEMMA)
+    ] = 8
     # compile
+    cpu_weight: Annotated[
+        float, Measured("bytes of memory per weight", "an 8-bit weight on the CPU: its float, and that packed", GEMMA)
+    ] = 8
     head_binary: Annotated[
         float, Measured("bytes of disk per byte", "a context binary beside the head's weights", FULL)
     ] = 1.04

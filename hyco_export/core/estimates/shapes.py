@@ -12,6 +12,7 @@ PACKED_ROWS = 512  # rows of a pass that short sequences share (2.4 times as fas
 ROOTS_PER_SEQUENCE = 8  # drafts compared in each validation sequence: 60 sequences and 4 steps give 1,920 ids
 GOLDEN_TREES = 3  # trees of about 60 nodes, each under every sampling, hold thousands of probabilities
 SAVED_EVERY = 10  # compared draft is stored for the emulator, which takes half a second for one
+HELD_VALUES = 250_000_000  # 1 GB of floats; for more, dequantising at every use takes as long as the product
 SAMPLES_PER_GRAPH = 4  # stored inputs of each SLM graph; the emulator takes seconds to minutes for one
 
 
@@ -100,6 +101,7 @@ class SlmShape(msgspec.Struct, frozen=True):
     table_scales: int  # both tables together
     norm_values: int
     storing: tuple[KvLayer, ...]
+    float_values: int = 0  # of an unquantised checkpoint, which is rounded here: all parameters; 0 of a packed one
 
 
 class FamilyShape(msgspec.Struct, frozen=True):

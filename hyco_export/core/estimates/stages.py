@@ -13,6 +13,7 @@ from hyco_export.core.estimates.coefficients import MEASURED, Coefficients
 from hyco_export.core.estimates.shapes import (
     BITS_PER_BYTE,
     GOLDEN_TREES,
+    HELD_VALUES,
     PACKED_ROWS,
     ROOTS_PER_SEQUENCE,
     SAMPLES_PER_GRAPH,
@@ -110,8 +111,11 @@ def capture_text_estimate(
 ) -> Estimate:
     """Capture of a recipe without a head, which stores text alone."""
     weights = family.verifier.parameters * DTYPE_BYTES[recipe.models.verifier.dtype]
+    tokenizer = measured.vocabulary_entry * family.verifier.vocab_size
     return _rounded(
-        tokens=work.tokens, disk_bytes=work.tokens * measured.answer_token, ram_bytes=measured.base + weights
+        tokens=work.tokens,
+        disk_bytes=work.tokens * measured.answer_token,
+        ram_bytes=measured.base + weights + tokenizer,
     )
 
 
@@ -211,7 +215,11 @@ def _layer_steps(recipe: Recipe, head: HeadShape) -> int:
 def convert_slm_estimate(
     recipe: Recipe, family: FamilyShape, work: Work, measured: Coefficients = MEASURED
 ) -> Estimate:
-    """Disk: weights packed as in the checkpoint for the host, and in carriers for both graphs, which share them."""
+    """Disk: weights packed as in the checkpoint for the host, and in carriers for both graphs, which share them.
+
+    Memory of an unquantised SLM: its weights are judged when the network is in memory in floats as it was and as it is
+    rounded, beside transformers' model.
+    """
     slm, kept = family.slm, kept_tokens(recipe, family)
     tables = sum(table.packed_bytes for table in slm.tables) + FLOAT_BYTES * slm.table_scales
     output = kept * slm.hidden
@@ -223,9 +231,16 @@ def convert_slm_estimate(
         feed_bytes(recipe, slm, recipe.slm.rows) + feed_bytes(recipe, slm, recipe.slm.prefill_rows)
     )
     files = tables + weights + graphs
+    if slm.float_values:
+        linear = output + sum(matrix.values for matrix in slm.matrices)
+        floats = slm.float_values + linear + _held(linear)
+        table_values = sum(table.values for table in slm.tables)
+        judged = FLOAT_BYTES * floats + tables + weights + measured.rounded_table * table_values
+    else:
+        judged = measured.mapped_file * files + measured.output_weight * output
     return _rounded(
         disk_bytes=files + samples + measured.slm_encodings * slm.layers,
-        ram_bytes=measured.training_base + measured.mapped_file * files + measured.output_weight * output,
+        ram_bytes=measured.training_base + judged,
     )
 
 
@@ -240,16 +255,28 @@ def compile_estimate(recipe: Recipe, family: FamilyShape, work: Work, measured: 
     carried = slm_binary_bytes(tree_weight_bytes(recipe, family), slm.layers, measured)
     tree = slm_binary_bytes(tree_weight_bytes(recipe, family, narrow), slm.layers, measured)
     prefill = slm_binary_bytes(prefill_weight_bytes(slm, narrow), len(slm.storing), measured)
-    packed = sum(matrix.packed_bytes for matrix in slm.matrices)
+    output = Matrix(kept_tokens(recipe, family), slm.hidden, slm.output_bits)
+    linears = (*slm.matrices, output)
+    wide = sum(matrix.values for matrix in linears if matrix.bits == BITS_PER_BYTE)
+    compared = (
+        measured.mapped_file * (sum(matrix.packed_bytes for matrix in slm.matrices) + carried)
+        + measured.cpu_weight * wide
+        + FLOAT_BYTES * _held(sum(matrix.values for matrix in linears))
+    )
     return _rounded(
         disk_bytes=head + tree + prefill + measured.compile_reports,
         ram_bytes=measured.base
         + max(
             measured.compiler_base + measured.compiler * max(head, carried),  # it reads carriers either way
-            measured.mapped_file * (packed + carried),
+            compared if recipe.compile.emulated_feeds else 0,
         ),
         binary_bytes=head + tree + prefill,
     )
+
+
+def _held(values: int) -> int:
+    """Linear weights that torch keeps as floats."""
+    return values if values <= HELD_VALUES else 0
 
 
 def slm_binary_bytes(weight_bytes: int, layers: int, measured: Coefficients = MEASURED) -> int:
