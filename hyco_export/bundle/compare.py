@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from hyco_export.bundle.causes import Pair, likely_causes
-from hyco_export.bundle.outputs import Read, read_outputs
+from hyco_export.bundle.outputs import read_outputs
+from hyco_export.bundle.raw_files import Read, to_levels
 from hyco_export.bundle.spec import EMULATOR, INTEGER, Bundle, Case, Tensor, Tolerance, load_arrays, open_bundle
 from hyco_export.errors import counted
 
@@ -30,6 +31,8 @@ class TensorVerdict(msgspec.Struct, frozen=True):
     verdict: str
     origin: str  # of what it is compared with
     by: str  # how far it is off, in words
+    equal_share: float = 0.0  # of its elements that are the golden integer
+    outside_share: float = 1.0  # of its elements that are off by more than the tolerance; of ids: that differ
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -99,15 +102,18 @@ def _judge(
         golden = load_arrays(folder, case.outputs[origin], [tensor.spec for tensor in tensors])
         for tensor in tensors:
             read = found[case.id, tensor.name]
-            if read.levels is None:
+            if read.values is None:
                 verdicts.append(TensorVerdict(graph, case.id, tensor.name, MISSING, origin, read.problem))
                 continue
-            wanted, seen = (tensor.in_use(values, case.rows) for values in (golden[tensor.name], read.levels))
-            pairs.append(Pair(case, tensor, golden[tensor.name], read.levels))
+            levels = to_levels(read.values, tensor.spec)
+            wanted, seen = (tensor.in_use(values, case.rows) for values in (golden[tensor.name], levels))
+            pairs.append(Pair(case, tensor, golden[tensor.name], levels))
             verdict, by = verdict_of(tensor, wanted, seen, bundle.tolerance)
             if tensor.scale is None:
                 equal_ids, ids = equal_ids + int((wanted == seen).sum()), ids + seen.size
-            verdicts.append(TensorVerdict(graph, case.id, tensor.name, verdict, origin, by))
+            off = np.abs(wanted.astype(np.int64) - seen)
+            shares = float((off == 0).mean()), float((off > (tensor.tolerance_steps or 0)).mean())
+            verdicts.append(TensorVerdict(graph, case.id, tensor.name, verdict, origin, by, *shares))
     if equal_ids < bundle.tolerance.equal_ids_share * ids:
         near = {tensor.name for tensor in tensors if tensor.scale is None}
         verdicts = [

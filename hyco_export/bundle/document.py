@@ -1,4 +1,4 @@
-"""BUNDLE.md, the specification in words, and the input lists of qnn-net-run; both are made from `bundle.json`."""
+"""BUNDLE.md, the specification in words, made from `bundle.json`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,16 +44,3 @@ def tensor_table(tensors: Iterable[Tensor]) -> str:
         zero = "" if one.zero_point is None else str(one.zero_point)
         rows.append(f"| `{one.name}` | {one.dtype} [{shape}] | {scale} | {zero} | {one.meaning} | {one.handling} |")
     return "\n".join(rows)
-
-
-def qnn_lists(bundle: Bundle) -> dict[str, str]:
-    """Input lists by file: a line a golden vector, paths relative to the bundle's folder."""
-    lists: dict[str, str] = {}
-    for name, graph in bundle.graphs.items():
-        lines = [
-            " ".join(f"{tensor.name}:={case.inputs[tensor.name]}" for tensor in graph.inputs)
-            for case in bundle.cases
-            if case.graph == name
-        ]
-        lists[f"{LISTS}/{name}.txt"] = "".join(f"{line}\n" for line in lines)
-    return lists

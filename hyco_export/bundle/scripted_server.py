@@ -3,7 +3,7 @@
 Golden conversations are held with it: its verdicts lead along the text, beside the chain, and to an SLM leaf.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -85,19 +85,28 @@ def read_text(head: Path, spec: HandoffSpec, length: int, without: frozenset[int
 
 
 class ScriptedServer:
-    """A `Transport` that answers from a text by `ROUNDS` and keeps what travels.
+    """A `Transport` that answers from a text by a script and keeps what travels.
 
     Args:
         text: what it commits, and every hand-off.
         spec: the hand-off's layout.
-        stop: the id that ends the session.
+        stop: the id that ends the session; None: a verifier without one, whose session ends at its length.
         keep: writes two bodies and gives their paths.
+        rounds: kinds of verdicts, in order; the last one ends the session.
     """
 
-    def __init__(self, text: Text, spec: HandoffSpec, stop: int, keep: Callable[[str, bytes], str]) -> None:
+    def __init__(
+        self,
+        text: Text,
+        spec: HandoffSpec,
+        stop: int | None,
+        keep: Callable[[str, bytes], str],
+        rounds: Sequence[str] = ROUNDS,
+    ) -> None:
         self.traffic = Traffic(0, 0, 0, 0)
         self.exchanges: list[Exchange] = []
         self._text, self._spec, self._stop, self._keep = text, spec, stop, keep
+        self._rounds = rounds
         self._ids: list[int] = []
         self._oldest = self._part = 0
 
@@ -116,15 +125,16 @@ class ScriptedServer:
         return reply
 
     def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
-        path = self._path(ROUNDS[round_number - 1], request)
-        last = round_number == len(ROUNDS)
+        path = self._path(self._rounds[round_number - 1], request)
+        last = round_number == len(self._rounds)
         old_root = len(self._ids) - 1
         tokens = [request.tokens[row] for row in path]
-        tokens.append(self._stop if last else self._text.ids[len(self._ids) + len(tokens)])
+        follower = self._text.ids[len(self._ids) + len(tokens)]
+        tokens.append(self._stop if last and self._stop is not None else follower)
         self._ids += tokens
         root = len(self._ids) - 1
         handoff = None if last else self._text.handoff(root, old_root, self._older(), self._spec)
-        finished = "stop" if last else ""
+        finished = "" if not last else "length" if self._stop is None else "stop"
         drawn = [True] * len(path)
         reply = wire.VerifyReply(1, round_number, list(path), drawn, tokens, finished, handoff, 0, SERVER_MS)
         self._note("POST", f"/v1/sessions/{session}/rounds/{round_number}", request, reply)
@@ -145,12 +155,13 @@ class ScriptedServer:
         """Rows of the tree that are accepted."""
         tokens, parents = request.tokens, request.parents
         if kind == "sibling":  # below another child of the root than the chain's
-            others = [row for row, parent in enumerate(parents) if parent == ROOT][1:]
-            below = [row for row, parent in enumerate(parents) if parent in others]
+            others = [row for row, parent in enumerate(parents) if parent == ROOT and tokens[row] != self._stop][1:]
+            below = [row for row, parent in enumerate(parents) if parent in others and tokens[row] != self._stop]
             return path_to(parents, (below or others or [ROOT])[-1])
         if kind == "leaf":  # the deepest of the last rows: a node of the SLM, whose K/V the pass did not compute
             deep = depths(parents)
-            return path_to(parents, max(range(len(tokens)), key=lambda row: (deep[row], row), default=ROOT))
+            rows = (row for row, token in enumerate(tokens) if token != self._stop)  # a stop would end the session
+            return path_to(parents, max(rows, key=lambda row: (deep[row], row), default=ROOT))
         row = ROOT
         path: list[int] = []
         while True:

@@ -30,6 +30,7 @@ from hyco_export.protocol.wire import Acceptance, Sampling
 BUNDLE_FILE = "bundle.json"
 FORMAT = 1  # of bundle.json
 INTEGER, EMULATOR = "integer graph", "emulator"  # origins of golden outputs
+ALTERED = "altered"  # origin of outputs that were changed behind the graph, for branches that no graph takes by itself
 GRAPHS = (HEAD_GRAPH, SLM_TREE_GRAPH, SLM_PREFILL_GRAPH)
 COPY_AGAIN = "copy the bundle again, or build it: hyco-export bundle"
 
@@ -172,6 +173,8 @@ class Bundle(msgspec.Struct, frozen=True):
     tolerance: Tolerance
     cases: tuple[Case, ...]
     sessions: tuple[Session, ...]
+    host_cases: tuple[Case, ...] = ()  # passes of sessions whose outputs were altered: no graph gives them
+    graphs_key: str = ""  # of the integer graphs that the binaries were compiled from (`core.device_profile`)
     files: dict[str, FileRecord] = {}  # every file but this one
 
     @property

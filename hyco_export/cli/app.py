@@ -20,18 +20,23 @@ from hyco_export.cli.arguments import (
     InsecureOption,
     LinkOption,
     LinkWaitsOption,
+    PerCategoryOption,
+    PromptLimitOption,
+    PromptSetOption,
     RecipeArgument,
     RecipeOption,
     RunOption,
     ServerTokensOption,
     TargetOption,
     TokenOption,
+    TruncateOption,
     only,
     with_rule_options,
 )
 from hyco_export.cli.command_groups import dev, recipes, workbench
 from hyco_export.cli.console import show_error
 from hyco_export.cli.invocation import Invocation, is_main
+from hyco_export.cli.measuring import measuring
 from hyco_export.core.artifact import COMPILE
 from hyco_export.core.files import storage_error
 from hyco_export.core.numerics import BYTES_PER_MB
@@ -49,6 +54,7 @@ app = typer.Typer(
 )
 app.add_typer(dev, name="dev")
 app.add_typer(workbench)
+app.add_typer(measuring)
 
 FORMER_NAMES = ("bench-peers", "bench-counting", "train-tiny", "create-checkpoints")  # before there was `dev`
 UNEXPECTED = 3  # a fault of this program: Python's own 1 would say that a gate failed
@@ -213,7 +219,9 @@ def validate(
 @app.command()
 @with_rule_options
 def replay(
-    trace: Annotated[list[Path], typer.Argument(help="JSONL files of one system, from `validate --traces`.")],
+    trace: Annotated[
+        list[Path], typer.Argument(help="JSONL files of one system: of validate --traces, bench --traces or evaluate.")
+    ],
     rule: Annotated[str | None, typer.Option(help="Acceptance rule. Default: all of them.")] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option(help="For the epsilon rules; may be repeated. Default: 0.005.")
@@ -240,10 +248,14 @@ def bench(
     ] = None,
     systems: Annotated[str, typer.Option(help="Names, the baseline first.")] = "cloud-mtp,hyco-exact,hyco",
     backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
-    prompts: Annotated[int | None, typer.Option(help="Default: the recipe's validation.prompts.", min=1)] = None,
+    prompts: PromptSetOption = None,
+    per_category: PerCategoryOption = None,
+    limit: PromptLimitOption = None,
+    truncate: TruncateOption = None,
     seeds: Annotated[int, typer.Option(help="Answers to every prompt, each drawn with a seed of its own.", min=1)] = 1,
     max_new_tokens: Annotated[int | None, typer.Option(help="Default: the recipe's.", min=2)] = None,
     out: Annotated[Path | None, typer.Option(help="Traces go here. Default: <run>/bench.")] = None,
+    traces: Annotated[bool, typer.Option("--traces", help="Keep p~ in the traces, so that replay takes them.")] = False,
     token_file: TokenOption = None,
     ca: CaOption = None,
     insecure: InsecureOption = False,
@@ -253,8 +265,10 @@ def bench(
     """Compare systems over prompts and seeds, interleaved; a run that was stopped goes on."""
     from hyco_export.cli.bench import BenchOptions, bench_run, split_names
     from hyco_export.cli.connection import connect_options
+    from hyco_export.cli.measure.set_options import SetOptions
 
-    options = BenchOptions(split_names(systems), backend, prompts, seeds, max_new_tokens, out)
+    asked = SetOptions(prompts, per_category, limit, truncate)
+    options = BenchOptions(split_names(systems), backend, asked.count, seeds, max_new_tokens, out, asked, traces)
     connecting = connect_options(token_file, ca, insecure, link, link_waits)
     bench_run(server, only(path, recipe), run, target, options, connecting)
 
@@ -302,7 +316,7 @@ for command in dev.registered_commands:
     if command.name in FORMER_NAMES:
         app.registered_commands.append(copy(command))
         app.registered_commands[-1].hidden = True
-for group in (app, dev, workbench, recipes):
+for group in (app, dev, workbench, recipes, measuring):
     for command in group.registered_commands:
         command.cls = Invocation
 

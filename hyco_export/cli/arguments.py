@@ -30,6 +30,31 @@ LinkOption = Annotated[str | None, typer.Option("--link", help="Count times as o
 LinkWaitsOption = Annotated[
     bool, typer.Option("--link-waits", help="Sleep what the link takes; specedge-pd drafts meanwhile.")
 ]
+PromptSetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        metavar="SET",
+        help="A number of the recipe's validation prompts (default: its own), spec-bench:FILE, "
+        "infinitebench-sum[:FILE], or a file: conversations (.jsonl, .parquet), a prompt a paragraph (.txt, .md). "
+        "FILE: a path or hf:// address.",
+        show_default=False,
+    ),
+]
+PerCategoryOption = Annotated[
+    int | None, typer.Option(help="The first so many questions of each category.", min=1, show_default=False)
+]
+PromptLimitOption = Annotated[
+    int | None, typer.Option("--limit", help="The first so many of those.", min=1, show_default=False)
+]
+TruncateOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Ids of a prompt, at most: the middle of its longest message is cut out; of a novel its end.",
+        min=16,
+        show_default=False,
+    ),
+]
 HubDeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="Device of AI Hub. Default: Samsung Galaxy S26 Ultra.", show_default=False),

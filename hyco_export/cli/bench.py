@@ -1,6 +1,6 @@
 """What `bench` does: open the run, start a server or meet one, make what is missing, print the table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,7 @@ import msgspec
 
 from hyco_export.cli.connection import ConnectOptions, transport_to
 from hyco_export.cli.console import ConsoleProgress, output
+from hyco_export.cli.measure.set_options import SetOptions
 from hyco_export.cli.options import open_run, require_built, require_readable_twice
 from hyco_export.cli.server_process import server_process
 from hyco_export.cli.validation import subject_of
@@ -22,8 +23,11 @@ from hyco_export.stages.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from hyco_export.core.device_profile import DeviceProfile
+    from hyco_export.core.keepset import KeepSet
     from hyco_export.evaluate.bench import BenchPlan
+    from hyco_export.evaluate.connect import Connection
     from hyco_export.evaluate.device_times import Scale
+    from hyco_export.evaluate.metrics import SystemMetrics
 
 BENCH_FOLDER, RESULT_FILE = "bench", "systems.json"
 
@@ -37,6 +41,8 @@ class BenchOptions(msgspec.Struct, frozen=True):
     seeds: int
     max_new_tokens: int | None
     out: Path | None
+    asked: SetOptions = SetOptions()  # a set of questions, in place of the recipe's prompts
+    evidence: bool = False
 
 
 def bench_run(
@@ -54,38 +60,44 @@ def bench_run(
     """
     require_systems(options.systems)
     find_backend(options.backend)
+    options.asked.check()
     if server is None:
         require_readable_twice(recipe_path)
     run = open_run(recipe_path, run_dir, target)
     run.recipe.models.require_head()
     require_built(run)
     folder = options.out or run.root / BENCH_FOLDER
+    work = _bench_questions if options.asked.is_set else _bench
+    with_server(
+        server, recipe_path, run.root, folder, connecting, lambda url, reach: work(run, url, options, reach, folder)
+    )
+
+
+def with_server(
+    server: str | None,
+    recipe_path: Path | None,
+    run_dir: Path,
+    folder: Path,
+    connecting: ConnectOptions,
+    work: Callable[[str, ConnectOptions], None],
+) -> None:
+    """Do `work` against the server at `server`, or against one of its own that ends with it; an interrupt counts the
+    generations in `folder`."""
 
     def kept() -> str:
         return kept_generations(folder)
 
     with interrupt_keeps(kept):
         if server is not None:
-            _bench(run, server, options, connecting, folder)
+            work(server, connecting)
             return
-        with server_process(recipe_path, run.root, kept) as own:
-            _bench(run, own.url, options, msgspec.structs.replace(connecting, still_there=own.require_running), folder)
+        with server_process(recipe_path, run_dir, kept) as own:
+            work(own.url, msgspec.structs.replace(connecting, still_there=own.require_running))
 
 
 def _bench(run: RunFolder, url: str, options: BenchOptions, connecting: ConnectOptions, folder: Path) -> None:
-    import torch
-
-    from hyco_export.evaluate.bench import (
-        BenchPlan,
-        bench_table,
-        code_digest,
-        measure_bench,
-        run_bench,
-        texts_digest,
-        this_machine,
-    )
-    from hyco_export.evaluate.connect import connect, read_prompts, wire_sampling
-    from hyco_export.evaluate.metrics import caveats
+    from hyco_export.evaluate.bench import run_bench, texts_digest
+    from hyco_export.evaluate.connect import connect, read_prompts
     from hyco_export.evaluate.runs import DeviceRunner
 
     transport, clock = transport_to(url, connecting, run.recipe.validation.seed)
@@ -94,12 +106,49 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, connecting: ConnectO
     recipe, limits = run.recipe, run.recipe.validation
     asked_by = "--prompts" if options.prompts else PROMPT_COUNT
     prompts = read_prompts(subject.prompts, connection.tokenizer, options.prompts or limits.prompts, asked_by)
-    profile = read_profile(run.root, run.recipe.target)
-    plan = BenchPlan(
+    plan = bench_plan(
+        run, connection, connecting, options, tuple(prompt.id for prompt in prompts), texts_digest(prompts)
+    )
+    with folder_lock(folder, "trace folder", "benching", "--out"):
+        store = TraceStore(folder, plan, plan.systems)
+        device = DeviceRunner(
+            connection.artifacts, recipe, transport, connection.info, trace=plan.evidence, clock=clock
+        )
+        with device as runner, ConsoleProgress() as bars:
+            run_bench(plan, runner, prompts, store, bars.step)
+        show_systems(run, plan, store, connection.artifacts.keepset, counted(len(prompts), "prompt"))
+
+
+def _bench_questions(run: RunFolder, url: str, options: BenchOptions, connecting: ConnectOptions, folder: Path) -> None:
+    """The same over a set's questions, whose later turns hold a system's own answers."""
+    from hyco_export.cli.measure.questions import answer_questions, show_coverage
+
+    with answer_questions(run, url, options, connecting, folder, retry_failed=True) as answered:
+        show_coverage(answered)  # first: a system whose answers all failed has no figures
+        title = counted(len(answered.questions), "question")
+        show_systems(run, answered.plan, answered.store, answered.keepset, title)
+
+
+def bench_plan(
+    run: RunFolder,
+    connection: "Connection",
+    connecting: ConnectOptions,
+    options: BenchOptions,
+    prompts: tuple[str, ...],
+    texts: str,
+) -> "BenchPlan":
+    """What is run against this server; `texts` is the digest of what is asked."""
+    import torch
+
+    from hyco_export.evaluate.bench import BenchPlan, code_digest, this_machine
+    from hyco_export.evaluate.connect import wire_sampling
+
+    recipe, limits = run.recipe, run.recipe.validation
+    return BenchPlan(
         systems=options.systems,
         backend=options.backend,
-        prompts=tuple(prompt.id for prompt in prompts),
-        texts=texts_digest(prompts),
+        prompts=prompts,
+        texts=texts,
         seeds=tuple(range(limits.seed, limits.seed + options.seeds)),
         sampling=wire_sampling(recipe),
         max_new_tokens=options.max_new_tokens or limits.max_new_tokens,
@@ -115,26 +164,38 @@ def _bench(run: RunFolder, url: str, options: BenchOptions, connecting: ConnectO
         clock=connection.info.clock,
         link=connecting.link,
         link_waits=connecting.link_waits,
+        evidence=options.evidence,
+        kept_tokens=len(connection.artifacts.keepset.ids),
     )
-    with folder_lock(folder, "trace folder", "benching", "--out"):
-        store = TraceStore(folder, plan, plan.systems)
-        device = DeviceRunner(connection.artifacts, recipe, transport, connection.info, clock=clock)
-        with device as runner, ConsoleProgress() as bars:
-            run_bench(plan, runner, prompts, store, bars.step)
-        scale = _device_scale(profile, options.backend, run)
-        measured = measure_bench(plan, store, connection.artifacts.keepset, scale)
-        write_json(folder / RESULT_FILE, measured)
-    output.print(bench_table(measured, _title(plan, profile)), crop=False)
-    for line in caveats(measured):
+
+
+def show_systems(
+    run: RunFolder, plan: "BenchPlan", store: TraceStore, keepset: "KeepSet", asked: str
+) -> "tuple[SystemMetrics, ...]":
+    """Measure the systems of a folder, keep the measures there, print the table; `asked` is what was, with its count.
+
+    Raises:
+        HycoError: a system has not a single round.
+    """
+    from hyco_export.evaluate.bench import bench_table, measure_bench
+    from hyco_export.evaluate.metrics import caveats
+
+    profile = read_profile(run.root, run.recipe.target)
+    measured = measure_bench(plan, store, keepset, _device_scale(profile, plan.backend, run))
+    write_json(store.folder / RESULT_FILE, measured)
+    output.print(bench_table(measured, _title(plan, asked, profile)), crop=False)
+    cost = ("The server's times hold the making of p~, which only the traces need.",) if plan.evidence else ()
+    for line in (*caveats(measured), *cost):
         output.print(f"note: {line}", style="dim", soft_wrap=True)
-    output.print(f"traces: {folder}", soft_wrap=True)
+    output.print(f"traces: {store.folder}", soft_wrap=True)
+    return measured
 
 
-def _title(plan: "BenchPlan", profile: "DeviceProfile | None") -> str:
+def _title(plan: "BenchPlan", asked: str, profile: "DeviceProfile | None") -> str:
     seeds = f", {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else ""
     over = f", times as over {plan.link}" if plan.link else ""
     times = f", head and SLM in the times of {profile.device}" if profile else ""
-    return f"{counted(len(plan.prompts), 'prompt')}{seeds}, device back end {plan.backend}{over}{times}"
+    return f"{asked}{seeds}, device back end {plan.backend}{over}{times}"
 
 
 def _device_scale(profile: "DeviceProfile | None", backend: str, run: RunFolder) -> "Scale | None":

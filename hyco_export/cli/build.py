@@ -6,6 +6,7 @@ from pathlib import Path
 from hyco_export.cli.console import ConsoleProgress, output, show_forecast, show_metrics, show_next, show_rows
 from hyco_export.cli.invocation import command_line
 from hyco_export.cli.options import open_run
+from hyco_export.core.targets import TARGETS
 from hyco_export.protocol.server_address import LOOPBACK, USUAL_PORT, url_of
 from hyco_export.stages.declarations import Stage
 from hyco_export.stages.run_folder import RunFolder
@@ -51,8 +52,6 @@ def build_chain(run: RunFolder, chain: Sequence[Stage]) -> None:
 
 def list_targets() -> None:
     """Print the target table: the vendor's numbers, and the bits of weights and activations that compile."""
-    from hyco_export.core.targets import TARGETS
-
     rows = {
         target.name: {
             "chip": target.marketing_name,

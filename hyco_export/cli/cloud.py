@@ -15,7 +15,7 @@ from hyco_export.cloud.compiling import compile_graph
 from hyco_export.cloud.jobs import DEFAULT_DEVICE, SOC_ATTRIBUTE, find_device
 from hyco_export.cloud.profile import profile_graph
 from hyco_export.core.artifact import COMPILE, artifact_name, verify
-from hyco_export.core.device_profile import DeviceProfile, graphs_key, write_profile
+from hyco_export.core.device_profile import PROFILE_FILE, DeviceProfile, graphs_key, write_profile
 from hyco_export.core.golden import read_samples
 from hyco_export.core.targets import TARGETS, Target, find_target
 from hyco_export.errors import HycoError
@@ -162,6 +162,25 @@ def profile_run(
     output.print(f"\nwritten: {path}; outputs: {run.root / OUTPUTS_FOLDER}", soft_wrap=True)
     show_next(command_line("bench"))
     return 0 if all(one.passed for graph in measured.values() for one in graph.outputs) else 1
+
+
+def profile_bundle(bundle: Path, device_name: str | None, out: Path | None, open_client: Open = open_client) -> int:
+    """Run a bundle's graphs on a phone of AI Hub over its golden inputs; 1 where outputs are outside.
+
+    Raises:
+        HycoError: the bundle is damaged, or AI Hub refuses.
+    """
+    from hyco_export.bundle.on_phone import run_on_phone
+    from hyco_export.bundle.spec import read_bundle
+
+    read_bundle(bundle)  # that there is one, before a login is asked for
+    place = out or bundle.resolve().with_name(f"{bundle.resolve().name}-profile")
+    found = run_on_phone(open_client(), bundle, device_name or DEFAULT_DEVICE, place, _say_state)
+    _show_profile(found.profile)
+    output.print(f"\nwritten: {place / PROFILE_FILE}; outputs beside it", soft_wrap=True)
+    output.print(found.comparison.summary, soft_wrap=True)
+    show_next(shlex.join([*shlex.split(command_line("compare")), str(bundle), str(place)]))
+    return 0 if found.comparison.passed else 1
 
 
 def _show_profile(profile: DeviceProfile) -> None:

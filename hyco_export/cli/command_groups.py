@@ -19,6 +19,8 @@ from hyco_export.cli.arguments import (
 )
 from hyco_export.errors import HycoError
 
+DEFAULT_FEEDS = 4  # of each graph that `profile` runs: an upload of some megabytes
+
 workbench = typer.Typer()  # its commands stand beside the others
 recipes = typer.Typer(help="List the recipes that ship, or print one.", invoke_without_command=True)
 workbench.add_typer(recipes, name="recipes")
@@ -35,19 +37,39 @@ def profile(
     run: RunOption = None,
     target: TargetOption = None,
     device: HubDeviceOption = None,
-    feeds: Annotated[int, typer.Option(help="Sample inputs of each graph to run there.", min=1, max=24)] = 4,
+    feeds: Annotated[
+        int | None,
+        typer.Option(help="Sample inputs of each graph to run there. Default: 4.", min=1, max=24, show_default=False),
+    ] = None,
     artifact: Annotated[
         Path | None, typer.Option(help="Compiled artifact. Default: the run's.", show_default=False)
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="A bundle, over its golden inputs, in place of a run folder.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="With --bundle: outputs and profile.json. Default: BUNDLE-profile.", show_default=False),
     ] = None,
     devices: Annotated[bool, typer.Option("--list-devices", help="List AI Hub's devices and end.")] = False,
 ) -> None:
     """Run the compiled graphs on a phone of AI Hub: outputs compared, NPU times for bench. Exit 1: outputs differ."""
-    from hyco_export.cli.cloud import list_devices, profile_run
+    of_a_run = {"a recipe": path or recipe, "--run": run, "--target": target, "--feeds": feeds, "--artifact": artifact}
+    given = [name for name, value in of_a_run.items() if value is not None]
+    if bundle is not None and given:
+        raise HycoError(f"--bundle with {', '.join(given)}", "a bundle says all of it: leave that out")
+    if bundle is None and out is not None:
+        raise HycoError("--out without --bundle", "outputs of a run folder go into it: leave it out")
+
+    from hyco_export.cli.cloud import list_devices, profile_bundle, profile_run
 
     if devices:
         list_devices()
-        return
-    raise typer.Exit(profile_run(only(path, recipe), run, target, device, feeds, artifact))
+    elif bundle is not None:
+        raise typer.Exit(profile_bundle(bundle, device, out))
+    else:
+        raise typer.Exit(profile_run(only(path, recipe), run, target, device, feeds or DEFAULT_FEEDS, artifact))
 
 
 @workbench.command()
@@ -59,7 +81,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything, as JSON.")] = False,
 ) -> None:
     """Show an artifact's manifest, checked file by file, what a file says of itself, or how two differ (exit 1)."""
-    from hyco_export.cli.inspection import inspect_path
+    from hyco_export.cli.workbench.inspection import inspect_path
 
     raise typer.Exit(inspect_path(path, other, as_json))
 
@@ -81,7 +103,7 @@ def bisect(
     ] = None,
 ) -> None:
     """Find the tensor of a graph at which two back ends part. Exit 1 when they do."""
-    from hyco_export.cli.bisection import BisectOptions, run_bisect
+    from hyco_export.cli.workbench.bisection import BisectOptions, run_bisect
 
     options = BisectOptions(graph, reference, candidate, feeds, tensors, out, probe)
     raise typer.Exit(run_bisect(only(path, recipe), run, target, options))
@@ -100,7 +122,7 @@ def doctor(
 ) -> None:
     """Check this machine, a run folder and a server, and say what is blocked. Exit 1 when something is."""
     from hyco_export.cli.connection import connect_options
-    from hyco_export.cli.doctor import run_doctor
+    from hyco_export.cli.workbench.doctor import run_doctor
 
     reach = connect_options(token_file, ca, insecure, None, False)
     raise typer.Exit(run_doctor(only(path, recipe), run, server, reach, as_json))
@@ -109,7 +131,7 @@ def doctor(
 @recipes.callback()
 def list_recipes(context: typer.Context) -> None:
     """List the recipes that ship, or print one."""
-    from hyco_export.cli.recipes import list_recipes
+    from hyco_export.cli.workbench.recipes import list_recipes
 
     if context.invoked_subcommand is None:
         list_recipes()
@@ -118,7 +140,7 @@ def list_recipes(context: typer.Context) -> None:
 @recipes.command("show")
 def show_recipe(name: Annotated[str, typer.Argument(help="Name of a recipe that ships.")]) -> None:
     """Print a recipe's file, to begin your own with."""
-    from hyco_export.cli.recipes import print_recipe
+    from hyco_export.cli.workbench.recipes import print_recipe
 
     print_recipe(name)
 
@@ -126,7 +148,7 @@ def show_recipe(name: Annotated[str, typer.Argument(help="Name of a recipe that 
 @workbench.command()
 def explain(text: Annotated[str, typer.Argument(help="An error text or code of the NPU's libraries.")]) -> None:
     """Say cause and cure of a vendor's error, such as one from a phone's log. Exit 1: it is not known."""
-    from hyco_export.cli.explain import explain_text
+    from hyco_export.cli.workbench.doctor import explain_text
 
     raise typer.Exit(explain_text(text))
 
@@ -144,7 +166,7 @@ def bench_peers(
 ) -> None:
     """Answer greedily beside transformers and vLLM on the same weights. Exit 1 when a text differs, or when the
     server is not twice as fast as transformers with the same head."""
-    from hyco_export.cli.dev_speed import bench_peers
+    from hyco_export.cli.dev.speed import bench_peers
 
     raise typer.Exit(bench_peers(only(path, recipe), run, prompts, max_new_tokens, vllm_python))
 
@@ -162,7 +184,7 @@ def bench_counting(
     ] = None,
 ) -> None:
     """Measure the keep set's counting against the tokenizer's raw speed."""
-    from hyco_export.cli.dev_speed import measure_counting
+    from hyco_export.cli.dev.speed import measure_counting
 
     measure_counting(only(path, recipe), run, tokenizer, created)
 
@@ -175,7 +197,7 @@ def train_tiny(
     """Train the embedded family again from the text on this machine."""
     _require_new(out)
 
-    from hyco_export.cli.dev_checkpoints import train_tiny_family
+    from hyco_export.cli.dev.checkpoints import train_tiny_family
 
     train_tiny_family(out, quick)
 
@@ -186,8 +208,9 @@ def create_checkpoints(
     scale: Annotated[
         str,
         typer.Option(
-            help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 4.7 GB; middle; small; "
-            "respelled: the embedded family with an SLM of another vocabulary."
+            help="full: shapes of Gemma 4 26B-A4B's head and hand-off and of E2B, 4.7 GB; thin: its vocabulary, keep "
+            "set, window and rings, with tiny layers; middle; small; respelled: the embedded family with an SLM of "
+            "another vocabulary."
         ),
     ] = "full",
     tokenizer: Annotated[
@@ -197,7 +220,7 @@ def create_checkpoints(
     """Write checkpoints with random weights in real shapes, to try a pipeline without the real ones."""
     _require_new(out)
 
-    from hyco_export.cli.dev_checkpoints import create_checkpoint_family
+    from hyco_export.cli.dev.checkpoints import create_checkpoint_family
 
     create_checkpoint_family(out, scale, tokenizer)
 
@@ -209,7 +232,7 @@ def fit_estimates(
     ] = None,
 ) -> None:
     """Measure the stages on created checkpoints; print the coefficients of --dry-run's estimates that fit."""
-    from hyco_export.cli.dev_checkpoints import refit_estimates
+    from hyco_export.cli.dev.checkpoints import refit_estimates
 
     refit_estimates(scales or ["small", "middle"])
 

@@ -51,8 +51,13 @@ def transport_to(url: str, reach: ConnectOptions, seed: int) -> tuple[Transport,
     Raises:
         HycoError: no such link, a URL or file that cannot be used, or nobody answers.
     """
-    direct = HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))
+    direct = direct_transport(url, reach)
     patient = RetryingTransport(direct, RESTART_S, still_there=reach.still_there)
     transport, clock = over_link(patient, reach.link, seed, reach.link_waits)
     direct.info()  # a dead URL is said at once, before any file is hashed
     return transport, clock
+
+
+def direct_transport(url: str, reach: ConnectOptions) -> HttpTransport:
+    """Calls over a connection of their own, without a modelled link or patience."""
+    return HttpTransport(url, access=Access(reach.token, reach.authority, reach.insecure))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hyco_export.cloud.client import Device, HubClient, HubError, hub_errors
@@ -66,30 +67,48 @@ def profile_graph(
     Raises:
         HubError: the job failed, or what came back is not the graph's.
     """
-    ordered = {tensor.name: [feed[tensor.name] for feed in feeds] for tensor in spec.inputs}
     with tempfile.TemporaryDirectory() as name:
-        folder = stage_pair(context_model, Path(name) / spec.name)
-        job = submit_inference(client, folder, device, ordered, f"hyco {spec.name}")
-    wait_for(job, spec.name, on_state)
-    outputs = downloaded_outputs(job, [tensor.name for tensor in spec.outputs], len(feeds), spec.name)
+        job = start_graph(client, device, stage_pair(context_model, Path(name) / spec.name), spec, feeds)
+    outputs, profile = finish_graph(job, spec, len(feeds), on_state)
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         for number, arrays in enumerate(outputs):
             named: dict[str, Any] = dict(arrays)  # numpy's signature takes any of them for its own options
             np.savez(keep / f"{number}.npz", **named)
-    with hub_errors(f"fetching times of {spec.name}"):
-        measured = job.download_profile()
     report = compare_sessions(ReferenceSession(model), RecordedSession(outputs, spec), spec, feeds, limits)
     agreement = tuple(
         OutputAgreement(one.name, one.equal_share, one.outside_share, one.passed) for one in report.outputs
     )
-    return read_times(measured, job.job_id, spec.name, agreement)
+    return msgspec.structs.replace(profile, outputs=agreement)
 
 
-def read_times(
-    measured: Mapping[str, Any], job_id: str, subject: str, outputs: tuple[OutputAgreement, ...]
-) -> GraphProfile:
-    """The figures of the service's profile.
+def start_graph(client: HubClient, device: Device, pair: Path, spec: GraphSpec, feeds: Feeds) -> Any:
+    """The job that runs the compiled pair in the folder `pair` over `feeds` on the device.
+
+    Raises:
+        HubError: the service refuses it.
+    """
+    ordered = {tensor.name: [feed[tensor.name] for feed in feeds] for tensor in spec.inputs}
+    return submit_inference(client, pair, device, ordered, f"hyco {spec.name}")
+
+
+def finish_graph(
+    job: Any, spec: GraphSpec, count: int, on_state: OnState
+) -> tuple[list[dict[str, np.ndarray]], GraphProfile]:
+    """Wait for a job over `count` feeds: what the device gave for each, and what it took; nothing is compared yet.
+
+    Raises:
+        HubError: it failed, or left no outputs or no times.
+    """
+    wait_for(job, spec.name, on_state)
+    outputs = downloaded_outputs(job, [tensor.name for tensor in spec.outputs], count, spec.name)
+    with hub_errors(f"fetching times of {spec.name}"):
+        measured = job.download_profile()
+    return outputs, read_times(measured, job.job_id, spec.name)
+
+
+def read_times(measured: Mapping[str, Any], job_id: str, subject: str) -> GraphProfile:
+    """The figures of the service's profile, without outputs.
 
     Raises:
         HubError: it has no time.
@@ -112,5 +131,5 @@ def read_times(
         operators=len(operators),
         load_ms=float(load) / US_PER_MS if load else None,
         job=job_id,
-        outputs=outputs,
+        outputs=(),
     )

@@ -1,4 +1,9 @@
-"""Times of a run's graphs on a real device (`profile.json` in the run folder), as `profile` measured them."""
+"""Times of a run's graphs on a real device (`profile.json`), as `profile` measured them.
+
+profile = read_profile(run_folder, "sm8850")          # None: nothing was measured of these graphs
+profile = read_profile_file(Path("profile.json"))     # of any place, such as beside a bundle
+head_ms, slm_ms = profile.pass_ms("head"), profile.pass_ms("slm_tree")
+"""
 
 from pathlib import Path
 
@@ -9,6 +14,7 @@ from hyco_export.core.files import write_json
 from hyco_export.errors import ArtifactError
 
 PROFILE_FILE = "profile.json"
+MEASURE = "measure again: hyco-export profile"
 
 
 class OutputAgreement(msgspec.Struct, frozen=True):
@@ -44,11 +50,17 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     service: str
     graphs: dict[str, GraphProfile]
 
+    def pass_ms(self, graph: str) -> float:
+        """NPU milliseconds of one run of a graph. Raises ArtifactError: it was not measured."""
+        if graph not in self.graphs:
+            raise ArtifactError(f"the profile of {self.device} has no times of {graph}", MEASURE)
+        return self.graphs[graph].npu_ms
 
-def write_profile(run: Path, profile: DeviceProfile) -> Path:
-    """Store it in the run folder."""
-    write_json(run / PROFILE_FILE, profile)
-    return run / PROFILE_FILE
+
+def write_profile(folder: Path, profile: DeviceProfile) -> Path:
+    """Store it in a run folder, or beside the outputs of a bundle."""
+    write_json(folder / PROFILE_FILE, profile)
+    return folder / PROFILE_FILE
 
 
 def graphs_key(compiled: Manifest) -> str:
@@ -62,12 +74,22 @@ def read_profile(run: Path, target: str) -> DeviceProfile | None:
     Raises:
         ArtifactError: the file is damaged.
     """
-    path = run / PROFILE_FILE
-    if not path.is_file():
+    if not (run / PROFILE_FILE).is_file():
         return None
-    try:
-        profile = msgspec.json.decode(path.read_bytes(), type=DeviceProfile)
-    except msgspec.DecodeError as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "measure again: hyco-export profile") from error
+    profile = read_profile_file(run / PROFILE_FILE)
     compiled = read_manifest(run / artifact_name(COMPILE, target))
     return profile if (profile.target, profile.graphs_key) == (target, graphs_key(compiled)) else None
+
+
+def read_profile_file(path: Path) -> DeviceProfile:
+    """A `profile.json` wherever it lies, of whatever graphs.
+
+    Raises:
+        ArtifactError: no such file, or a damaged one.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=DeviceProfile)
+    except OSError as error:
+        raise ArtifactError(f"{path} is no file that can be read", "give what profile wrote") from error
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", MEASURE) from error

@@ -49,6 +49,10 @@ class TensorSpec(msgspec.Struct, frozen=True):
     dtype: str  # numpy name: uint8, uint16, int32
     encoding: Encoding | None = None
 
+    def zeros(self) -> np.ndarray:
+        """0.0 everywhere: the zero point."""
+        return np.full(self.shape, self.encoding.zero_point if self.encoding else 0, self.dtype)
+
 
 class GraphSpec(msgspec.Struct, frozen=True):
     """Inputs and outputs of one graph, in graph order."""

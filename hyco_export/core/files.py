@@ -94,7 +94,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def folder_lock(folder: Path, what: str, work: str, flag: str) -> Iterator[None]:
-    """Hold a folder for this process alone; it is made when it is missing. The lock ends with the process.
+    """Lock a folder for this process; it is made when it is missing. The lock ends with the process.
 
     Args:
         folder: the folder to hold.

@@ -104,7 +104,7 @@ class Ranking:
 
 
 def rank(counts: np.ndarray, fixed: np.ndarray, placeholders: np.ndarray, never: np.ndarray | None = None) -> Ranking:
-    """Fixed ids (bool [V]), then by falling counts [V]; equal counts give way to the smaller id.
+    """Fixed ids (bool [V]), then by falling counts [V]; equal counts by the smaller id.
 
     Small ids are the earlier merges of a tokenizer, so also the likelier ones where nothing was counted. Placeholders
     (bool [V], entries without a text) come last whatever their id; `never` (bool [V]) marks ids that are left out.

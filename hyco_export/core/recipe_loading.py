@@ -61,7 +61,7 @@ def read_yaml(path: Path) -> Any:
 
 
 class _MistakeError(Exception):
-    """Valid YAML that its author cannot have meant."""
+    """Valid YAML that is surely a mistake."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)

@@ -1,7 +1,8 @@
-"""Ring buffers of K/V rows: which slot holds which position, what a query may see, and rotary tables. Pure numpy.
+"""Rings of K/V rows and forests of new ones: which slot holds which position, what a row sees, rotary tables.
 
 A ring of capacity W keeps the row of position p in slot p mod W. Keys already carry their rotary embedding, so the
 order of slots has no meaning (HyCo, Appendix A). Rotary tables come from the host: the graph only multiplies and adds.
+Pure numpy.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 EMPTY = -1  # position of a slot that holds nothing
+NO_PARENT = -1  # of a row right behind the newest committed position
 
 
 def slots(first_position: int, count: int, capacity: int) -> np.ndarray:
@@ -22,6 +24,21 @@ def slot_positions(length: int, capacity: int) -> np.ndarray:
     slot = np.arange(capacity)
     positions = last - (last - slot) % capacity
     return np.where(positions < 0, EMPTY, positions)
+
+
+def held_positions(first: int, length: int, capacity: int) -> np.ndarray:
+    """Position in each slot [capacity] after `first` .. length - 1 were written in order; EMPTY where there is none."""
+    positions = slot_positions(length, capacity)
+    return np.where(positions < first, EMPTY, positions)
+
+
+def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
+    """bool [R, R] of a forest whose parents stand before their children: is column j row i or one of its ancestors."""
+    mask = np.eye(len(parents), dtype=bool)
+    for row, parent in enumerate(parents):
+        if parent != NO_PARENT:
+            mask[row] |= mask[parent]
+    return mask
 
 
 def visible(query_positions: np.ndarray, key_positions: np.ndarray, span: int | None) -> np.ndarray:

@@ -65,10 +65,10 @@ class RetryingTransport:
         return self._repeat(lambda: self._inner.verify(session, round_number, request))
 
     def close_session(self, session: str) -> None:
-        self._inner.close_session(session)  # nobody waits for it: the server frees it by expiry
+        self._inner.close_session(session)  # not repeated: an unclosed session expires on the server
 
     def _repeat(self, call: Callable[[], Reply]) -> Reply:
-        """Raises what the last try raised, or what `still_there` does."""
+        """The call's result; raises what its last try raised, or what `still_there` does."""
         end_s = self._clock() + self._patience_s
         pause_s = FIRST_PAUSE_S
         self._repeats = 0
@@ -97,11 +97,11 @@ class Overlap:
         self._caller: ThreadPoolExecutor | None = None
 
     def call(self, call: Callable[[], Reply], passes: Iterator[None]) -> tuple[Reply, float]:
-        """The call's reply, and the milliseconds of the passes, which are made until it is there or they end.
+        """The call's reply, and the milliseconds spent on passes until the reply arrived or no pass was left.
 
         Raises:
-            Whatever the call raises, or a pass. A pass that fails waits for the reply first: the line is not free
-            before.
+            Whatever the call or a pass raises. If a pass fails, the reply is awaited first: the connection carries one
+            call at a time.
         """
         if self._caller is None:
             self._caller = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reply")

@@ -6,6 +6,7 @@ third of httpx's CPU time (0.14 and 0.45 ms on one core).
 
 import http.client
 import io
+import re
 import secrets
 import socket
 import time
@@ -34,13 +35,15 @@ ATTEMPT_BYTES = 9  # random ones: nobody else's try can be named
 AFFINITY_BYTES = 6  # random ones: enough to spread clients over servers
 BUSY_CODES = ("rate", "connections_full")  # refusals before anything was done: any call can be sent again
 BUSY_TRIES = 5
+METRICS_TYPE = "text/plain"
+PREFILLED_LINE = re.compile(rb"^hyco_prefilled_ids (\S+)$", re.MULTILINE)  # of the metrics
 LONGEST_WAIT_S = 30.0  # that a server may ask for between two tries
 
 
 class Patience(msgspec.Struct, frozen=True):
     """How long to wait and how often to try. Rounds may be tried again at will: the server stores their verdicts.
 
-    The limits of calls cover them from the first byte sent to the last one read.
+    A call's limit runs from its first byte sent to its last byte read.
     """
 
     connect_s: float = 3.0
@@ -50,7 +53,7 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """How a client is let in, and how it knows the server.
+    """How client and server authenticate each other.
 
     `token` travels with every call. `authority` (PEM) signs the server's certificate; without it the system's
     authorities do. `insecure` lets the token travel without TLS.
@@ -96,9 +99,10 @@ class HttpTransport:
             )
         self._patience = patience or Patience()
         self._reply_s = self._patience.reply_s
+        self._answer_type = wire.MEDIA_TYPE
         self._pause = pause
         self._connection: _Connection | None = None
-        self._unheard = 0  # failed tries of the last close_session: the next call has to connect anew
+        self._failed_closes = 0  # failed tries of the last close_session: the next call has to connect anew
         self._sent_bytes = 0
         self.traffic = Traffic(0, 0, 0, 0)
 
@@ -109,6 +113,15 @@ class HttpTransport:
             return wire.decode(self._call("GET", "/v1/info", b"", once=True), wire.ServerInfo)
         finally:
             self._reply_s = self._patience.reply_s
+
+    def prefilled(self) -> int | None:
+        """GET /metrics: ids processed of prompts that wait for their first token; None where it does not say."""
+        self._answer_type = METRICS_TYPE
+        try:
+            found = PREFILLED_LINE.search(self._call("GET", "/metrics", b"", once=True))
+        finally:
+            self._answer_type = wire.MEDIA_TYPE
+        return None if found is None else int(float(found[1]))
 
     def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
         """POST /v1/sessions. Sent again only when a kept-alive connection had gone stale."""
@@ -126,7 +139,7 @@ class HttpTransport:
         try:
             self._call("DELETE", f"/v1/sessions/{quote(session, safe='')}", b"", once=True)
         except UnreachableError:
-            self._unheard = 1
+            self._failed_closes = 1
             raise
 
     def close(self) -> None:
@@ -146,11 +159,11 @@ class HttpTransport:
         pauses = () if once else self._patience.pauses_s
         if self._connection is not None and self._connection.sock is None:
             self.close()  # as the last answer said: nothing is disturbed by that
-        unheard, self._unheard = self._unheard, 0
+        failed, self._failed_closes = self._failed_closes, 0
         tries = busy = 0
         while True:
             kept_alive = self._connection is not None
-            self.traffic = Traffic(len(body), 0, self._sent_bytes, 0, unheard + tries + busy)
+            self.traffic = Traffic(len(body), 0, self._sent_bytes, 0, failed + tries + busy)
             try:
                 return self._exchange(method, path, body)
             except _Busy as refusal:
@@ -194,11 +207,12 @@ class HttpTransport:
         return self._checked(response, answer)
 
     def _checked(self, response: http.client.HTTPResponse, answer: bytes) -> bytes:
-        ours = response.headers.get_content_type() == wire.MEDIA_TYPE
-        if response.status in SUCCESS_STATUSES and (ours or not answer):
+        kind = response.headers.get_content_type()
+        ours = kind == wire.MEDIA_TYPE
+        if response.status in SUCCESS_STATUSES and (kind == self._answer_type or not answer):
             return answer
         if ours:
-            error = self._told(refused(answer))
+            error = self._for_users(refused(answer))
             if error.code in BUSY_CODES:
                 raise _Busy(error, response.headers.get("Retry-After", ""))
             raise error
@@ -206,7 +220,7 @@ class HttpTransport:
             raise _NoServerBehindProxy(f"status {response.status} from a proxy")
         raise foreign_answer(self._address, response)
 
-    def _told(self, refusal: ProtocolError) -> ProtocolError:
+    def _for_users(self, refusal: ProtocolError) -> ProtocolError:
         """The refusal with the next step of who gave the URL and the token, not of who wrote the client."""
         if refusal.code == "unauthorized" and self._shows_token:
             refusal.hint = "the token from --token-file (or HYCO_TOKEN) is none of this server's: give one that is"

@@ -26,7 +26,7 @@ Clock = Callable[[], float]  # seconds
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """A draft on its way: it is sent again as it is until its verdict is there.
+    """A draft whose verdict is outstanding; it is sent again unchanged until the verdict arrives.
 
     `tree` is what is sent, `rows` its rows in the draft; `path` the draft's rows above it, which the device kept.
     """
@@ -258,7 +258,7 @@ class Generation:
         )
 
     def _end_step(self, *, disturbed: bool) -> float | None:
-        """A step has ended: the milliseconds since the one before, where they are to be left out of figures of time."""
+        """End a step; the milliseconds since the previous one if it was disturbed: figures of time leave them out."""
         since_ms, now_ms = self._step_end_ms, self._last_token_ms if self.finished else self._now_ms()
         self._step_end_ms = now_ms
         return now_ms - since_ms if disturbed else None

@@ -10,9 +10,9 @@ import numpy as np
 
 from hyco_export.core.device_spec import GraphSession, HeadSpec, to_integers
 from hyco_export.core.handoff import LAYER_TYPES, KvRows
-from hyco_export.core.ring import rotary_tables, visible
+from hyco_export.core.network.host import root_inputs
+from hyco_export.core.ring import held_positions, slots
 from hyco_export.device.interfaces import HeadDraft
-from hyco_export.device.kv_state import KvRing, held_positions
 
 NO_ROWS = np.zeros(0, np.int32)  # of a graph without runner-ups
 
@@ -30,23 +30,25 @@ class GraphHead:
         self.spec = spec
         self.kept_ids = kept_ids
         self._session = session
-        self._rings = {layer_type: KvRing(spec.graph, layer_type) for layer_type in LAYER_TYPES}
-        self._first: int | None = None  # position of the oldest row since the reset
-        self._length = 0
+        self._window = spec.graph.input(f"k.{LAYER_TYPES[0]}").shape[1]
+        self.reset()
 
     def reset(self) -> None:
         """Forget every row."""
-        for ring in self._rings.values():
-            ring.clear()
-        self._first, self._length = None, 0
+        names = [f"{kind}.{layer_type}" for kind in ("k", "v") for layer_type in LAYER_TYPES]
+        self._rings = {name: self.spec.graph.input(name).zeros() for name in names}  # [N, W, d]
+        self._first: int | None = None  # position of the oldest row since the reset
+        self._length = 0
 
     def commit(self, rows: KvRows, first_position: int) -> None:
         """Copy K/V rows [n, N, d] of positions first_position ... into the ring.
 
         They follow its newest row, or precede its oldest where no newer position has the slot.
         """
-        for layer_type, ring in self._rings.items():
-            ring.write(first_position, rows.k[layer_type].transpose(1, 0, 2), rows.v[layer_type].transpose(1, 0, 2))
+        places = slots(first_position, rows.count, self._window)  # of more than W rows numpy leaves the last W
+        for kind, by_type in (("k", rows.k), ("v", rows.v)):
+            for layer_type, values in by_type.items():
+                self._rings[f"{kind}.{layer_type}"][:, places] = values.transpose(1, 0, 2)
         self._first = first_position if self._first is None else min(self._first, first_position)
         self._length = max(self._length, first_position + rows.count)
 
@@ -61,14 +63,9 @@ class GraphHead:
         self._session.close()
 
     def _feeds(self, e: np.ndarray, h: np.ndarray, root_position: int) -> dict[str, np.ndarray]:
+        spec = self.spec
         root = np.array([root_position])
-        real: dict[str, np.ndarray] = {}
-        feeds = {"e": e[None], "h": h[None]}
-        for layer_type, ring in self._rings.items():
-            held = held_positions(self._first or 0, self._length, ring.capacity)
-            seen = visible(root, held, self.spec.spans[layer_type])  # [1, W]
-            real[f"mask.{layer_type}"] = np.where(seen, 0.0, self.spec.mask_value)
-            cos, sin = rotary_tables(root, self.spec.inv_freq[layer_type])  # [1, d] each
-            real[f"cos.{layer_type}"], real[f"sin.{layer_type}"] = cos, sin
-            feeds |= ring.arrays
-        return feeds | to_integers([spec for spec in self.spec.graph.inputs if spec.name in real], real)
+        keys = held_positions(self._first or 0, self._length, self._window)  # [W]
+        real = root_inputs(root, keys, spec.spans, spec.inv_freq, spec.mask_value)
+        given = to_integers([tensor for tensor in spec.graph.inputs if tensor.name in real], real)
+        return {"e": e[None], "h": h[None], **given, **self._rings}

@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True):
     vocab_size: int = ID_LIMIT
 
     def prime_request(self, ids: Sequence[int], prompt_length: int, *, unverified: bool) -> wire.PrimeRequest:
-        """PRIME's message on committed `ids`, whose first `prompt_length` are the prompt.
+        """The PRIME message for committed `ids`, whose first `prompt_length` are the prompt.
 
         `unverified`: may the device keep tokens that no verifier chose.
         """

@@ -1,16 +1,13 @@
-"""What the device takes from a reply: its ids and verdict, checked, and its K/V rows, written to rings.
+"""What the device takes from a reply: its ids and verdict, checked; e, h and K/V rows for the head.
 
 `ids` are all committed token ids; the last one is the root, at position len(ids) - 1.
-Legend: N kv heads, W ring slots, d head dim, n rows.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from hyco_export.core.device_spec import GraphSpec, TensorSpec
 from hyco_export.core.handoff import HandoffSpec
-from hyco_export.core.ring import EMPTY, slot_positions, slots
 from hyco_export.device.interfaces import ID_LIMIT, Given, HeadDevice, HeadDraft
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
@@ -19,7 +16,7 @@ from hyco_export.protocol.wire import Handoff
 
 
 def check_ids(ids: Sequence[int], vocab_size: int = ID_LIMIT) -> None:
-    """Ids that a server sent, before they reach the device's models.
+    """Check ids that a server sent, before they reach the device's models.
 
     Raises:
         ProtocolError: code token_range.
@@ -30,7 +27,7 @@ def check_ids(ids: Sequence[int], vocab_size: int = ID_LIMIT) -> None:
 
 
 def check_reply(reply: wire.VerifyReply, number: int, tree: Tree) -> None:
-    """A verdict must be about the round and the tree that were sent: a wrong one would poison every later round.
+    """Check that a verdict is about the round and tree that were sent: a wrong one would spoil every later round.
 
     Raises:
         ProtocolError: codes round_mismatch, empty_round, path_mismatch.
@@ -42,7 +39,7 @@ def check_reply(reply: wire.VerifyReply, number: int, tree: Tree) -> None:
     if len(reply.drawn) != len(reply.accepted):
         seen = f"{len(reply.drawn)} draws for {len(reply.accepted)} accepted rows"
         raise ProtocolError("path_mismatch", f"round {number}: {seen}")
-    if reply.drafted and not tree.tokens:  # the server's own chain: its rows are not ours to check
+    if reply.drafted and not tree.tokens:  # rows of the server's own chain: the device cannot check them
         return
     if not reply.finished and len(reply.tokens) != len(reply.accepted) + 1:
         seen = f"{len(reply.tokens)} tokens for {len(reply.accepted)} accepted rows"
@@ -151,37 +148,3 @@ class ReplyChain:
 
     def draft(self) -> HeadDraft:
         return HeadDraft(self._chain, ())
-
-
-class KvRing:
-    """K and V of one layer, uint8 [N, W, d] each, as the graph inputs `k.<name>` and `v.<name>` read them.
-
-    The host copies integers and never converts them.
-    """
-
-    def __init__(self, graph: GraphSpec, name: str) -> None:
-        self._specs = {f"{kind}.{name}": graph.input(f"{kind}.{name}") for kind in ("k", "v")}
-        self._name = name
-        self.capacity = self._specs[f"k.{name}"].shape[1]
-        self.arrays = {key: _zeros(spec) for key, spec in self._specs.items()}
-
-    def clear(self) -> None:
-        """Back to 0.0 everywhere."""
-        self.arrays = {key: _zeros(spec) for key, spec in self._specs.items()}
-
-    def write(self, first_position: int, k: np.ndarray, v: np.ndarray) -> None:
-        """Put k, v [N, n, d] of positions first_position ... into their slots."""
-        places = slots(first_position, k.shape[1], self.capacity)  # of more than W rows numpy leaves the last W
-        self.arrays[f"k.{self._name}"][:, places] = k
-        self.arrays[f"v.{self._name}"][:, places] = v
-
-
-def held_positions(first: int, length: int, capacity: int) -> np.ndarray:
-    """Position in each slot [W] after `first` .. length - 1 were written; EMPTY where there is none."""
-    positions = slot_positions(length, capacity)
-    return np.where(positions < first, EMPTY, positions)
-
-
-def _zeros(spec: TensorSpec) -> np.ndarray:
-    zero = spec.encoding.zero_point if spec.encoding else 0
-    return np.full(spec.shape, zero, spec.dtype)

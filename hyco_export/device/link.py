@@ -206,7 +206,7 @@ class LinkTransport:
         self.traffic = msgspec.structs.replace(traffic, repeats=traffic.repeats + repeats)
 
     def _arrive(self, repeats: int) -> None:
-        """What both directions take: the sizes are known only now; the server's own time is in between already."""
+        """Wait for both directions, whose sizes are known only now; the server's own time has passed already."""
         self._count(repeats)
         up_ms = self._dice.up_ms(self.traffic.wire_up_bytes)
         self._clock.wait((up_ms + self._dice.down_ms(self.traffic.wire_down_bytes)) / MS_PER_S)
@@ -214,7 +214,7 @@ class LinkTransport:
         self._require_link()
 
     def _require_link(self) -> None:
-        """An outage swallows what is sent in it and what arrives in it; the device notices when it is over."""
+        """Raise if there is an outage now: what is sent in it is lost, which shows when it is over."""
         now_s = self._clock() - self._started_s
         over_s = self._dice.outage_over_s(now_s)
         if over_s > now_s:

@@ -7,6 +7,7 @@ marks them as unverified.
 import math
 from typing import Protocol
 
+from hyco_export.core.recipe import Synera
 from hyco_export.protocol.tree import ROOT, Tree
 
 
@@ -52,23 +53,22 @@ class KeepConfident:
     device, the first that does not and all behind it are verified.
 
     Args:
-        confidence: least q(token) of a kept one; a node's q is the difference of its score and its parent's, so the
-            drafter's edges must cost nothing.
-        longest: tokens kept in a row before the verifier is asked in any case.
+        options: q(token) of a kept token is at least `confidence`, and at most `unverified` are kept in a row. A node's
+            q is the difference of its score and its parent's, so the drafter's edges must cost nothing.
     """
 
     asks = True
     keeps = True
 
-    def __init__(self, confidence: float, longest: int) -> None:
-        self._least = math.log(confidence)
-        self._longest = longest
+    def __init__(self, options: Synera) -> None:
+        self._options = options
 
     def keep(self, tree: Tree, unsent: int) -> tuple[int, ...]:
         kept: list[int] = []
-        for row in best_line(tree)[: max(0, self._longest - unsent)]:
+        least = math.log(self._options.confidence)
+        for row in best_line(tree)[: max(0, self._options.unverified - unsent)]:
             parent = tree.parents[row]
-            if tree.log_probs[row] - (tree.log_probs[parent] if parent != ROOT else 0.0) < self._least:
+            if tree.log_probs[row] - (tree.log_probs[parent] if parent != ROOT else 0.0) < least:
                 break
             kept.append(row)
         return tuple(kept)

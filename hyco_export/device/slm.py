@@ -13,13 +13,11 @@ import numpy as np
 
 from hyco_export.core.device_spec import GraphSession, GraphSpec, SlmSpec, to_integers
 from hyco_export.core.encodings import Encoding
-from hyco_export.core.network.host import PADDING_TOKEN, EmbeddingRows
+from hyco_export.core.network.host import EmbeddingRows, SlmInputs
 from hyco_export.core.numerics import log_softmax_rows
-from hyco_export.core.ring import rotary_tables, visible
 from hyco_export.core.token_bridge import TokenBridge
 from hyco_export.device.interfaces import SlmDevice
-from hyco_export.device.kv_state import KvRing, held_positions
-from hyco_export.protocol.tree import ROOT, ancestor_mask, depths
+from hyco_export.protocol.tree import ROOT
 
 
 class _Pass(NamedTuple):
@@ -50,13 +48,12 @@ class GraphSlm:
         sink: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.spec = spec
-        self._embeddings = embeddings
         self._tree = tree
         self._prefill = prefill
         self._sink = sink or {}
-        self._rings = {layer: KvRing(spec.tree, str(layer.index)) for layer in spec.layers}
-        self._first = 0  # position of the oldest row since the reset
-        self._length = 0
+        names = [f"{kind}.{layer.index}" for layer in spec.layers for kind in ("k", "v")]
+        empty = {name: spec.tree.input(name).zeros() for name in names}
+        self._inputs = SlmInputs(spec, embeddings, empty, spec.mask_value, per_layer=spec.per_layer_width > 0)
         self._passes: list[_Pass] = []  # whose rows may still be committed, oldest first
         self._next_row = 0
 
@@ -73,7 +70,7 @@ class GraphSlm:
     @property
     def length(self) -> int:
         """Positions committed so far, those skipped by `reset` included."""
-        return self._length
+        return self._inputs.length
 
     @property
     def next_row(self) -> int:
@@ -86,22 +83,19 @@ class GraphSlm:
 
     def reset(self, position: int = 0) -> None:
         """Empty the rings; the next position is `position`, and earlier ones are never seen."""
-        for ring in self._rings.values():
-            ring.clear()
-        self._first = self._length = position
+        self._inputs.reset(position)
         self._passes.clear()
 
     def prefill(self, tokens: np.ndarray) -> None:
         """Append tokens [n] to the rings, in as many passes as they need; a kept sink is copied, not run."""
-        if self._sink and not self._length and len(tokens) and tokens[0] == self.spec.opening_token:
-            for layer, ring in self._rings.items():
-                ring.write(0, self._sink[f"k.{layer.index}"], self._sink[f"v.{layer.index}"])
-            self._length, tokens = 1, tokens[1:]
+        if self._sink and not self.length and len(tokens) and tokens[0] == self.spec.opening_token:
+            self._inputs.store_sink(self._sink)
+            tokens = tokens[1:]
         for start in range(0, len(tokens), self.spec.prefill_rows):
             chunk = tokens[start : start + self.spec.prefill_rows]
             parents = np.arange(ROOT, ROOT + len(chunk))  # each token is the child of the one before
             feeds = self._feeds(self.spec.prefill, self.spec.prefill_rows, chunk, parents)
-            self._copy(self._prefill.run(feeds), np.arange(len(chunk)))
+            self._inputs.commit(self._prefill.run(feeds), np.arange(len(chunk)))
 
     def tree_pass(self, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         """log q float32 [n, C] over the keep set for a forest of n <= R rows on top of the rings.
@@ -119,14 +113,14 @@ class GraphSlm:
         self._next_row += len(tokens)
         logits = outputs["logits"][: len(tokens)]
         encoding = self.spec.tree.output("logits").encoding
-        assert encoding is not None  # logits are integers on a grid
+        assert encoding is not None  # logits are quantised
         return log_probs_of(logits, encoding)
 
     def commit(self, rows: np.ndarray) -> None:
         """Copy the K/V of these rows into the rings: a path in depth order, from the rings' end on, of any passes."""
         for place, numbers in groupby((int(row) for row in rows), self._place):
             chosen = self._passes[place]
-            self._copy(chosen.kv, np.array(list(numbers)) - chosen.first_row)
+            self._inputs.commit(chosen.kv, np.array(list(numbers)) - chosen.first_row)
 
     def forget(self, before: int) -> None:
         """Rows numbered below `before` will not be committed: free the passes that hold no others."""
@@ -144,43 +138,12 @@ class GraphSlm:
         self._tree.close()
         self._prefill.close()
 
-    def _copy(self, outputs: Mapping[str, np.ndarray], rows: np.ndarray) -> None:
-        for layer, ring in self._rings.items():
-            k, v = outputs[f"k_new.{layer.index}"], outputs[f"v_new.{layer.index}"]  # [N, R, d]
-            ring.write(self._length, k[:, rows], v[:, rows])
-        self._length += len(rows)
-
-    def _feeds(
-        self, graph: GraphSpec, row_count: int, tokens: np.ndarray, parents: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Integers for the inputs that `graph` has, for a pass of `row_count` rows; rows beyond the tokens are padding.
-
-        A padding row sees only itself (its softmax must not be empty) and no other row sees it. The prefill graph ends
-        at the last layer that stores K/V and lacks some inputs of the tree graph.
-        """
-        padding = row_count - len(tokens)
-        ids = np.concatenate([tokens, np.full(padding, PADDING_TOKEN)])  # [R]
-        padded_parents = [*map(int, parents), *[ROOT] * padding]
-        ancestors = ancestor_mask(padded_parents)  # [R, R]
-        positions = self._length + depths(padded_parents) - 1  # [R]; a child of the newest position has depth 1
-        real = {"embeds": self._embeddings.tokens(ids)}  # [R, H]
-        if self.spec.per_layer_width:
-            real["per_layer"] = self._embeddings.per_layer(ids)
-        for layer_type, capacity in self.spec.rings.items():
-            held = held_positions(self._first, self._length, capacity)
-            span = self.spec.spans[layer_type]
-            in_ring = visible(positions, held, span)  # [R, W]
-            in_ring[len(tokens) :] = False
-            in_pass = ancestors & visible(positions, positions, span)  # [R, R]
-            seen = np.concatenate([in_ring, in_pass], axis=1)
-            real[f"mask.{layer_type}"] = np.where(seen, 0.0, self.spec.mask_value)
-            cos, sin = rotary_tables(positions, self.spec.inv_freq[layer_type])  # [R, d] each
-            real[f"cos.{layer_type}"], real[f"sin.{layer_type}"] = cos, sin
+    def _feeds(self, graph: GraphSpec, rows: int, tokens: np.ndarray, parents: np.ndarray) -> dict[str, np.ndarray]:
+        """Integers of a pass of R `rows`, for the inputs that `graph` has: prefill ends at the last layer that stores
+        K/V, and lacks some of the tree graph's."""
+        real = self._inputs.real(tokens, parents.tolist(), rows)
         feeds = to_integers([spec for spec in graph.inputs if spec.name in real], real)
-        taken = {spec.name for spec in graph.inputs}
-        for ring in self._rings.values():
-            feeds |= {name: array for name, array in ring.arrays.items() if name in taken}
-        return feeds
+        return feeds | {spec.name: self._inputs.rings[spec.name] for spec in graph.inputs if spec.name not in real}
 
 
 def log_probs_of(integers: np.ndarray, encoding: Encoding) -> np.ndarray:
@@ -196,7 +159,7 @@ class BridgedSlm:
 
     A pass that begins with a committed token (feeds do that until the root is in the rings) may be too long for one:
     its first token's leading pieces then go into the rings before it. Rows at the end that do not fit are not
-    forwarded: nothing is known of their children.
+    forwarded; their children get uniform probabilities.
 
     Args:
         slm: the SLM in its own ids, whose output layer has the bridge's columns.

@@ -14,7 +14,6 @@ import msgspec
 from hyco_export.core.deferred import Deferred
 from hyco_export.core.recipe import Drafting
 from hyco_export.device.interfaces import Request
-from hyco_export.device.offload import AskForAll, AskForNone, KeepConfident, OffloadPolicy
 from hyco_export.errors import HycoError
 from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import EPSILON, RULES
@@ -22,6 +21,7 @@ from hyco_export.protocol.acceptance import EPSILON, RULES
 if TYPE_CHECKING:
     from hyco_export.device.backends import Device
     from hyco_export.device.drafters import Drafter
+    from hyco_export.device.offload import OffloadPolicy
 
 NOTHING = "nothing"  # the drafter of systems whose device drafts nothing
 EVERYTHING, CONFIDENT, ALONE = "everything", "confident", "alone"  # offload policies
@@ -53,7 +53,7 @@ class System(msgspec.Struct, frozen=True):
 
     @property
     def drafts_with_slm_alone(self) -> bool:
-        """Are all its drafts the SLM's; the paper gives some of these systems the full vocabulary."""
+        """Are all its drafts the SLM's. The paper gives some of these systems the full vocabulary."""
         return self.needs_device and not self.needs_handoff and self.draft_side == "device"
 
     @property
@@ -72,11 +72,22 @@ SYSTEMS: dict[str, System] = {
     for system in (
         System("plain", "the verifier alone, one token a round", NOTHING, "exact"),
         System("cloud-mtp", "the server drafts with its own head, exact rule", NOTHING, "exact", draft_side="server"),
+        System(
+            "cloud-mtp-kept",
+            "the server drafts with its own head over keep set and window, exact rule",
+            NOTHING,
+            "exact",
+            draft_side="server",
+            draft_scope="artifact",
+        ),
         System("specedge", "several SLM passes on the device, exact rule", "specedge", "exact"),
         System("specedge-pd", "the same, drafting on while a reply is on its way", "specedge-pd", "exact"),
         System("specedge-eps", "several SLM passes on the device, epsilon rule", "specedge", "epsilon"),
         System("hyco-exact", "head and one SLM pass on the device, exact rule", "hybrid", "exact"),
         System("hyco", "head and one SLM pass on the device, epsilon rule", "hybrid", "epsilon"),
+        System("hyco-head-only", "the head's chain alone on the device, exact rule", "head-chain", "exact"),
+        System("hyco-eps-at-rejections", "as hyco, epsilon rule at rejections only", "hybrid", "epsilon-at-rejections"),
+        System("hyco-typical", "as hyco, Medusa's typical acceptance", "hybrid", "typical"),
         System("hyco-2p", "head and two SLM passes on the device, epsilon rule", "hybrid-2p", "epsilon"),
         System(
             "hyco-server-head",
@@ -143,7 +154,7 @@ def make_drafter(system: System, settings: Settings, device: "Device | None") ->
     return DRAFTERS[system.drafter].make(device, settings)
 
 
-def make_policy(system: System, settings: Settings) -> OffloadPolicy:
+def make_policy(system: System, settings: Settings) -> "OffloadPolicy":
     """What the system's device asks of the verifier."""
     return POLICIES[system.offload](settings)
 
@@ -187,10 +198,13 @@ class DrafterRow(NamedTuple):
 
 
 null_drafter = Deferred("hyco_export.device.drafters.drafter:NullDrafter")
-HYBRID, SPECEDGE, SLM_CHAIN = (f"hyco_export.device.drafters.{name}" for name in ("hybrid", "specedge", "slm_chain"))
+HYBRID, HEAD_CHAIN, SPECEDGE, SLM_CHAIN = (
+    f"hyco_export.device.drafters.{name}" for name in ("hybrid", "head_chain", "specedge", "slm_chain")
+)
 DRAFTERS: dict[str, DrafterRow] = {
     "hybrid": DrafterRow(Deferred(f"{HYBRID}:make_hybrid"), runs_head=True),
     "hybrid-2p": DrafterRow(partial(Deferred(f"{HYBRID}:make_hybrid"), passes=2), runs_head=True),
+    "head-chain": DrafterRow(Deferred(f"{HEAD_CHAIN}:make_head_chain"), runs_head=True),
     "reply-chain": DrafterRow(Deferred(f"{HYBRID}:make_reply_chain")),
     "specedge": DrafterRow(Deferred(f"{SPECEDGE}:make_specedge")),
     "specedge-pd": DrafterRow(Deferred(f"{SPECEDGE}:make_proactive")),
@@ -199,8 +213,11 @@ DRAFTERS: dict[str, DrafterRow] = {
     "synera": DrafterRow(Deferred(f"{SLM_CHAIN}:make_synera")),
 }
 
-POLICIES: dict[str, Callable[[Settings], OffloadPolicy]] = {
-    EVERYTHING: lambda settings: AskForAll(),
-    CONFIDENT: lambda settings: KeepConfident(settings.drafting.synera.confidence, settings.drafting.synera.unverified),
-    ALONE: lambda settings: AskForNone(),
+ask_for_all, keep_confident, ask_for_none = (
+    Deferred(f"hyco_export.device.offload:{name}") for name in ("AskForAll", "KeepConfident", "AskForNone")
+)
+POLICIES: dict[str, Callable[[Settings], "OffloadPolicy"]] = {
+    EVERYTHING: lambda settings: ask_for_all(),
+    CONFIDENT: lambda settings: keep_confident(settings.drafting.synera),
+    ALONE: lambda settings: ask_for_none(),
 }

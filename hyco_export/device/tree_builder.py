@@ -6,6 +6,7 @@ for one root. All drafters that use the SLM build their trees here.
 Legend: C kept tokens, P planted nodes, R expanded rows.
 """
 
+import math
 import time
 from collections.abc import Collection, Iterable, Sequence
 
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 
 from hyco_export.core.numerics import MS_PER_S, log_softmax_rows
+from hyco_export.core.recipe import Drafting
 from hyco_export.device.interfaces import SlmDevice
 from hyco_export.protocol.tree import EMPTY_TREE, ROOT, Source, Tree, depths
 
@@ -152,6 +154,41 @@ class Edges(msgspec.Struct, frozen=True):
     temperature: float = 1.0
 
 
+class TreeRule(msgspec.Struct, frozen=True):
+    """How a drafter builds its tree (HyCo, §3.1), worked out from the recipe's `drafting`."""
+
+    edge_log_prob: float  # L: ln 0.66 in the paper, the chain's acceptance per depth
+    budget: int  # nodes sent
+    candidates_per_row: int  # the SLM's best children taken per expanded node
+    temperature: float = 1.0  # of the SLM's distribution
+    second_pass_nodes: int | None = None  # forwarded by a second pass, best first; None: all that have no children
+    passes: int = 1  # of the SLM, at most
+    counts_ahead: bool = False  # do passes made while a reply was on its way count among the next round's
+
+    @classmethod
+    def of_hybrid(cls, own: Drafting, passes: int = 1) -> "TreeRule":
+        """An edge costs the log of the chain's assumed acceptance."""
+        edge = math.log(own.chain_acceptance)
+        return cls(edge, own.budget, own.candidates_per_row, own.slm_temperature, own.second_pass_nodes, passes)
+
+    @classmethod
+    def of_specedge(cls, drafting: Drafting) -> "TreeRule":
+        """Of the tree that the SLM grows alone: ln 0.9 an edge, 16 children a row and 4 passes in the paper."""
+        own = drafting.specedge
+        return cls(
+            math.log(own.edge_factor),
+            drafting.budget,
+            own.children_per_row,
+            drafting.slm_temperature,
+            passes=own.passes,
+            counts_ahead=own.passes_ahead == "counted",
+        )
+
+    @property
+    def edges(self) -> Edges:
+        return Edges(self.edge_log_prob, self.candidates_per_row, self.temperature)
+
+
 class SlmState:
     """Keeps the SLM's rings at the committed ids and forwards nodes of a tree on top of them.
 
@@ -159,10 +196,17 @@ class SlmState:
     leaf, then the root), and the nodes with their ancestors: static graphs see the rings and the rows of their own
     pass, so ancestors are fed again in every pass. The root is committed right after its first pass, which leaves all
     rows of further ones to nodes.
+
+    Args:
+        slm: the SLM with its rings.
+        keep_ids: [C] verifier ids of the columns of its log-probabilities.
+        stop_ids: tokens after which nothing is drafted.
     """
 
-    def __init__(self, slm: SlmDevice) -> None:
+    def __init__(self, slm: SlmDevice, keep_ids: np.ndarray, stop_ids: Collection[int]) -> None:
         self._slm = slm
+        self.keep_ids = keep_ids
+        self.stop_ids = frozenset(stop_ids)
 
     @property
     def rows(self) -> int:
@@ -219,27 +263,16 @@ class TreeBuilder:
 
     Args:
         slm: the SLM and its rings.
-        keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
-        stop_ids: tokens after which nothing is drafted.
         base: tokens from the rings' end to the root, the root last.
         planted: nodes that others drafted.
     """
 
-    def __init__(
-        self,
-        slm: SlmState,
-        keep_ids: np.ndarray,
-        stop_ids: Collection[int],
-        base: Sequence[int],
-        planted: Tree = EMPTY_TREE,
-    ) -> None:
+    def __init__(self, slm: SlmState, base: Sequence[int], planted: Tree = EMPTY_TREE) -> None:
         self.tree = planted
         self.base = tuple(base)
         self.base_rows: range = range(0)  # numbers of the base's rows, once they were forwarded
         self.slm_ms = 0.0  # of all passes
         self._slm = slm
-        self._keep_ids = keep_ids
-        self._stop_ids = stop_ids
         self._rows: dict[int, int] = {}  # forwarded node -> number of its row
         self._after: dict[int, np.ndarray] = {}  # forwarded node -> log q [C]
 
@@ -250,7 +283,7 @@ class TreeBuilder:
         nodes = [
             node
             for node, token in enumerate(self.tree.tokens)
-            if node not in self._rows and token not in self._stop_ids
+            if node not in self._rows and token not in self._slm.stop_ids
         ]
         return tuple(sorted(nodes, key=lambda node: (-self.tree.log_probs[node], node)))
 
@@ -270,7 +303,7 @@ class TreeBuilder:
         """One pass: forward `nodes` and append their best children."""
         log_probs = tempered(self.forward(nodes), edges.temperature)
         self.tree = add_candidates(
-            self.tree, nodes, log_probs, self._keep_ids, edges.edge_log_prob, edges.per_row, self._stop_ids
+            self.tree, nodes, log_probs, self._slm.keep_ids, edges.edge_log_prob, edges.per_row, self._slm.stop_ids
         )
 
     def forward(self, nodes: Sequence[int]) -> np.ndarray:
@@ -312,7 +345,7 @@ class TreeBuilder:
         inner = set(self.tree.parents)
         guesses = []
         for node, log_probs in self._after.items():
-            if node != ROOT and node not in inner and self.tree.tokens[node] not in self._stop_ids:
+            if node != ROOT and node not in inner and self.tree.tokens[node] not in self._slm.stop_ids:
                 token, log_q = self._best_follower(log_probs)
                 guesses.append((self.tree.log_probs[node] + log_q, -node, token))
         if not guesses:
@@ -326,9 +359,9 @@ class TreeBuilder:
 
     def _best_follower(self, log_probs: np.ndarray) -> tuple[int, float]:
         """Best kept token that is no stop, and its log q, of log_probs [C]."""
-        for column in best_columns(log_probs, len(self._stop_ids) + 1):
-            if int(self._keep_ids[column]) not in self._stop_ids:
-                return int(self._keep_ids[column]), float(log_probs[column])
+        for column in best_columns(log_probs, len(self._slm.stop_ids) + 1):
+            if int(self._slm.keep_ids[column]) not in self._slm.stop_ids:
+                return int(self._slm.keep_ids[column]), float(log_probs[column])
         raise ValueError("the keep set holds nothing but stop tokens")
 
 

@@ -124,7 +124,7 @@ def _head_ids(backend: Backend, run: Path, target: str, feeds: Feeds) -> Arrays:
 def _slm_logits(backend: Backend, artifacts: RunArtifacts, target: str, feeds: Feeds) -> Arrays:
     """Real logits [R, C] per feed."""
     encoding = artifacts.slm.tree.output(LOGITS).encoding
-    assert encoding is not None, "logits leave the graph on a grid"
+    assert encoding is not None, "logits are quantised"
     tree, prefill = backend.slm(artifacts.root, target)
     with closing(tree), closing(prefill):
         return [encoding.dequantize(tree.run(feed)[LOGITS]) for feed in feeds]

@@ -25,7 +25,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 class BenchPlan(msgspec.Struct, frozen=True):
-    """What is run; equal plans go on with each other's generations.
+    """What is run; a folder of traces belongs to one plan and is resumed by an equal one.
 
     It holds whatever changes a token or a time: generations of other weights, prompts, options, links, releases or
     machines must not be pooled. `artifacts`, `verifier`, `texts` (the prompts' ids) and `code` are digests.
@@ -50,6 +50,8 @@ class BenchPlan(msgspec.Struct, frozen=True):
     clock: str  # of its server_ms
     link: str | None  # that times are counted over
     link_waits: bool
+    evidence: bool = False  # p~ of every node is kept, so that other rules can be replayed
+    kept_tokens: int = 0  # of the artifacts' keep set
 
 
 def texts_digest(prompts: Sequence[Prompt]) -> str:

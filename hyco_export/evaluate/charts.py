@@ -26,6 +26,7 @@ CSS_VARIABLES = {
 }
 
 WIDTH_IN = 7.2  # every picture has the width of the page's column, so text has one size
+HALF_IN = 3.9  # of one that stands beside another, or alone on a phone
 FONT_PT = 9.0
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: selectable, and in the page's font
@@ -44,13 +45,13 @@ SETTINGS: dict[Any, Any] = {
 
 
 @contextmanager
-def drawing(height_in: float) -> Iterator[tuple["Figure", "Axes"]]:
-    """A figure of the page's width whose frame is reduced to the base line."""
+def drawing(height_in: float, width_in: float = WIDTH_IN) -> Iterator[tuple["Figure", "Axes"]]:
+    """A figure of the page's width (or half of it) whose frame is reduced to the base line."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
         axes = figure.add_subplot()
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)

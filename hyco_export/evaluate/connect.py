@@ -45,12 +45,12 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def mismatches(info: ServerInfo, expected: Expected) -> list[str]:
-    """Every difference in words; empty when the server fits."""
+    """The differences in words; empty when the server fits."""
     return [*_digest_mismatches(info, expected), *_ability_mismatches(info, expected)]
 
 
 def require_compatible(info: ServerInfo, expected: Expected, url: str) -> None:
-    """Stop before the first prompt when the server serves something else.
+    """Check, before the first prompt is sent, that the server serves this run.
 
     Raises:
         ServerError: names every mismatch.
@@ -64,7 +64,7 @@ def require_compatible(info: ServerInfo, expected: Expected, url: str) -> None:
 
 
 def require_room(info: ServerInfo, prompt_id: str, prompt_length: int, max_new_tokens: int) -> None:
-    """Stop before a prompt is sent that the server would refuse for its length.
+    """Check that the server would not refuse a prompt for its length.
 
     Raises:
         ServerError: more ids than it takes, or more positions with the answer than its verifier has.
@@ -82,7 +82,7 @@ def require_room(info: ServerInfo, prompt_id: str, prompt_length: int, max_new_t
 
 
 def require_same(info: ServerInfo, before: ServerInfo) -> None:
-    """After an outage in the middle of a run: figures of two servers must not be pooled.
+    """Check after an outage that the same server is back: figures of two servers must not be pooled.
 
     Raises:
         ServerError: names what the server says otherwise than before.
@@ -211,7 +211,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is driven: a run folder, its recipe and opened artifacts, and where the recipe's references lie."""
+    """A run on this machine: its folder, recipe and opened artifacts, and where the recipe's references lie."""
 
     root: Path
     recipe: Recipe

@@ -1,4 +1,4 @@
-"""Times of a real device in place of this machine's: generations as they would have run with the graphs' times on it.
+"""Generations recomputed with the graphs' times on a real device in place of this machine's.
 
 A trace says how long head and SLM took here, over however many passes. Both are scaled by what one pass takes on the
 device (`core.device_profile`) and here, on the saved inputs. What the host does besides, waits and the server's time
@@ -41,7 +41,7 @@ def scale_to(profile: DeviceProfile, backend: Backend, run: Path, target: str) -
     tree, prefill = backend.slm(run, target)
     with closing(tree), closing(prefill):
         slm_ms = pass_ms(tree, read_samples(run / SLM / SLM_SAMPLES_FILE)[SLM_TREE_GRAPH])
-    return Scale(profile.graphs[HEAD_GRAPH].npu_ms / head_ms, profile.graphs[SLM_TREE_GRAPH].npu_ms / slm_ms)
+    return Scale(profile.pass_ms(HEAD_GRAPH) / head_ms, profile.pass_ms(SLM_TREE_GRAPH) / slm_ms)
 
 
 def pass_ms(

@@ -81,7 +81,7 @@ Direction = Literal["at least", "at most"]
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """One thing that must hold for the run to pass. A value that could not be measured (NaN) fails."""
+    """A measured value and its limit. A value that could not be measured (NaN) fails."""
 
     name: str
     value: float
@@ -110,7 +110,7 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 def failed(gates: tuple[Gate, ...]) -> tuple[Gate, ...]:
-    """Those on the wrong side of their limit."""
+    """The gates whose value is on the wrong side of the limit."""
     return tuple(gate for gate in gates if not gate.passed)
 
 
@@ -121,7 +121,7 @@ def run_gates(
     parity: Sequence[GraphParity],
     traffic: Sequence[SystemTraffic],
 ) -> tuple[Gate, ...]:
-    """Everything a run must hold, in the order of the report."""
+    """All gates of a run, in the order of the report."""
     return (
         *(
             Gate(f"greedy texts that differ, {row.system} on {row.backend}", len(row.differences), "at most", 0)

@@ -50,7 +50,7 @@ class Disturbances(msgspec.Struct, frozen=True):
     """What happened to a system's calls. Figures of time leave out these calls, their tokens and `ms`."""
 
     reprimes: int  # sessions that the server had lost, primed again
-    repeats: int  # tries that came to nothing: broken connections, no answer in time, 429 and 503
+    repeats: int  # failed tries: broken connections, no answer in time, 429 and 503
     calls: int  # left out
     ms: float  # from the last undisturbed step to the end of each of them
 
@@ -174,7 +174,7 @@ class Timed(msgspec.Struct, frozen=True):
 
 
 def timed_steps(traces: Iterable[GenerationTrace]) -> Timed:
-    """What figures of time are made of: a call that was sent again, or made for a lost session, measures an outage."""
+    """The calls for figures of time: without those sent again or made for a lost session, which measure an outage."""
     traces = tuple(traces)
     lost = [call for trace in traces for call in trace.disturbed]
     return Timed(
@@ -200,12 +200,12 @@ def disturbances(traces: Iterable[GenerationTrace]) -> Disturbances:
 
 
 def headline(names: Sequence[str]) -> str:
-    """The system that stands for a run of these, those that ask a server: `hyco`, or else the last one."""
+    """The system that a summary names: `hyco`, or else the last one that asks a server."""
     return HYCO if HYCO in names else names[-1]
 
 
 def caveats(systems: Sequence[SystemMetrics]) -> tuple[str, ...]:
-    """What a reader of the figures must know of disturbed, cut and early rounds; a line each."""
+    """Notes on disturbed, cut and early rounds, which change how figures are read; a line each."""
     lines = [
         f"{system.system}: {system.disturbances}. No figure of time holds these calls ({system.disturbances.calls}) "
         f"and the {system.disturbances.ms / MS_PER_S:.1f} s that they and the waiting took."
@@ -245,7 +245,7 @@ def chain_acceptance(rounds: Iterable[RoundTrace]) -> tuple[DepthAcceptance, ...
     """Acceptance of the chain by depth, for as many depths as were ever tried.
 
     A depth counts as tried when every chain token above it was taken and the round committed a token at that depth:
-    behind a stop id or the token cap nobody asked the verifier.
+    behind a stop id or the token cap the verifier was not asked.
     """
     accepted: Counter[int] = Counter()
     trials: Counter[int] = Counter()
@@ -296,9 +296,27 @@ def down_overhead_bytes(record: RoundTrace, handoff: HandoffSpec | None) -> int:
     """
     rows = len(record.kept) + len(record.accepted) + 1
     carried = handoff.round_bytes + rows * handoff.row_bytes if handoff is not None else 0
-    if record.evidence is not None:  # only on request
-        carried += len(wire.encode(record.evidence)) - len(NIL)
-    return record.traffic.payload_down_bytes - carried - record.older_bytes
+    return record.traffic.payload_down_bytes - carried - record.older_bytes - evidence_bytes(record)
+
+
+def evidence_bytes(record: RoundTrace) -> int:
+    """Bytes of a reply's body that only traces need: 0 where p~ was not asked for."""
+    return 0 if record.evidence is None else len(wire.encode(record.evidence)) - len(NIL)
+
+
+def without_evidence(trace: GenerationTrace) -> GenerationTrace:
+    """The generation as it would have been without p~ in the replies: fewer bytes, the same times."""
+    return msgspec.structs.replace(trace, rounds=tuple(map(_lean, trace.rounds)))
+
+
+def _lean(record: RoundTrace) -> RoundTrace:
+    traffic, extra = record.traffic, evidence_bytes(record)
+    fewer = msgspec.structs.replace(
+        traffic,
+        payload_down_bytes=traffic.payload_down_bytes - extra,
+        wire_down_bytes=traffic.wire_down_bytes - extra,
+    )
+    return msgspec.structs.replace(record, evidence=None, traffic=fewer)
 
 
 def measure_traffic(system: str, traces: Sequence[GenerationTrace], handoff: HandoffSpec | None) -> SystemTraffic:

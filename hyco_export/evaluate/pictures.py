@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from hyco_export.evaluate.charts import FAINT, FONT_PT, INK, SERIES, SURFACE, drawing, to_svg
+from hyco_export.evaluate.charts import FAINT, FONT_PT, INK, SERIES, SURFACE, WIDTH_IN, drawing, to_svg
 from hyco_export.evaluate.metrics import BONUS, SystemMetrics, taken, timed_steps
 from hyco_export.protocol.trace import GenerationTrace, RoundTrace
 from hyco_export.protocol.tree import ROOT, Source
@@ -33,7 +33,8 @@ PHASE_COLORS = {
 ROW_IN = 0.46  # a horizontal bar with its gap
 AXIS_IN = 0.55  # below horizontal bars: ticks and label
 LEAF_IN = 0.28  # a row of the tree with its gap
-LABELLED_SHARE = 0.05  # of the longest bar; narrower segments get no number
+NAMES_IN = 1.3  # of a picture's width: the names of rows
+LABELLED_IN = 0.3  # a narrower segment gets no number
 LABELLED_WIDTH = 0.3  # of a depth's column; a shorter bar has its number behind it
 COLUMN_PITCH = 1.15  # from one depth's column to the next, in its widths
 BAR_HEIGHT = 0.62  # of a row
@@ -153,9 +154,9 @@ def _kinds(record: RoundTrace) -> int:
     return len({record.tree.sources[row] for row in taken(record)})
 
 
-def acceptance_by_depth(systems: Sequence[SystemMetrics], assumed: float) -> str:
+def acceptance_by_depth(systems: Sequence[SystemMetrics], assumed: float | None, width_in: float = WIDTH_IN) -> str:
     """Bars of the chain's conditional acceptance: a row a system, a column a depth; dashed: what scoring assumes."""
-    with drawing(ROW_IN * len(systems) + AXIS_IN) as (figure, axes):
+    with drawing(ROW_IN * len(systems) + AXIS_IN, width_in) as (figure, axes):
         depths = sorted({step.depth for system in systems for step in system.chain_acceptance})
         starts = {depth: column * COLUMN_PITCH for column, depth in enumerate(depths)}  # a column is 1 wide
         for row, system in enumerate(systems):
@@ -165,7 +166,8 @@ def acceptance_by_depth(systems: Sequence[SystemMetrics], assumed: float) -> str
                 place, ink = (start + 0.03, SURFACE) if inside else (start + step.share + 0.03, INK)
                 axes.text(place, row, f"{step.share:.2f}", ha="left", va="center", color=ink)
         for start in starts.values():
-            axes.axvline(start + assumed, color=INK, linewidth=THIN, linestyle=(0, (4, 3)))
+            if assumed is not None:
+                axes.axvline(start + assumed, color=INK, linewidth=THIN, linestyle=(0, (4, 3)))
             axes.axvline(start, color=FAINT, linewidth=THIN)
         axes.set_xticks([start + 0.5 for start in starts.values()], [f"depth {depth}" for depth in depths])
         axes.set_xlim(0, COLUMN_PITCH * (len(depths) - 1) + 1)
@@ -174,20 +176,20 @@ def acceptance_by_depth(systems: Sequence[SystemMetrics], assumed: float) -> str
         return to_svg(figure)
 
 
-def tokens_by_source(systems: Sequence[SystemMetrics]) -> str:
+def tokens_by_source(systems: Sequence[SystemMetrics], width_in: float = WIDTH_IN) -> str:
     """Bars of tokens per verify round, split by who proposed them; their length is MAT."""
     rows = [
         (system.system, {name: count / system.rounds for name, count in system.tokens_by_source.items()})
         for system in systems
         if system.rounds
     ]
-    return _stacked_bars(rows, SOURCE_COLORS, "tokens committed per verify round", "{:.2f}")
+    return _stacked_bars(rows, SOURCE_COLORS, "tokens committed per verify round", "{:.2f}", width_in)
 
 
-def round_timeline(times: Sequence[RoundTimes]) -> str:
+def round_timeline(times: Sequence[RoundTimes], width_in: float = WIDTH_IN) -> str:
     """Bars of a round's phases in the order in which they happen."""
     rows = [(entry.system, entry.phases) for entry in times]
-    return _stacked_bars(rows, PHASE_COLORS, "milliseconds", "{:.1f}")
+    return _stacked_bars(rows, PHASE_COLORS, "milliseconds", "{:.1f}", width_in)
 
 
 def draft_tree(tree: DrawnTree) -> str:
@@ -212,9 +214,9 @@ def draft_tree(tree: DrawnTree) -> str:
 
 
 def _stacked_bars(
-    rows: Sequence[tuple[str, Mapping[str, float]]], colors: Mapping[str, str], label: str, number: str
+    rows: Sequence[tuple[str, Mapping[str, float]]], colors: Mapping[str, str], label: str, number: str, width_in: float
 ) -> str:
-    with drawing(ROW_IN * len(rows) + AXIS_IN) as (figure, axes):
+    with drawing(ROW_IN * len(rows) + AXIS_IN, width_in) as (figure, axes):
         longest = max(sum(parts.values()) for _, parts in rows)
         for index, (_, parts) in enumerate(rows):
             left = 0.0
@@ -222,7 +224,7 @@ def _stacked_bars(
                 axes.barh(
                     index, value, left=left, height=BAR_HEIGHT, color=colors[name], edgecolor=SURFACE, linewidth=1
                 )
-                if value > LABELLED_SHARE * longest:
+                if value * (width_in - NAMES_IN) > LABELLED_IN * longest:
                     ink = INK if colors[name] == FAINT else SURFACE
                     axes.text(left + value / 2, index, number.format(value), ha="center", va="center", color=ink)
                 left += value

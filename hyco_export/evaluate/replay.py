@@ -70,7 +70,7 @@ def rejudge(trace: GenerationTrace, settings: wire.Acceptance) -> Iterator[Round
         if record.evidence is None:
             raise HycoError(
                 f"round {record.round} of {trace.prompt_id} was logged without p~",
-                "record with `hyco-export validate --traces DIR`",
+                "record with `hyco-export validate --traces DIR`, or `hyco-export bench --traces`",
             )
         judged = Judged.of(record.evidence)
         room = trace.max_new_tokens - (record.length + len(record.kept) - trace.prompt_length)

@@ -27,6 +27,7 @@ from hyco_export.evaluate.pictures import DrawnTree, RoundTimes
 from hyco_export.protocol.wire import Sampling, ServerInfo
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from markupsafe import Markup
 
 EARLIER_JSON_NAME, EARLIER_HTML_NAME = "earlier.json", "earlier.html"
@@ -66,7 +67,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Unfinished(msgspec.Struct, frozen=True):
-    """A validation without a verdict, in the place of its report: an earlier page must not pass for this run's."""
+    """A validation without a verdict; it takes the report's place, so that no earlier report is read as this run's."""
 
     run: str
     recipe: str
@@ -110,7 +111,7 @@ def unfinished_report(
 def _reason_and_next(error: BaseException) -> tuple[str, str]:
     """What ended a validation, and the next step; an exception that is no HycoError is a fault of this program."""
     if isinstance(error, Exception) and not isinstance(error, HycoError):
-        error = storage_error(error) or error  # a full disk is nobody's fault
+        error = storage_error(error) or error  # a full disk is no fault of this program
     if isinstance(error, HycoError):
         return error.message, error.hint
     told = traceback.format_exception_only(error)[-1].strip()
@@ -131,9 +132,9 @@ class _Verdict(msgspec.Struct):
 
 def _write_unfinished(unfinished: Unfinished, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / JSON_NAME, pretty_json(unfinished))
+    replace_file(folder / JSON_NAME, pretty_json(unfinished))
     earlier = EARLIER_HTML_NAME if (folder / EARLIER_HTML_NAME).exists() else ""
-    _replace(folder / HTML_NAME, _render(unfinished=unfinished, report=unfinished, earlier=earlier).encode())
+    replace_file(folder / HTML_NAME, _render(unfinished=unfinished, report=unfinished, earlier=earlier).encode())
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
@@ -145,8 +146,8 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
         {**msgspec.to_builtins(finding), "means": finding.means} for finding in report.diagnosis.findings
     ]
     json_path, html_path = folder / JSON_NAME, folder / HTML_NAME
-    _replace(json_path, pretty_json(content))
-    _replace(html_path, render_html(report).encode())
+    replace_file(json_path, pretty_json(content))
+    replace_file(html_path, render_html(report).encode())
     return json_path, html_path
 
 
@@ -165,17 +166,22 @@ def render_html(report: Report) -> str:
 
 
 def _render(**values: object) -> str:
+    return page_template(Path(__file__).parent, TEMPLATE_NAME).render(**values)
+
+
+def page_template(folder: Path, name: str) -> "Template":
+    """A page's template, which includes others below `folder`: text is escaped, an unknown name is an error."""
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["code"] = _code
-    return environment.get_template(TEMPLATE_NAME).render(**values)
+    return environment.get_template(name)
 
 
 def _code(text: object) -> "Markup":
@@ -200,7 +206,7 @@ def _pictures(report: Report) -> dict[str, object]:
 
 
 def key_facts(report: Report) -> list[dict[str, str]]:
-    """What a reader wants first: name, value, detail."""
+    """The page's headline figures: name, value, detail."""
     baseline = report.systems[0]
     shown = headline([system.system for system in report.systems if system.rounds])
     best = next(system for system in report.systems if system.system == shown)
@@ -230,7 +236,7 @@ def _fact(name: str, value: str, detail: str) -> dict[str, str]:
     return {"name": name, "value": value, "detail": detail}
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write beside `path`, then rename over it."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(content)

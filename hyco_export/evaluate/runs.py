@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from hyco_export.evaluate.gates import Losslessness, compare_texts
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.wire import Sampling, ServerInfo
 
+Asked = TypeVar("Asked")  # a prompt, or a question of several turns
 SEED_BYTES = 4
 PLAIN = "plain"  # the server alone, one token a round
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0)
@@ -129,8 +130,8 @@ class SystemRunner(Protocol):
     ) -> GenerationTrace: ...
 
 
-def turns(systems: Sequence[str], prompts: Sequence[Prompt]) -> Iterator[tuple[str, Prompt]]:
-    """All systems answer a prompt before the next one comes, so that a machine that slows down slows all of them; the
+def turns(systems: Sequence[str], prompts: Sequence[Asked]) -> Iterator[tuple[str, Asked]]:
+    """Who answers what next: all systems answer a prompt before the next, so that a slow machine slows all alike; the
     system that goes first changes from prompt to prompt."""
     for done, prompt in enumerate(prompts):
         first = done % len(systems)
@@ -139,7 +140,7 @@ def turns(systems: Sequence[str], prompts: Sequence[Prompt]) -> Iterator[tuple[s
 
 
 def warm_up(runner: SystemRunner, systems: Sequence[str], backend: str, prompt: Prompt, sampling: Sampling) -> None:
-    """One round of every part, which nobody measures."""
+    """One round of every part, unmeasured."""
     for system in systems:
         runner.generate(system, backend, prompt, sampling, WARM_UP_TOKENS)
 

@@ -16,8 +16,9 @@ import torch
 from hyco_export.core.device_spec import GraphSession, GraphSpec, TensorSpec, to_integers, to_real
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.network.blocks import only_feeds_tanh
-from hyco_export.core.network.host import NO_PARENT, AttentionSink, EmbeddingRows, SlmHost
+from hyco_export.core.network.host import AttentionSink, EmbeddingRows, SlmHost
 from hyco_export.core.numerics import decibels, logit_kl, top1_agreement
+from hyco_export.core.ring import NO_PARENT
 from hyco_export.models.slm.calibration import full_passes
 from hyco_export.models.slm.static_pass import FloatSlm
 

@@ -51,7 +51,7 @@ def system_name(system: SystemMetrics) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """With so many digits behind the point; empty where nothing was measured."""
+    """The value with so many decimals; empty where nothing was measured."""
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 

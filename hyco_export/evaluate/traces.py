@@ -14,6 +14,7 @@ import msgspec
 
 from hyco_export.core.files import pretty_json
 from hyco_export.errors import ArtifactError, HycoError, counted
+from hyco_export.evaluate.metrics import without_evidence
 from hyco_export.protocol.trace import GenerationTrace, from_lines, to_lines
 
 
@@ -31,10 +32,10 @@ def write_traces(path: Path, traces: Iterable[GenerationTrace]) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Make the folder that traces will go to.
+    """Make the folder for traces, before a run whose traces would otherwise be lost.
 
     Raises:
-        OSError: it cannot be made or written: said before a run whose traces would be lost.
+        OSError: it cannot be made or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
@@ -47,7 +48,7 @@ def read_traces(path: Path) -> tuple[GenerationTrace, ...]:
     Raises:
         HycoError: no such file, or not a trace.
     """
-    hint = "give a JSONL file that `validate --traces` wrote"
+    hint = "give a JSONL file that `validate --traces`, `bench` or `evaluate` wrote"
     try:
         with path.open("rb") as file:
             traces = tuple(from_lines(line for line in file if line.strip()))
@@ -86,11 +87,12 @@ class TraceStore:
         self._traces = {system: self._read(system) for system in systems}
 
     def traces(self, system: str) -> Sequence[GenerationTrace]:
-        """Finished generations, in the order in which they were made."""
+        """Finished generations, in the order in which they were made; without p~, which is as large as all the rest
+        and stands in the files."""
         return self._traces[system]
 
     def holds(self, system: str, prompt_id: str, seed: int) -> bool:
-        """Is this generation finished."""
+        """Is this generation stored."""
         return any(trace.prompt_id == prompt_id and trace.seed == seed for trace in self._traces[system])
 
     def add(self, trace: GenerationTrace) -> None:
@@ -103,7 +105,7 @@ class TraceStore:
             os.fsync(stream.fileno())
         self._sizes[system] += len(lines)
         self._replace(PROGRESS_FILE, self._sizes)
-        self._traces[system].append(trace)
+        self._traces[system].append(without_evidence(trace))
 
     def path(self, system: str) -> Path:
         """The system's JSONL file."""
@@ -125,7 +127,7 @@ class TraceStore:
         return {str(name): int(size) for name, size in _read_json(path).items()} if path.exists() else {}
 
     def _cut(self, system: str, size: int) -> None:
-        """Drop what a kill left behind the last recorded generation."""
+        """Cut a file behind the last recorded generation: a killed run may have written part of another."""
         path = self.path(system)
         found = path.stat().st_size if path.exists() else 0
         if found < size:
@@ -138,7 +140,8 @@ class TraceStore:
         if not path.exists():
             return []
         try:
-            return list(from_lines(path.read_bytes().splitlines()))
+            with path.open("rb") as file:
+                return [without_evidence(trace) for trace in from_lines(file)]
         except (msgspec.DecodeError, ValueError) as error:
             raise ArtifactError(f"{path} cannot be read: {error}", ANOTHER_FOLDER) from error
 

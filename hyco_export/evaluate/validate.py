@@ -1,4 +1,4 @@
-"""`validate`: drive a server with a run's artifacts and say what holds.
+"""`validate`: drives a server with a run's artifacts and judges the run.
 
 The order: does the server answer and belong to this run; what is wrong with it or the artifacts (`diagnose`); do the
 graphs agree; how do the systems perform; are greedy texts lossless on every back end; then the gates.
@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 import hyco_export
+from hyco_export.core.deferred import Deferred
 from hyco_export.core.recipe import Validation
 from hyco_export.device.interfaces import Transport
 from hyco_export.device.systems import find_system
@@ -29,7 +30,6 @@ from hyco_export.evaluate.connect import (
     read_prompts,
     wire_sampling,
 )
-from hyco_export.evaluate.diagnosis.diagnose import diagnose
 from hyco_export.evaluate.diagnosis.finding import Diagnosis
 from hyco_export.evaluate.gates import Losslessness, run_gates
 from hyco_export.evaluate.link_costs import link_note, padding_note
@@ -41,10 +41,12 @@ from hyco_export.evaluate.traces import write_traces
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.wire import ServerInfo
 
+diagnose = Deferred("hyco_export.evaluate.diagnosis.diagnose:diagnose")  # torch: after the server has answered
+
 
 @dataclass(frozen=True)
 class Findings:
-    """What was seen, before it is measured and judged."""
+    """Results of a validation before they are held against gates."""
 
     info: ServerInfo
     artifacts: RunArtifacts
@@ -95,9 +97,10 @@ def examine(
     """Drive the server. Raises as `validate`."""
     recipe, plan, artifacts, info = subject.recipe, subject.recipe.validation, connection.artifacts, connection.info
     prompts = read_prompts(subject.prompts, connection.tokenizer, plan.prompts)
-    origins = subject.checkpoints
-    diagnosis = diagnose(artifacts, recipe, origins, connection.tokenizer, connection.transport, info, on_step)
-    with _said_with(diagnosis):
+    diagnosis: Diagnosis = diagnose(
+        artifacts, recipe, subject.checkpoints, connection.tokenizer, connection.transport, info, on_step
+    )
+    with _with_findings(diagnosis):
         return _measure(subject, connection, prompts, diagnosis, on_step, trace, clock)
 
 
@@ -121,8 +124,8 @@ def _measure(
 
 
 @contextmanager
-def _said_with(diagnosis: Diagnosis) -> Iterator[None]:
-    """A fault may end the rest of a validation: its name is then said with the error that it caused."""
+def _with_findings(diagnosis: Diagnosis) -> Iterator[None]:
+    """Add the findings to an error that ended the validation: one of them may have caused it."""
     try:
         yield
     except HycoError as error:
@@ -177,7 +180,7 @@ def check_backends(
 ) -> tuple[Losslessness, ...]:
     """Greedy losslessness of the recipe's systems on every back end; the emulator gets fewer and shorter texts."""
     plain = plain_texts(runner, FLOAT, prompts, plan.max_new_tokens, on_step)
-    trials = (
+    cases = (
         (FLOAT, prompts, plan.max_new_tokens),
         (INTEGER, prompts, plan.max_new_tokens),
         (NPU, prompts[: plan.emulator_prompts], emulator_tokens(plan)),
@@ -185,7 +188,7 @@ def check_backends(
     return tuple(
         check_greedy(runner, system, backend, chosen, plain, limit, on_step)
         for system in plan.greedy_systems
-        for backend, chosen, limit in trials
+        for backend, chosen, limit in cases
     )
 
 
@@ -195,7 +198,7 @@ def emulator_tokens(plan: Validation) -> int:
 
 
 def notes(plan: Validation, found: int) -> tuple[str, ...]:
-    """What a reader must know to read the figures right."""
+    """Notes without which the figures would be misread."""
     emulated = counted(min(plan.emulator_prompts, found), "prompt")
     lines = [
         f"The {NPU} back end ran {emulated} of up to {emulator_tokens(plan)} "

@@ -171,7 +171,7 @@ def read_context(binary: Path) -> ContextInfo:
     if not binary.is_file():
         raise CompileError(f"context binary {binary} does not exist", "compile it again: hyco-export compile")
     with Worker(log=None) as worker:
-        deadline = threading.Timer(READING_LIMIT_S, worker.kill)  # a hostile file may keep the reader busy
+        deadline = threading.Timer(READING_LIMIT_S, worker.kill)  # a hostile file may never finish being read
         deadline.start()
         try:
             return worker.ask(InspectJob(str(binary)), ContextInfo, subject=binary.name)

@@ -90,17 +90,17 @@ def _mask_low(real: str, index: GraphIndex) -> float | None:
     if reader is None:  # a float constant, or a float input
         return float(index.values(source).min()) if source in index.constants else -np.inf
     if source in index.inputs:
-        reach = index.range(reader)
-        return None if reach is None else reach[0]
+        bounds = index.range(reader)
+        return None if bounds is None else bounds[0]
     scale, zero_point = index.parameters(reader) or (np.ones(1), np.zeros(1))
     return float(((index.values(source).astype(np.int64) - zero_point) * scale).min())
 
 
 def _sum_breaches(add: onnx.NodeProto, index: GraphIndex) -> Iterator[Breach]:
     for reader in index.consumers[add.output[0]]:
-        reach = index.range(reader) if reader.op_type == "QuantizeLinear" else None
-        if reach is not None and reach[0] > MASK_HIGHEST:
-            yield Breach(place(add), f"the masked scores are stored down to {reach[0]:.4g} only")
+        bounds = index.range(reader) if reader.op_type == "QuantizeLinear" else None
+        if bounds is not None and bounds[0] > MASK_HIGHEST:
+            yield Breach(place(add), f"the masked scores are stored down to {bounds[0]:.4g} only")
 
 
 def wide_matmul(model: onnx.ModelProto, index: GraphIndex) -> Iterator[Breach]:

@@ -144,7 +144,7 @@ KNOWN_ERRORS = (
 
 
 class Trap(NamedTuple):
-    """What raises no error: how it shows, why, what to do."""
+    """A failure without an error text: how it shows, why, what to do."""
 
     symptom: str
     cause: str

@@ -129,7 +129,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A job that raised; the worker goes on. `hint`: the next step where the error has one, else None."""
+    """A job that raised; the worker accepts further jobs. `hint`: the next step where the error has one, else None."""
 
     error: str
     hint: str | None = None

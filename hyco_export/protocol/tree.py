@@ -100,15 +100,6 @@ def depths(parents: Sequence[int]) -> np.ndarray:
     return result
 
 
-def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
-    """bool [N, N]: mask[i, j] is True where node j is node i or one of its ancestors."""
-    mask = np.eye(len(parents), dtype=bool)
-    for row, parent in enumerate(parents):
-        if parent != ROOT:
-            mask[row] |= mask[parent]
-    return mask
-
-
 def path_to(parents: Sequence[int], row: int) -> tuple[int, ...]:
     """Rows from depth 1 down to `row`; empty for ROOT."""
     path: list[int] = []

@@ -77,6 +77,11 @@ class Engine:
         return len(self._table)
 
     @property
+    def prefilled(self) -> int:
+        """Ids processed of prompts that wait for their first token."""
+        return self._table.prefilled
+
+    @property
     def reserved_bytes(self) -> int:
         """K/V memory of the sessions held."""
         return self._budget.used_bytes

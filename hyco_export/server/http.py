@@ -71,7 +71,7 @@ class Service:
         self._model_s = calls.model_s
         self._pad_bytes = pad_bytes
         self._info = wire.encode(info)
-        self._metrics = metrics.Metrics(lambda: engine.session_count)
+        self._metrics = metrics.Metrics(lambda: engine.session_count, lambda: engine.prefilled)
         waiting = CALLS_PER_SESSION * engine.limits.sessions
         self._waiters = ThreadPoolExecutor(max_workers=waiting, thread_name_prefix="call")
         self._ready = False

@@ -17,7 +17,7 @@ COMMITTED_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33)
 class Metrics:
     """Counters of one server."""
 
-    def __init__(self, session_count: Callable[[], int]) -> None:
+    def __init__(self, session_count: Callable[[], int], prefilled: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter("hyco_requests", "Calls answered, by call", ["call"], registry=self.registry)
         self._refusals = Counter("hyco_refusals", "Calls refused, by code", ["code"], registry=self.registry)
@@ -35,6 +35,10 @@ class Metrics:
         )
         sessions = Gauge("hyco_sessions", "Sessions held", registry=self.registry)
         sessions.set_function(session_count)
+        waiting = Gauge(
+            "hyco_prefilled_ids", "Ids processed of prompts that wait for their first token", registry=self.registry
+        )
+        waiting.set_function(prefilled)
 
     def answered(self, call: str, bytes_up: int, bytes_down: int) -> None:
         self._requests.labels(call).inc()

@@ -36,6 +36,11 @@ class SessionTable:
         """Sessions that may still ask for rounds."""
         return sum(session.verifier is not None for session in self._sessions.values())
 
+    @property
+    def prefilled(self) -> int:
+        """Ids processed of prompts that wait for their first token. For metrics, so that no lock is needed."""
+        return sum(session.prefilled for session in list(self._sessions.values()) if session.opening)
+
     def replace_attempt(self, owner: str, attempt: str) -> None:
         """A PRIME comes again: drop the session that the earlier try opened, or is about to open."""
         if not attempt:

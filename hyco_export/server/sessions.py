@@ -34,7 +34,7 @@ class Session:
     verifier: None once finished, when the cache is freed. calls: in flight. opening: its PRIME has not been answered.
     replaced: that PRIME was sent again. in_pass: then a drop frees the cache after the pass. dropped: forgotten.
     drafted: by the server for the next round, while the last reply travelled. older: rows of the first window that are
-    still to be sent.
+    still to be sent. prefilled: ids of its prompt that were processed while it opens.
     """
 
     def __init__(self, request: wire.PrimeRequest, owner: str, budget: CacheBudget) -> None:
@@ -44,6 +44,7 @@ class Session:
         self.verifier: VerifierSession | None = None
         self.calls = 0
         self.opening = True
+        self.prefilled = 0
         self.replaced = False
         self.in_pass = False
         self.dropped = False
@@ -217,6 +218,7 @@ class PendingPrime(PendingRequest[wire.PrimeReply]):
     def part(self, drafted: DraftedChain | None) -> Prefill:
         if self._processed == 0:
             self._verifier.reserve(self.session.positions)
+        self.session.prefilled = self._processed
         piece = self.session.settings.prompt[self._processed : self._processed + self.prompt_rows]
         return Prefill(self._verifier, np.asarray(piece, np.int64))
 

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import onnx
 
+from hyco_export.bundle.spec import GRAPHS
 from hyco_export.core.artifact import ENCODINGS_FILE, HEAD, HEAD_SAMPLES_FILE, SLM, SLM_SAMPLES_FILE
 from hyco_export.core.device_spec import (
     HEAD_GRAPH,
     HEAD_SPEC_FILE,
-    SLM_PREFILL_GRAPH,
     SLM_SPEC_FILE,
     SLM_TREE_GRAPH,
     GraphSpec,
@@ -30,9 +29,9 @@ from hyco_export.core.golden import read_samples
 from hyco_export.core.network.blocks import only_feeds_tanh
 from hyco_export.core.numerics import decibels
 from hyco_export.errors import ArtifactError, HycoError
-from hyco_export.graph.index import GraphIndex
 
-GRAPHS = (HEAD_GRAPH, SLM_TREE_GRAPH, SLM_PREFILL_GRAPH)
+FLOAT, INTEGER, NPU = "torch", "onnx-cpu", "qnn"
+BACKENDS = (FLOAT, INTEGER, NPU)
 LOW_DB = 20.0  # a tensor below it has lost its accuracy: a healthy 16-bit one has 40 or more
 DROP_DB = 6.0  # from what a tensor is made of to itself: the error doubles
 HEALTHY_DB = 60.0  # drops are counted from here: exact inputs lose more than that in their first rounding
@@ -83,6 +82,19 @@ class Divergence(msgspec.Struct, frozen=True):
     not_compared: tuple[str, ...]  # tensors that a side does not have
 
 
+def require_source(source: str) -> None:
+    """Asked before anything is run. Raises HycoError: `source` is neither a back end nor a folder."""
+    if source not in BACKENDS and not Path(source).exists():
+        known = f"give {', '.join(BACKENDS)}, or a folder with outputs from a phone"
+        raise HycoError(f"{source!r} is neither a back end nor a folder", known)
+
+
+def require_graph(graph: str) -> None:
+    """Raises HycoError: there is no such graph."""
+    if graph not in GRAPHS:
+        raise HycoError(f"unknown graph {graph!r}", f"graphs: {', '.join(GRAPHS)}")
+
+
 def open_subject(run: Path, graph: str, feeds: int, pattern: str = "*") -> Subject:
     """A graph of a run folder with its first `feeds` sample inputs; inner tensors whose names match `pattern`.
 
@@ -90,8 +102,7 @@ def open_subject(run: Path, graph: str, feeds: int, pattern: str = "*") -> Subje
         HycoError: no such graph.
         ArtifactError: an artifact is missing or damaged.
     """
-    if graph not in GRAPHS:
-        raise HycoError(f"unknown graph {graph!r}", f"graphs: {', '.join(GRAPHS)}")
+    require_graph(graph)
     folder = run / (HEAD if graph == HEAD_GRAPH else SLM)
     if graph == HEAD_GRAPH:
         spec, samples = read_spec(folder / HEAD_SPEC_FILE, HeadSpec).graph, folder / HEAD_SAMPLES_FILE
@@ -107,6 +118,10 @@ def open_subject(run: Path, graph: str, feeds: int, pattern: str = "*") -> Subje
 
 def _tensors(model: Path, folder: Path, spec: GraphSpec, pattern: str) -> tuple[TensorSpec, ...]:
     """Outputs and calibrated inner tensors of the graph, in the order of its nodes."""
+    import onnx
+
+    from hyco_export.graph.index import GraphIndex
+
     encodings = msgspec.json.decode((folder / ENCODINGS_FILE).read_bytes(), type=dict[str, Encoding])
     index = GraphIndex(onnx.load(model, load_external_data=False), folder)
     outputs, inputs = {tensor.name: tensor for tensor in spec.outputs}, {tensor.name for tensor in spec.inputs}
@@ -162,6 +177,10 @@ def _compared(
 
 def _parents(subject: Subject, known: set[str]) -> dict[str, tuple[str, ...]]:
     """For each tensor the nearest compared ones that it is made of."""
+    import onnx
+
+    from hyco_export.graph.index import GraphIndex
+
     index = GraphIndex(onnx.load(subject.model, load_external_data=False))
     inputs = {tensor.name for tensor in subject.spec.inputs}
     found: dict[str, tuple[str, ...]] = {}

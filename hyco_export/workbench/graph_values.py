@@ -13,21 +13,21 @@ import numpy as np
 import onnx
 import torch
 
+from hyco_export.bundle.raw_files import input_list, read_tensor, write_raw
 from hyco_export.core.artifact import SLM
 from hyco_export.core.device_spec import HEAD_GRAPH, SLM_PREFILL_GRAPH, GraphSession, TensorSpec, to_real
 from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_slm
 from hyco_export.core.targets import Target
-from hyco_export.errors import ArtifactError, HycoError
+from hyco_export.errors import ArtifactError
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.graph.qnn import compile_context, open_context
 from hyco_export.graph.slm_graphs import with_outputs
 from hyco_export.models.head.static_pass import open_float_head
 from hyco_export.models.slm.static_pass import FloatSlm
 from hyco_export.models.torch_ops import TorchWeights
-from hyco_export.workbench.bisect import Arrays, Subject
-from hyco_export.workbench.files import read_file
+from hyco_export.workbench.bisect import FLOAT, INTEGER, NPU, Arrays, Subject, require_source
 
-FLOAT, INTEGER, NPU = "torch", "onnx-cpu", "qnn"
+INPUT_LIST = "input_list.txt"
 
 
 def values_of(subject: Subject, source: str, target: Target, log: Path) -> list[dict[str, np.ndarray]]:
@@ -44,9 +44,7 @@ def values_of(subject: Subject, source: str, target: Target, log: Path) -> list[
     }
     if source in run:
         return run[source]()
-    if not Path(source).exists():
-        known = f"give {', '.join(run)}, or a folder with outputs from a phone"
-        raise HycoError(f"{source!r} is neither a back end nor a folder", known)
+    require_source(source)
     return recorded_values(subject, Path(source))
 
 
@@ -103,20 +101,16 @@ def write_probe(subject: Subject, folder: Path, target: Target, log: Path) -> Pa
         return compile_context(model, folder, f"{subject.name}_probe", target, log).context_model
 
 
-def write_inputs(subject: Subject, folder: Path) -> None:
-    """The inputs as raw files in native types, and `input_list.txt` for qnn-net-run."""
-    lines = []
-    for number, feed in enumerate(subject.feeds):
-        place = folder / f"inputs_{number}"
-        place.mkdir(parents=True, exist_ok=True)
-        for name, values in feed.items():
-            np.ascontiguousarray(values).tofile(place / f"{name}.raw")
-        lines.append(" ".join(f"{name}:={place.name}/{name}.raw" for name in feed))
-    (folder / "input_list.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+def write_inputs(subject: Subject, folder: Path) -> Path:
+    """The inputs as raw files in native types, and their list for qnn-net-run; the list's path."""
+    listed = folder / INPUT_LIST
+    runs = [write_raw(folder, f"inputs_{number}", feed) for number, feed in enumerate(subject.feeds)]
+    listed.write_text(input_list(runs), encoding="utf-8")
+    return listed
 
 
 def recorded_values(subject: Subject, folder: Path) -> list[dict[str, np.ndarray]]:
-    """Outputs from a phone: `<n>.npz`, or `Result_<n>/TENSOR.raw` as qnn-net-run writes them, for feed n from 0.
+    """Outputs from a phone: `<n>.npz`, or raw files in `Result_<n>/` as qnn-net-run writes them, for feed n from 0.
 
     Integers are read by the tensor's encoding, floats as real values. A tensor that is not there is left out.
 
@@ -125,7 +119,12 @@ def recorded_values(subject: Subject, folder: Path) -> list[dict[str, np.ndarray
     """
     found = []
     for number in range(len(subject.feeds)):
-        arrays = _recorded(subject, folder, number)
+        places = (folder / f"{number}.npz", folder / f"Result_{number}")
+        reads = {tensor: read_tensor(places, tensor) for tensor in subject.tensors}
+        unreadable = next((read.problem for read in reads.values() if read.problem and not read.missing), "")
+        if unreadable:
+            raise ArtifactError(f"feed {number} of {folder}: {unreadable}", "see which graph was run, fetch it again")
+        arrays = {tensor.name: _real(tensor, read.values) for tensor, read in reads.items() if read.values is not None}
         if not arrays:
             raise ArtifactError(
                 f"{folder} holds no outputs of feed {number}",
@@ -135,41 +134,7 @@ def recorded_values(subject: Subject, folder: Path) -> list[dict[str, np.ndarray
     return found
 
 
-def _recorded(subject: Subject, folder: Path, number: int) -> dict[str, np.ndarray]:
-    archive = folder / f"{number}.npz"
-    values: dict[str, np.ndarray] = {}
-    if archive.is_file():
-        read_file(archive)  # refuses what would unpack to more than it may, or runs code
-        with np.load(archive) as arrays:
-            values = {
-                tensor.name: _real(tensor, arrays[tensor.name]) for tensor in subject.tensors if tensor.name in arrays
-            }
-        return values
-    for tensor in subject.tensors:
-        for name in (f"{tensor.name}.raw", f"{tensor.name}_native.raw", f"{tensor.name.replace('.', '_')}.raw"):
-            path = folder / f"Result_{number}" / name
-            if path.is_file():
-                values[tensor.name] = _real(tensor, _from_raw(path, tensor))
-                break
-    return values
-
-
-def _from_raw(path: Path, tensor: TensorSpec) -> np.ndarray:
-    """Native integers, or float32 where the file is as large as those."""
-    count, data = int(np.prod(tensor.shape)), path.read_bytes()
-    for dtype in (tensor.dtype, "float32"):
-        if len(data) == count * np.dtype(dtype).itemsize:
-            return np.frombuffer(data, dtype)
-    raise ArtifactError(
-        f"{path} has {len(data):,} B, {tensor.name} is {tensor.dtype} {list(tensor.shape)}", "fetch it again"
-    )
-
-
 def _real(tensor: TensorSpec, values: np.ndarray) -> np.ndarray:
-    if values.size != int(np.prod(tensor.shape)):
-        raise ArtifactError(
-            f"{tensor.name} came back as {list(values.shape)}, it is {list(tensor.shape)}", "see which graph was run"
-        )
-    shaped = values.reshape(tensor.shape)
-    integers = shaped.dtype.kind in "iu" and tensor.encoding is not None
-    return tensor.encoding.dequantize(shaped) if integers and tensor.encoding else shaped
+    if values.dtype.kind == "f" or tensor.encoding is None:
+        return values
+    return tensor.encoding.dequantize(values)

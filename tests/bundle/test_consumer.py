@@ -2,14 +2,15 @@
 
 import ast
 import importlib.util
+import io
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -34,9 +35,10 @@ from tests.support.live_server import running
 SOURCE = PACKAGE / CONSUMER
 BLOCKED = Path(__file__).with_name("blocked.py")
 ALLOWED = "numpy,onnxruntime"
-CODE_LINES = 300
+LINES, WIDTH = 300, 155  # all of it, words and blank lines too; no line that a screen cannot hold
 NEW_TOKENS = 24
 PROMPT = (5, 9, 14, 20, 31, 7)
+Mistake = Callable[[ModuleType, pytest.MonkeyPatch], None]
 
 
 def run_consumer(*arguments: object, allowed: str = ALLOWED) -> subprocess.CompletedProcess[str]:
@@ -71,11 +73,12 @@ def test_every_golden_passes_and_bit_for_bit(bundle_folder: Path) -> None:
     lines = ended.stdout.splitlines()
     for name, graph in bundle.graphs.items():
         count = sum(case.graph == name for case in bundle.cases) * len(graph.outputs)
-        assert any(line.startswith(f"{name}: {count} outputs") and "0 outside" in line for line in lines)
+        assert f"{name}: {count} outputs, {count} equal, 0 outside the tolerance" in lines
     assert [line.split(":")[0] for line in lines if "all as recorded" in line] == [
         "session before",
         "session across",
         "session after",
+        "session edges",
     ]
 
 
@@ -126,6 +129,41 @@ def test_a_cut_off_file_is_noticed(bundle_folder: Path, tmp_path: Path) -> None:
     assert ended.returncode == 1 and "slm_tree.bin is not the file that was built" in ended.stderr
 
 
+def without_stops(consumer: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    begin = consumer.Drafter.__init__
+
+    def ignoring(drafter, *arguments):
+        begin(drafter, *arguments)
+        drafter.stops = set()
+
+    patch.setattr(consumer.Drafter, "__init__", ignoring)
+
+
+def of_equals_the_larger_column(consumer: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    right = consumer.best_children
+    turned = lambda levels, *rest: [(len(levels) - 1 - column, q) for column, q in right(levels[::-1], *rest)]  # noqa: E731
+    patch.setattr(consumer, "best_children", turned)
+
+
+@pytest.mark.parametrize("mistake", [None, without_stops, of_equals_the_larger_column])
+def test_mistakes_that_graphs_rarely_show_are_caught_by_the_altered_session(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch, mistake: Mistake | None
+) -> None:
+    consumer, facts = load_consumer(), json.loads((bundle_folder / "bundle.json").read_bytes())
+    sides = {
+        name: [{one["name"]: one for one in graph[side]} for side in ("inputs", "outputs")]
+        for name, graph in facts["graphs"].items()
+    }
+    graphs = {name: SimpleNamespace(name=name, inputs=one[0], outputs=one[1]) for name, one in sides.items()}
+    session = next(one for one in facts["sessions"] if one["id"] == "edges")
+    if mistake is None:
+        consumer.check_session(bundle_folder, facts, graphs, session)
+        return
+    mistake(consumer, monkeypatch)
+    with pytest.raises(SystemExit, match="edges"):
+        consumer.check_session(bundle_folder, facts, graphs, session)
+
+
 def _rehash(folder: Path) -> None:
     """Make bundle.json state the hashes of what lies there."""
     facts = json.loads((folder / "bundle.json").read_bytes())
@@ -157,15 +195,8 @@ def test_it_is_short_and_stands_alone() -> None:
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     foreign = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names)
     assert foreign == {"numpy", "onnxruntime", "onnxruntime_qnn", "tokenizers"}
-    documented = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
-    ]
-    words = {line for node in documented for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
     lines = source.splitlines()
-    code = [line for number, line in enumerate(lines, 1) if number not in words and line.strip()[:1] not in ("", "#")]
-    assert len(code) <= CODE_LINES
+    assert len(lines) <= LINES and max(map(len, lines)) <= WIDTH
 
 
 VALUES = st.recursive(
@@ -178,7 +209,8 @@ VALUES = st.recursive(
 def test_its_messagepack_is_msgspecs(value: object) -> None:
     module = load_consumer()
     body = msgspec.msgpack.encode(value)
-    assert module.unpack(body) == (value, len(body))
+    stream = io.BytesIO(body)
+    assert module.unpack(stream) == value and stream.tell() == len(body)
     if "None" not in repr(value):
         assert module.pack(value) == body
 
@@ -188,7 +220,8 @@ def test_its_messagepack_at_the_edges(size: int) -> None:
     consumer = load_consumer()
     for value in ("a" * size, b"a" * size, [1] * size, [size, -1, size * size]):
         body = msgspec.msgpack.encode(value)
-        assert consumer.pack(value) == body and consumer.unpack(body) == (value, len(body))
+        stream = io.BytesIO(body)
+        assert consumer.pack(value) == body and consumer.unpack(stream) == value and stream.tell() == len(body)
 
 
 def test_its_best_children_are_those_of_a_whole_log_softmax() -> None:
@@ -211,3 +244,6 @@ def test_an_slm_with_its_own_vocabulary_is_left_to_the_driver(bundle_folder: Pat
     assert ended.returncode == 1 and "take driver.pyz" in ended.stderr
     graphs_alone = run_consumer(copy)
     assert graphs_alone.returncode == 0 and "session" not in graphs_alone.stdout
+    assert "conversations are left out: this bundle's SLM has a vocabulary of its own" in graphs_alone.stdout
+    page = (copy / "BUNDLE.md").read_text()
+    assert "driver.pyz" in page

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from hyco_export.bundle import folder
-from hyco_export.bundle.folder import build_bundle, chat_parts
+from hyco_export.bundle.folder import build_bundle
 from hyco_export.bundle.spec import GRAPHS, open_bundle, read_bundle
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.connect import Subject
 from hyco_export.graph.context_binary import read_context
-from tests.evaluate.diagnosis.small_run import SmallRun
 
 INTERRUPTED_RUN = 5
 
@@ -89,11 +88,3 @@ def test_foreign_folders_stay_as_they_are(subject: Subject, tmp_path: Path) -> N
     with pytest.raises(ArtifactError, match="is not a bundle of format 1"):
         build_bundle(subject, tmp_path, silent)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_chat_parts_give_the_templates_own_text(small_run: SmallRun) -> None:
-    chat = chat_parts(small_run.tokenizer)
-    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
-    messages.append({"role": "user", "content": "three"})
-    whole = small_run.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert chat.before + "one" + chat.after + "two" + chat.between + "three" + chat.after == whole

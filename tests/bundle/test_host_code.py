@@ -18,10 +18,9 @@ from safetensors.numpy import save_file
 from hyco_export.bundle.graphs import assemble_device
 from hyco_export.bundle.spec import Bundle, read_bundle
 from hyco_export.device.drafters import HybridDrafter
-from hyco_export.device.drafters.hybrid import TreeRule
 from hyco_export.device.interfaces import Given
 from hyco_export.device.kv_state import HeadState
-from hyco_export.device.tree_builder import SlmState
+from hyco_export.device.tree_builder import SlmState, TreeRule
 from hyco_export.protocol.tree import path_to
 from hyco_export.protocol.wire import Handoff
 from tests.bundle.test_consumer import load_consumer
@@ -87,8 +86,8 @@ def test_both_feed_and_build_the_same(bundle_folder: Path, tmp_path: Path, lengt
     device = assemble_device(folder, bundle, {name: RandomGraph(name, bundle, ours) for name in bundle.graphs})
     tree = bundle.drafting
     rule = TreeRule(tree.edge_log_prob, tree.budget, tree.candidates_per_row, tree.temperature)
-    planter, state = HeadState(device.head, device.handoff), SlmState(device.slm)
-    drafter = HybridDrafter(planter, state, device.slm_ids, rule, bundle.stop_ids)
+    planter, state = HeadState(device.head, device.handoff), SlmState(device.slm, device.slm_ids, bundle.stop_ids)
+    drafter = HybridDrafter(planter, state, rule)
     facts: dict[str, Any] = json.loads((folder / "bundle.json").read_bytes())
     graphs = {name: RandomGraph(name, bundle, theirs) for name in bundle.graphs}
     consumer = load_consumer().Drafter(folder, facts, graphs)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding, apply_rotary_pos_emb
 
-from hyco_export.core.ring import EMPTY, rotary_tables, slot_positions, slots, visible
+from hyco_export.core.ring import EMPTY, held_positions, rotary_tables, slot_positions, slots, visible
 from tests.support.packed_slm import slm_config
 
 
@@ -15,6 +15,11 @@ def test_slot_positions_equal_writing_one_by_one(length: int) -> None:
     for position in range(length):
         written[slots(position, 1, 8)] = position
     np.testing.assert_array_equal(slot_positions(length, 8), written)
+
+
+def test_slots_that_no_position_reached_are_empty() -> None:
+    assert list(held_positions(5, 7, 4)) == [-1, 5, 6, -1]
+    assert list(held_positions(5, 10, 4)) == [8, 9, 6, 7]
 
 
 def test_slots_wrap() -> None:

@@ -12,8 +12,9 @@ from safetensors.numpy import save_file
 from hyco_export.core.device_spec import to_integers
 from hyco_export.core.handoff import LAYER_TYPES, KvRows
 from hyco_export.core.keepset import KEEPSET_FILE, read_keepset
-from hyco_export.core.network.host import draft_feeds, on_grid, ring_positions
+from hyco_export.core.network.host import draft_feeds, on_grid
 from hyco_export.core.recipe import Calibration, Capture, HeadGraph, Qat, SlmGraph
+from hyco_export.core.ring import slot_positions
 from hyco_export.device.backends import open_head, open_slm
 from hyco_export.device.drafters import SpecEdgeDrafter, TreeRule
 from hyco_export.device.interfaces import Given
@@ -115,8 +116,8 @@ def test_every_edge_of_a_tree_of_several_passes_costs_what_transformers_says(
 ) -> None:
     ids = list(random_ids(6, 31))
     slm = open_slm(slm_run, backend)
-    rule = TreeRule(math.log(0.9), budget=6, candidates_per_row=per_row)
-    drafter = SpecEdgeDrafter(SlmState(slm), KEPT.astype(np.int64), rule, set(), passes=5)
+    rule = TreeRule(math.log(0.9), budget=6, candidates_per_row=per_row, passes=5)
+    drafter = SpecEdgeDrafter(SlmState(slm, KEPT.astype(np.int64), set()), rule)
     drafter.begin(ids, Given())
     tree = drafter.propose(ids).tree
     assert slm.next_row == rows_run  # the root, then every further pass with the ancestors of its nodes
@@ -191,7 +192,7 @@ def test_head_of_a_back_end_drafts_what_its_graph_says_of_the_capture(head_run: 
         k, v = ({t: integers[f"{kind}.{t}"][place] for t in LAYER_TYPES} for kind in "kv")
         head.commit(KvRows(k, v), root - 1)
         draft = head.draft(integers["e"][root], integers["h"][root - 1], root)
-        keys = ring_positions(root, HEAD_WINDOW)
+        keys = slot_positions(root, HEAD_WINDOW)
         feeds = draft_feeds(reference.network, on_grid(values, grids), np.array([root]), keys, spec.mask_value)
         expected = reference.draft(feeds) if backend == "torch" else graph.run(to_integers(spec.graph.inputs, feeds))
         assert list(draft.chain) == kept[expected["chain"].ravel()].tolist()

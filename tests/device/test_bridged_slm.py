@@ -111,12 +111,12 @@ def test_a_path_is_kept_as_far_as_it_was_forwarded():
 def test_greedy_text_is_the_verifiers_own(system, seed):
     verifier = ToyLanguageModel(VERIFIER_SIZE, seed=seed)
     slm, _ = make_slm()
-    rule = TreeRule(np.log(0.66), 12, 4)
+    rule = TreeRule(np.log(0.66), 12, 4, passes=1 if system == "hybrid" else 4)
     if system == "hybrid":
         head = HeadState(ScriptedHead(verifier), HANDOFF)
-        drafter = HybridDrafter(head, SlmState(slm), BRIDGE.verifier_ids, rule, frozenset({1}))
+        drafter = HybridDrafter(head, SlmState(slm, BRIDGE.verifier_ids, frozenset({1})), rule)
     else:
-        drafter = SpecEdgeDrafter(SlmState(slm), BRIDGE.verifier_ids, rule, frozenset({1}))
+        drafter = SpecEdgeDrafter(SlmState(slm, BRIDGE.verifier_ids, frozenset({1})), rule)
     sampling, acceptance = wire.Sampling(0.0, 0, 1.0), wire.Acceptance("exact", 1.0)
     digest = "h" if system == "hybrid" else ""
     request = Request("x", "p", sampling, acceptance, seed, 40, head_digest=digest)

@@ -1,6 +1,5 @@
 """The client of the wire: bytes counted exactly, rounds retried, everything else told apart and named."""
 
-import math
 import socket
 import time
 from collections.abc import Iterator
@@ -13,12 +12,10 @@ import pytest
 from hyco_export.device import client as transport_module
 from hyco_export.device.backends import Device
 from hyco_export.device.client import HttpTransport, Patience
-from hyco_export.device.drafters import HybridDrafter, TreeRule
+from hyco_export.device.drafters import HybridDrafter
 from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Request
-from hyco_export.device.kv_state import HeadState
 from hyco_export.device.systems import SYSTEMS, find_system, make_drafter, make_policy, make_request
-from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, ServerError, UnreachableError
 from hyco_export.protocol import wire
 from hyco_export.protocol.server_address import read_url
@@ -30,6 +27,7 @@ from tests.support.live_server import running
 from tests.support.raw_server import DROP, HANG, LATE, LATE_S, RawServer, http_answer
 from tests.support.scripted import (
     HANDOFF,
+    KEEP_ALL,
     STOP_ID,
     VOCAB_SIZE,
     WINDOW,
@@ -37,6 +35,7 @@ from tests.support.scripted import (
     ScriptedSession,
     ScriptedSlm,
     ToyLanguageModel,
+    hybrid_of,
 )
 
 REPLY = wire.VerifyReply(1, 3, [], [], [5], "", None, 0, 1.0)
@@ -286,9 +285,7 @@ def toy_engine() -> Engine:
 
 
 def hybrid() -> HybridDrafter:
-    keep = np.arange(VOCAB_SIZE)
-    head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, keep)
-    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID})
+    return hybrid_of(ScriptedHead(MODEL), ScriptedSlm(MODEL, KEEP_ALL))
 
 
 def request() -> Request:

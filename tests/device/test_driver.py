@@ -1,6 +1,5 @@
 """The device's loop: nothing committed is lost or changed, whatever is drafted and whenever the server forgets."""
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -9,38 +8,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyco_export.device.drafters import Draft, HybridDrafter, NullDrafter, TreeRule
+from hyco_export.device.drafters import Draft, NullDrafter
 from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Given, Request
-from hyco_export.device.kv_state import HeadState, check_reply
-from hyco_export.device.tree_builder import SlmState
+from hyco_export.device.kv_state import check_reply
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import from_lines, to_lines
 from hyco_export.protocol.tree import EMPTY_TREE, ROOT, Source, Tree
 from tests.support.oracle import OracleDrafter
 from tests.support.scripted import (
-    HANDOFF,
     STOP_ID,
     VOCAB_SIZE,
     ScriptedHead,
     ScriptedServer,
     ScriptedSlm,
     ToyLanguageModel,
+    hybrid_of,
 )
 
 PROMPT = [5, 9, 2, 7]
-RULE = TreeRule(math.log(0.66), budget=12, candidates_per_row=12)
 NO_STOP = -1e9
 
 
 def request(max_new_tokens: int = 24, **changes: object) -> Request:
     base = Request("test", "p0", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 7, max_new_tokens)
     return msgspec.structs.replace(base, **changes)
-
-
-def hybrid(model: ToyLanguageModel, head: ScriptedHead, slm: ScriptedSlm, keep: np.ndarray) -> HybridDrafter:
-    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), keep, RULE, {STOP_ID})
 
 
 class RandomTrees:
@@ -141,7 +134,7 @@ def test_greedy_text_is_plain_greedy_for_the_hybrid_drafter(
     prompt = [int(t) for t in np.random.default_rng(seed).integers(2, VOCAB_SIZE, prompt_length)]
     keep = np.array([token for token in range(VOCAB_SIZE) if token % 5 != 3])
     head, slm = ScriptedHead(model, error_every=error_every), ScriptedSlm(model, keep, rows, context)
-    trace = generate(prompt, request(30), hybrid(model, head, slm, keep), ScriptedServer(model))
+    trace = generate(prompt, request(30), hybrid_of(head, slm, keep), ScriptedServer(model))
     assert list(trace.tokens) == model.answer(prompt, 30)
     committed = [*prompt, *trace.tokens]
     # what the SLM holds is a stretch of the committed ids, at its absolute place
@@ -153,7 +146,7 @@ def test_hybrid_drafter_accepts_runner_ups_and_slm_leaves() -> None:
     model = ToyLanguageModel(stop_bias=NO_STOP)
     keep = np.arange(VOCAB_SIZE)
     head, slm = ScriptedHead(model, error_every=3), ScriptedSlm(model, keep)
-    trace = generate(PROMPT[:2], request(8), hybrid(model, head, slm, keep), ScriptedServer(model))
+    trace = generate(PROMPT[:2], request(8), hybrid_of(head, slm, keep), ScriptedServer(model))
     sources = {entry.tree.sources[row] for entry in trace.rounds for row in entry.accepted}
     assert sources == {Source.CHAIN, Source.RUNNER_UP, Source.SLM}
     assert 1 + len(PROMPT[:2]) + 4 + 2 >= max(slm.widths)  # catch-up is at most one leaf after the first round
@@ -166,7 +159,7 @@ def test_a_lost_session_is_primed_again_behind_the_committed_ids(forget_before: 
     keep = np.arange(VOCAB_SIZE)
     head, slm = ScriptedHead(model), ScriptedSlm(model, keep)
     server = ScriptedServer(model, forget_before=forget_before)
-    trace = generate(PROMPT, request(30), hybrid(model, head, slm, keep), server)
+    trace = generate(PROMPT, request(30), hybrid_of(head, slm, keep), server)
     expected = model.answer(PROMPT, 30)
     assert list(trace.tokens) == expected
     assert len(server.primes) == 1 + len(forget_before) == len(trace.primes) == head.resets
@@ -193,7 +186,7 @@ def test_other_refusals_end_the_generation_and_free_the_session() -> None:
 def test_missing_handoff_names_the_remedy() -> None:
     model = ToyLanguageModel(stop_bias=NO_STOP)
     keep = np.arange(VOCAB_SIZE)
-    drafter = hybrid(model, ScriptedHead(model), ScriptedSlm(model, keep), keep)
+    drafter = hybrid_of(ScriptedHead(model), ScriptedSlm(model, keep), keep)
     with pytest.raises(ProtocolError, match=r"no hand-off \(start the server on the run folder"):
         generate(PROMPT, request(), drafter, ScriptedServer(model, handoffs=False))
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from hyco_export.core.recipe import Synera
 from hyco_export.device.offload import AskForAll, AskForNone, KeepConfident, best_line
 from hyco_export.protocol.tree import ROOT, Source, Tree, subtree
 
@@ -21,7 +22,7 @@ BUSHY = Tree((5, 6, 7, 8, 9), (ROOT, ROOT, 1, 1, 3), (-1.0, -0.5, -0.9, -0.7, -2
 
 
 def test_who_asks_and_who_keeps() -> None:
-    assert [(p.asks, p.keeps) for p in (AskForAll(), KeepConfident(0.5, 3), AskForNone())] == [
+    assert [(p.asks, p.keeps) for p in (AskForAll(), KeepConfident(Synera(0.5, unverified=3)), AskForNone())] == [
         (True, False), (True, True), (False, True),
     ]  # fmt: skip
     assert AskForAll().keep(chain(0.9, 0.9), 0) == ()
@@ -43,11 +44,11 @@ def test_who_asks_and_who_keeps() -> None:
 def test_confident_tokens_stay_up_to_the_first_unsure_one(
     confidence: tuple[float, ...], unsent: int, kept: tuple[int, ...]
 ) -> None:
-    assert KeepConfident(0.5, 4).keep(chain(*confidence), unsent) == kept
+    assert KeepConfident(Synera(0.5, unverified=4)).keep(chain(*confidence), unsent) == kept
 
 
 def test_the_threshold_itself_is_confident_enough() -> None:
-    assert KeepConfident(0.5, 4).keep(chain(0.5), 0) == (0,)
+    assert KeepConfident(Synera(0.5, unverified=4)).keep(chain(0.5), 0) == (0,)
 
 
 def test_the_best_line_follows_the_best_child_at_every_node() -> None:

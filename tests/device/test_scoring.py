@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyco_export.device.tree_builder import add_candidates, best_columns, plant, trim
+from hyco_export.core.numerics import LOG_SOFTMAX_BOUND
+from hyco_export.device.tree_builder import add_candidates, best_columns, plant, tempered, trim
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol.tree import ROOT, Source, Tree, check_tree, depths, path_to
 
@@ -174,3 +175,25 @@ def test_a_sent_tree_passes_the_servers_check_at_paper_size() -> None:
     check_tree(tree.tokens, tree.parents, 262_144, 32)
     with pytest.raises(ProtocolError, match="at most 31"):
         check_tree(tree.tokens, tree.parents, 262_144, 31)
+
+
+@pytest.mark.parametrize("temperature", [0.2, 0.7, 1.3, 5.0])
+def test_another_temperature_is_a_power_of_the_probabilities(temperature: float) -> None:
+    generator = np.random.default_rng(4)
+    shares = generator.dirichlet(np.full(500, 0.3), size=3) + 1e-12  # q^(1/T) / sum of q^(1/T), summed exactly
+    log_q = np.log(shares).astype(np.float32)
+    before = log_q.copy()
+    found = tempered(log_q, temperature)
+    assert found.dtype == np.float32
+    for row, wide in zip(found, np.exp(log_q.astype(np.float64)), strict=True):
+        powers = [float(share) ** (1.0 / temperature) for share in wide]
+        total = math.fsum(powers)
+        wanted = np.array([math.log(power / total) for power in powers])
+        span = float(np.ptp(wanted))
+        assert np.abs(row - wanted).max() <= LOG_SOFTMAX_BOUND * (1 + span)
+    assert np.array_equal(log_q, before), "the pass's own log q are read again"
+
+
+def test_temperature_one_changes_nothing() -> None:
+    log_q = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
+    assert tempered(log_q, 1.0) is log_q

@@ -17,7 +17,7 @@ from hyco_export.device.drafters import HybridDrafter, TreeRule
 from hyco_export.device.driver import generate
 from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given, Request
-from hyco_export.device.kv_state import HeadState, held_positions
+from hyco_export.device.kv_state import HeadState
 from hyco_export.device.slm import GraphSlm, log_probs_of
 from hyco_export.device.tree_builder import SlmState, best_columns
 from hyco_export.errors import ArtifactError, HycoError
@@ -260,11 +260,6 @@ def test_log_probabilities_sum_to_one_at_paper_size_and_rank_as_the_integers_do(
         assert np.array_equal(best_columns(row, 32), np.argsort(-wanted, kind="stable")[:32])
 
 
-def test_slots_that_no_position_reached_are_empty() -> None:
-    assert list(held_positions(5, 7, 4)) == [-1, 5, 6, -1]
-    assert list(held_positions(5, 10, 4)) == [8, 9, 6, 7]
-
-
 # --------------------------------------------------------------------------------------------------- the whole device
 
 
@@ -275,7 +270,7 @@ def test_greedy_text_is_plain_greedy_through_both_graphs(seed: int, prompt_lengt
     prompt = [2 + token % (VOCAB_SIZE - 2) for token in numbers(prompt_length, seed)]
     head, head_graph = toy_head(WINDOW, sliding_span)
     slm, tree_graph, _ = toy_slm(rows=8)
-    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), KEEP_IDS, RULE, {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, KEEP_IDS, {STOP_ID}), RULE)
     request = Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 30)
     trace = generate(prompt, request, drafter, ScriptedServer(model))
     assert list(trace.tokens) == model.answer(prompt, 30)
@@ -294,7 +289,7 @@ def test_a_right_draft_is_accepted_whole_while_the_window_holds_the_context() ->
     prompt = [4, 6]
     head, _ = toy_head(WINDOW, None)
     slm, _, _ = toy_slm(rows=8)
-    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), np.array(KEEP_IDS), RULE, {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, np.array(KEEP_IDS), {STOP_ID}), RULE)
     request = Request("hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 1, 7)
     trace = generate(prompt, request, drafter, ScriptedServer(MODEL))
     answer = MODEL.answer(prompt, 7)

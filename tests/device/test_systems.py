@@ -9,6 +9,7 @@ import pytest
 from hyco_export.core.recipe import Drafting, SlmChain, SpecEdge, Synera
 from hyco_export.device.backends import Device
 from hyco_export.device.drafters import (
+    HeadChainDrafter,
     HybridDrafter,
     NullDrafter,
     ProactiveSpecEdgeDrafter,
@@ -67,6 +68,10 @@ def toy_device() -> Device:
     [
         ("plain", "device", 0, "", wire.Acceptance("exact", 1.0)),
         ("cloud-mtp", "server", 4, "", wire.Acceptance("exact", 1.0)),
+        ("cloud-mtp-kept", "server", 4, "", wire.Acceptance("exact", 1.0)),
+        ("hyco-head-only", "device", 0, "head", wire.Acceptance("exact", 1.0)),
+        ("hyco-eps-at-rejections", "device", 0, "head", wire.Acceptance("epsilon-at-rejections", 0.005)),
+        ("hyco-typical", "device", 0, "head", wire.Acceptance("typical", 1.0)),
         ("specedge", "device", 0, "", wire.Acceptance("exact", 1.0)),
         ("specedge-eps", "device", 0, "", wire.Acceptance("epsilon", 0.005)),
         ("specedge-pd", "device", 0, "", wire.Acceptance("exact", 1.0)),
@@ -93,7 +98,8 @@ def test_drafters_of_the_table() -> None:
         "plain": NullDrafter, "cloud-mtp": NullDrafter, "hyco-exact": HybridDrafter, "hyco": HybridDrafter,
         "hyco-2p": HybridDrafter, "specedge": SpecEdgeDrafter, "specedge-eps": SpecEdgeDrafter,
         "specedge-pd": ProactiveSpecEdgeDrafter, "hyco-server-head": HybridDrafter, "on-device": SlmChainDrafter,
-        "sled": SlmChainDrafter, "synera": SlmChainDrafter,
+        "sled": SlmChainDrafter, "synera": SlmChainDrafter, "cloud-mtp-kept": NullDrafter,
+        "hyco-head-only": HeadChainDrafter, "hyco-eps-at-rejections": HybridDrafter, "hyco-typical": HybridDrafter,
     }  # fmt: skip
 
 
@@ -138,7 +144,19 @@ def test_the_nine_systems_of_the_papers_table_are_there() -> None:
         "cloud-mtp", "specedge", "specedge-pd", "specedge-eps", "hyco", "hyco-2p", "hyco-exact", "hyco-server-head",
         "on-device",
     }  # fmt: skip
-    assert set(SYSTEMS) == table | {"plain", "sled", "synera"}
+    further = {"cloud-mtp-kept", "hyco-head-only", "hyco-eps-at-rejections", "hyco-typical"}  # of its other comparisons
+    assert set(SYSTEMS) == table | further | {"plain", "sled", "synera"}
+
+
+def test_the_systems_that_take_the_heads_loss_apart_draft_chains_over_what_is_kept() -> None:
+    assert make_request(find_system("cloud-mtp"), SETTINGS, "p", PAPER, 3, 50).draft_scope == "full"
+    assert make_request(find_system("cloud-mtp-kept"), SETTINGS, "p", PAPER, 3, 50).draft_scope == "artifact"
+    trace = run("hyco-head-only", PROMPT, GREEDY, 1, 20)
+    for entry in trace.rounds:
+        assert set(entry.tree.sources) <= {Source.CHAIN}
+        assert entry.tree.parents == tuple(range(-1, len(entry.tree) - 1))
+        assert entry.slm_ms == 0.0
+    assert {len(entry.tree) for entry in trace.rounds[:-1]} == {4} and any(entry.accepted for entry in trace.rounds)
 
 
 def test_a_server_heads_chain_is_planted_and_has_no_runner_ups() -> None:

@@ -1,19 +1,15 @@
 """Generations over bad links: whatever is lost, doubled, late or restarted, the text stays that of a perfect link."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyco_export.device.calls import RetryingTransport
-from hyco_export.device.drafters import Drafter, HybridDrafter, NullDrafter, TreeRule
+from hyco_export.device.drafters import Drafter, NullDrafter
 from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Request
-from hyco_export.device.kv_state import HeadState
 from hyco_export.device.link import LTE, Link, LinkTransport, SkippingClock, WaitingClock, over_link
-from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, UnreachableError
 from hyco_export.protocol import wire
 from hyco_export.protocol.trace import GenerationTrace
@@ -21,14 +17,13 @@ from hyco_export.server.admission import Limits
 from hyco_export.server.engine import Engine, LocalTransport
 from tests.support.scripted import (
     FACTS,
-    HANDOFF,
     INFO,
-    STOP_ID,
-    VOCAB_SIZE,
+    KEEP_ALL,
     ScriptedHead,
     ScriptedSession,
     ScriptedSlm,
     ToyLanguageModel,
+    hybrid_of,
 )
 
 MODEL = ToyLanguageModel(seed=5, stop_bias=-1e9)
@@ -47,9 +42,7 @@ def toy_engine(sessions: int = 512) -> Engine:
 
 
 def hybrid() -> Drafter:
-    keep = np.arange(VOCAB_SIZE)
-    head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, keep)
-    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID})
+    return hybrid_of(ScriptedHead(MODEL), ScriptedSlm(MODEL, KEEP_ALL))
 
 
 def request(kind: str = "hyco") -> Request:

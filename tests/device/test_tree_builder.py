@@ -104,9 +104,9 @@ def test_specedge_grows_the_tree_of_its_definition(
     seed: int, budget: int, per_row: int, passes: int, edge: float
 ) -> None:
     model, keep = Model(seed=seed), np.array([t for t in range(VOCAB_SIZE) if t % 5 != 3])
-    rule = TreeRule(math.log(edge), budget, per_row)
+    rule = TreeRule(math.log(edge), budget, per_row, passes=passes)
     slm = ScriptedSlm(model, keep, rows=16)  # the whole tree fits into a pass once the root is in the rings
-    drafter = SpecEdgeDrafter(SlmState(slm), keep, rule, {STOP_ID}, passes)
+    drafter = SpecEdgeDrafter(SlmState(slm, keep, {STOP_ID}), rule)
     drafter.begin(IDS, Given())
     tree = drafter.propose(IDS).tree
     assert_same(tree, specedge_reference(model, keep, rule, passes))
@@ -117,10 +117,10 @@ def test_specedge_grows_the_tree_of_its_definition(
 @given(seed=st.integers(0, 1 << 30), budget=st.integers(6, 16), error_every=st.integers(1, 4))
 def test_a_second_pass_gives_every_surviving_candidate_its_children(seed: int, budget: int, error_every: int) -> None:
     model, keep = Model(seed=seed), np.arange(VOCAB_SIZE)
-    rule = TreeRule(math.log(0.66), budget, 8)
+    rule = TreeRule(math.log(0.66), budget, 8, passes=2)
     slm = ScriptedSlm(model, keep, rows=16)
     head = HeadState(ScriptedHead(model, error_every=error_every), HANDOFF)
-    drafter = HybridDrafter(head, SlmState(slm), keep, rule, {STOP_ID}, passes=2)
+    drafter = HybridDrafter(head, SlmState(slm, keep, {STOP_ID}), rule)
     session = ScriptedSession(model)
     session.prime(np.array(IDS[:-1]))
     drafter.begin(IDS, Given(session.handoff(IDS[-1], 5)))
@@ -132,9 +132,9 @@ def test_a_second_pass_gives_every_surviving_candidate_its_children(seed: int, b
 
 def test_a_pass_that_is_too_small_forwards_the_best_nodes_that_fit() -> None:
     model, keep = Model(seed=5, stop_bias=-1e9), np.arange(VOCAB_SIZE)
-    rule = TreeRule(math.log(0.9), 16, 6)
+    rule = TreeRule(math.log(0.9), 16, 6, passes=2)
     slm = ScriptedSlm(model, keep, rows=5)
-    drafter = SpecEdgeDrafter(SlmState(slm), keep, rule, {STOP_ID}, passes=2)
+    drafter = SpecEdgeDrafter(SlmState(slm, keep, {STOP_ID}), rule)
     drafter.begin(IDS, Given())
     tree = drafter.propose(IDS).tree
     assert slm.widths == [1, 5]
@@ -148,8 +148,8 @@ def test_a_pass_that_is_too_small_forwards_the_best_nodes_that_fit() -> None:
 def test_it_stops_when_no_child_beats_the_last_node() -> None:
     model, keep = Model(seed=5), np.arange(VOCAB_SIZE)
     slm = ScriptedSlm(model, keep, rows=16)
-    rule = TreeRule(math.log(0.001), 4, 8)  # an edge costs more than any sibling's distance
-    drafter = SpecEdgeDrafter(SlmState(slm), keep, rule, {STOP_ID}, passes=9)
+    rule = TreeRule(math.log(0.001), 4, 8, passes=9)  # an edge costs more than any sibling's distance
+    drafter = SpecEdgeDrafter(SlmState(slm, keep, {STOP_ID}), rule)
     drafter.begin(IDS, Given())
     assert len(drafter.propose(IDS).tree) == 4
     assert len(slm.widths) == 2  # the second pass changed nothing
@@ -158,7 +158,7 @@ def test_it_stops_when_no_child_beats_the_last_node() -> None:
 def test_rows_of_different_passes_are_committed_together() -> None:
     model, keep = Model(seed=5, stop_bias=-1e9), np.arange(VOCAB_SIZE)
     slm = ScriptedSlm(model, keep, rows=16)
-    drafter = SpecEdgeDrafter(SlmState(slm), keep, TreeRule(math.log(0.9), 16, 2), {STOP_ID}, passes=4)
+    drafter = SpecEdgeDrafter(SlmState(slm, keep, {STOP_ID}), TreeRule(math.log(0.9), 16, 2, passes=4))
     drafter.begin(IDS, Given())
     tree = drafter.propose(IDS).tree
     deepest = max(range(len(tree)), key=lambda row: len(path_to(tree.parents, row)))
@@ -172,7 +172,7 @@ def test_rows_of_different_passes_are_committed_together() -> None:
 
 def test_a_root_that_is_in_the_rings_is_not_forwarded_again() -> None:
     model, keep = Model(seed=5), np.arange(VOCAB_SIZE)
-    builder = TreeBuilder(SlmState(ScriptedSlm(model, keep)), keep, {STOP_ID}, ())
+    builder = TreeBuilder(SlmState(ScriptedSlm(model, keep), keep, {STOP_ID}), ())
     with pytest.raises(RuntimeError, match="in the rings already"):
         builder.forward((-1,))
 
@@ -190,12 +190,12 @@ def test_greedy_text_is_plain_greedy(seed: int, prompt_length: int, rows: int, c
     prompt = [int(t) for t in np.random.default_rng(seed).integers(2, VOCAB_SIZE, prompt_length)]
     keep = np.array([token for token in range(VOCAB_SIZE) if token % 5 != 3])
     slm = ScriptedSlm(model, keep, rows, context)
-    rule = TreeRule(math.log(0.66), 12, 6)
+    rule = TreeRule(math.log(0.66), 12, 6, passes=4 if kind == "specedge" else 2)
     drafter: Drafter
     if kind == "specedge":
-        drafter = SpecEdgeDrafter(SlmState(slm), keep, rule, {STOP_ID}, 4)
+        drafter = SpecEdgeDrafter(SlmState(slm, keep, {STOP_ID}), rule)
     else:
-        drafter = HybridDrafter(HeadState(ScriptedHead(model), HANDOFF), SlmState(slm), keep, rule, {STOP_ID}, 2)
+        drafter = HybridDrafter(HeadState(ScriptedHead(model), HANDOFF), SlmState(slm, keep, {STOP_ID}), rule)
     request = Request(kind, "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 7, 30)
     trace = generate(prompt, request, drafter, ScriptedServer(model))
     assert list(trace.tokens) == model.answer(prompt, 30)

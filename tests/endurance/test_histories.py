@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
+from hyco_export.core.recipe import SlmChain, Synera
 from hyco_export.device.drafters import (
-    ChainRule,
     Drafter,
     HybridDrafter,
     NullDrafter,
@@ -117,7 +118,7 @@ class Client:
             4 if kind in SIDES else 0, "head" if kind == "hybrid" else "", stop_ids=(STOP_ID,),
         )  # fmt: skip
         policy = (
-            KeepConfident(0.3, 5) if kind == "keeping" else None
+            KeepConfident(Synera(0.3, unverified=5)) if kind == "keeping" else None
         )  # its SLM is the verifier: greedy text stays plain
         self.generation = Generation(prompt, request, make_drafter(kind), self.transport, policy=policy)
         self.known = self.generation.ids
@@ -128,14 +129,14 @@ def make_drafter(kind: str) -> Drafter:
         return OracleDrafter(MODEL.greedy, 3)
     if kind == "hybrid":
         head, slm = ScriptedHead(MODEL), ScriptedSlm(MODEL, KEEP)
-        return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), KEEP, RULE, {STOP_ID})
-    slm_feed = SlmState(ScriptedSlm(MODEL, KEEP))
+        return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, KEEP, {STOP_ID}), RULE)
+    slm_feed = SlmState(ScriptedSlm(MODEL, KEEP), KEEP, {STOP_ID})
     if kind == "reply":
-        return HybridDrafter(ReplyChain(), slm_feed, KEEP, RULE, {STOP_ID})
+        return HybridDrafter(ReplyChain(), slm_feed, RULE)
     if kind == "proactive":
-        return ProactiveSpecEdgeDrafter(slm_feed, KEEP, RULE, {STOP_ID}, 2)
+        return ProactiveSpecEdgeDrafter(slm_feed, msgspec.structs.replace(RULE, passes=2))
     if kind == "keeping":
-        return SlmChainDrafter(slm_feed, KEEP, ChainRule(0.3, 4), {STOP_ID})
+        return SlmChainDrafter(slm_feed, SlmChain(0.3, 4))
     return NullDrafter()
 
 

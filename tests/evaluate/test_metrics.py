@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from hyco_export.evaluate.metrics import (
     threshold_stop,
     tokens_by_rule,
     tokens_by_source,
+    without_evidence,
 )
 from hyco_export.evaluate.pictures import median_times
 from hyco_export.protocol import wire
@@ -221,3 +223,14 @@ def test_kept_tokens_are_part_of_the_hand_off():
     spec = HandoffSpec(4, 16, "post", {t: KvShape(1, 2) for t in ("sliding", "full")}, {})
     record = round_trace((0,), kept=(7, 8, 9), traffic=Traffic(0, spec.round_bytes + 5 * spec.row_bytes + 11, 0, 0))
     assert down_overhead_bytes(record, spec) == 11
+
+
+def test_bytes_without_evidence_are_those_of_a_run_that_did_not_ask_for_it():
+    evidence = Evidence([10], [-1], [10, 99], [0.5], [0.4], [1.0, 1.0])
+    reply = wire.VerifyReply(1, 1, [], [], [99], "", None, 0, 3.0)
+    asked = len(wire.encode(msgspec.structs.replace(reply, evidence=evidence)))
+    plain = len(wire.encode(reply))
+    trace = generation(round_trace((), evidence=evidence, traffic=Traffic(60, asked, 260, asked + 300)))
+    (record,) = without_evidence(trace).rounds
+    assert (record.traffic, record.evidence) == (Traffic(60, plain, 260, plain + 300), None)
+    assert without_evidence(without_evidence(trace)) == without_evidence(trace)

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hyco_export.cli.app import app
+from hyco_export.core.recipe import Synera
 from hyco_export.device.drafters import Draft, NullDrafter
 from hyco_export.device.driver import generate
 from hyco_export.device.interfaces import Request
@@ -88,7 +89,7 @@ def test_a_chain_that_the_server_drafted_is_replayed_too() -> None:
 
 def test_rounds_behind_unverified_tokens_are_cut_where_they_were() -> None:
     """Tokens that the device kept count against the cap, too."""
-    traces = record(SETTINGS["epsilon"], policy=KeepConfident(math.exp(-1.0), 1))
+    traces = record(SETTINGS["epsilon"], policy=KeepConfident(Synera(math.exp(-1.0), unverified=1)))
     last = [trace.rounds[-1] for trace in traces if trace.finished == "length"]
     assert any(entry.kept and len(entry.tokens) == len(entry.accepted) for entry in last)  # no room for the bonus
     for trace in traces:

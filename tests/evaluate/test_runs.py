@@ -128,7 +128,7 @@ def test_devices_are_closed_when_a_generation_fails(world):
 
 
 def test_an_edge_costs_the_log_of_the_assumed_acceptance():
-    rule = TreeRule.of(msgspec.structs.replace(RECIPE.drafting, chain_acceptance=0.5, budget=20))
+    rule = TreeRule.of_hybrid(msgspec.structs.replace(RECIPE.drafting, chain_acceptance=0.5, budget=20))
     assert (rule.edge_log_prob, rule.budget) == (math.log(0.5), 20)
 
 

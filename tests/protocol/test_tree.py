@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyco_export.core.ring import ancestor_mask
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol.tree import (
     EMPTY_TREE,
     ROOT,
     Source,
     Tree,
-    ancestor_mask,
     check_kept,
     check_tree,
     depths,

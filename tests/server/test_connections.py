@@ -288,6 +288,25 @@ def test_a_peer_that_only_listens_on_gets_its_answer() -> None:
         assert wire.decode(answer.split(b"\r\n\r\n", 1)[1], wire.PrimeReply).length == len(PRIME.prompt) + 1
 
 
+def test_a_client_can_ask_how_far_a_prompt_is() -> None:
+    processed, seen = 0, []
+
+    class Asked(ScriptedSession):
+        def prime(self, ids: np.ndarray) -> np.ndarray:
+            nonlocal processed
+            seen.append((HttpTransport(url).prefilled(), processed))
+            processed += len(ids)
+            return super().prime(ids)
+
+    engine = Engine(lambda: Asked(MODEL), FACTS, LIMITS, batching=Batching(prefill_rows=4))
+    with running(create_app(engine, INFO), peers=PEERS) as url:
+        HttpTransport(url).prime(msgspec.structs.replace(PRIME, prompt=[4] * 10))
+        assert seen == [(0, 0), (4, 4), (8, 8)]
+        asking = HttpTransport(url)
+        assert asking.prefilled() == 0  # it has its first token
+        assert asking.info() == INFO  # other calls take no plain text
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_peer_that_only_listens_is_told_from_one_that_is_gone(gone: bool) -> None:
     entered = threading.Event()

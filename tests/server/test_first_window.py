@@ -1,7 +1,5 @@
 """The first window in parts: the same rows in the end, the same text, the same part for a repeated round."""
 
-import math
-
 import msgspec
 import numpy as np
 import pytest
@@ -9,12 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyco_export.core.handoff import LAYER_TYPES, KvRows
-from hyco_export.device.drafters import HybridDrafter, TreeRule
 from hyco_export.device.driver import generate
 from hyco_export.device.head import GraphHead
 from hyco_export.device.interfaces import Given, Request
 from hyco_export.device.kv_state import HeadState
-from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.security import ANYBODY
@@ -25,13 +21,14 @@ from tests.support.scripted import (
     FACTS,
     HANDOFF,
     INFO,
-    STOP_ID,
+    KEEP_ALL,
     VOCAB_SIZE,
     WINDOW,
     ScriptedHead,
     ScriptedSession,
     ScriptedSlm,
     ToyLanguageModel,
+    hybrid_of,
 )
 from tests.support.toy_graphs import KEEP_IDS, toy_head_spec
 
@@ -81,11 +78,8 @@ def test_text_and_the_ring_in_the_end_are_those_of_the_whole_window(
     prompt: list[int], first_rows: int, error_every: int
 ) -> None:
     for rows in (0, first_rows):
-        keep = np.arange(VOCAB_SIZE)
-        head, slm = ScriptedHead(MODEL, error_every=error_every), ScriptedSlm(MODEL, keep)
-        drafter = HybridDrafter(
-            HeadState(head, HANDOFF), SlmState(slm), keep, TreeRule(math.log(0.66), 12, 12), {STOP_ID}
-        )
+        head, slm = ScriptedHead(MODEL, error_every=error_every), ScriptedSlm(MODEL, KEEP_ALL)
+        drafter = hybrid_of(head, slm)
         request = Request(
             "hyco", "p", wire.Sampling(0.0, 64, 0.95), wire.EXACT, 3, 60, head_digest="head", first_rows=rows
         )

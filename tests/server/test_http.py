@@ -358,6 +358,7 @@ def test_metrics_count_calls_tokens_bytes_and_refusals(client: TestClient) -> No
         "hyco_committed_tokens_total 2.0",
         f"hyco_body_bytes_up_total {float(len(wire.encode(PRIME)) + len(body))}",
         "hyco_sessions 1.0",
+        "hyco_prefilled_ids 0.0",
         'hyco_server_ms_count{call="verify"} 1.0',
     ):
         assert line in text.splitlines(), line

@@ -14,10 +14,11 @@ from hyco_export.core.device_spec import to_integers
 from hyco_export.core.encodings import Encoding, symmetric_limits
 from hyco_export.core.handoff import LAYER_TYPES, KvShape
 from hyco_export.core.network.head import HeadArchitecture, HeadLayer, HeadNetwork
-from hyco_export.core.network.host import draft_feeds, on_grid, ring_positions
+from hyco_export.core.network.host import draft_feeds, on_grid
 from hyco_export.core.network.quantisation import handoff_encodings, head_encodings
 from hyco_export.core.network.weight_files import StoredHead
 from hyco_export.core.network.weights import IntegerMatrix, IntegerTable, Weights
+from hyco_export.core.ring import slot_positions
 from hyco_export.graph.qdq_ops import QdqOps
 from hyco_export.models.head.static_pass import FloatHead
 from hyco_export.models.torch_ops import RangeObserver
@@ -105,7 +106,7 @@ def calibrate(network: HeadNetwork, weights: Weights, sizes: HeadSizes, roots: i
     recorded = on_grid(recorded, grids)
     length = len(recorded["e"])
     feeds = [
-        draft_feeds(network, recorded, np.array([root]), ring_positions(root, sizes.window), MASK_VALUE)
+        draft_feeds(network, recorded, np.array([root]), slot_positions(root, sizes.window), MASK_VALUE)
         for root in range(length - roots, length)
     ]
     float_head = FloatHead(network, weights)

@@ -7,13 +7,17 @@ Legend: V vocabulary, N nodes, H hidden.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvRows, KvShape
-from hyco_export.device.interfaces import HeadDraft
+from hyco_export.device.drafters import HybridDrafter, TreeRule
+from hyco_export.device.interfaces import HeadDevice, HeadDraft, SlmDevice
+from hyco_export.device.kv_state import HeadState
+from hyco_export.device.tree_builder import SlmState
 from hyco_export.errors import ProtocolError, ServerError
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT, check_tree, path_to
@@ -25,6 +29,7 @@ VOCAB_SIZE = 16
 HIDDEN = 4
 WINDOW = 8
 NODE_LIMIT = 32
+KEEP_ALL = np.arange(VOCAB_SIZE)
 RESTRICTED_IDS = np.array([token for token in range(VOCAB_SIZE) if token % 5 != 3])  # what a head artifact keeps
 NO_TRAFFIC = Traffic(0, 0, 0, 0)
 UNIT = Encoding("uint8", 1.0, 0)
@@ -327,3 +332,9 @@ class ScriptedSlm:
 
     def close(self) -> None:
         pass
+
+
+def hybrid_of(head: HeadDevice, slm: SlmDevice, keep_ids: np.ndarray = KEEP_ALL) -> HybridDrafter:
+    """HyCo's drafter over these two, with the paper's cost of an edge and a small budget."""
+    rule = TreeRule(math.log(0.66), budget=12, candidates_per_row=12)
+    return HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, keep_ids, {STOP_ID}), rule)

@@ -1,4 +1,4 @@
-"""A chat conversation under an id: roles, turns, the prompt in it, and what makes two conversations the same one.
+"""A chat conversation under an id: roles, turns, the prompt in it, and when two conversations are the same.
 
 A conversation without an id gets one made from its text. Calibration and validation stay apart from counted text by id
 and by first user message (`Identities`).

@@ -1,10 +1,9 @@
-"""The host's part of head and SLM passes in real numbers: embeddings, rotary tables, masks, K/V rings between passes.
+"""The host's part of head and SLM passes: embeddings, rotary tables, masks, K/V rings between passes.
 
-For calibration, parity and sample feeds, where the network is float or its integers are compared with float; the device
-keeps its rings as bytes (`device.slm`). Also the stored K/V rows of an attention sink, and the SLM's spec from its
-network and graphs. Pure numpy; runs any pass through one callable.
+One arithmetic for the device, whose rings are integers, and for calibration, parity and sample feeds, whose rings are
+real. Also the stored K/V rows of an attention sink, and the SLM's spec from its network and graphs. Pure numpy.
 
-Legend: R rows of a pass, n tokens given (n <= R), W ring slots, N kv heads, d head dim, H hidden.
+Legend: R rows of a pass, n tokens given (n <= R), S keys, W ring slots, N kv heads, d head dim, H hidden.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,16 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.handoff import LAYER_TYPES, KvShape
 from hyco_export.core.network.head import HeadNetwork
 from hyco_export.core.network.slm import SlmNetwork
-from hyco_export.core.ring import EMPTY, ring_span, rotary_tables, slot_positions, slots, visible
+from hyco_export.core.ring import (
+    EMPTY,
+    NO_PARENT,
+    ancestor_mask,
+    held_positions,
+    ring_span,
+    rotary_tables,
+    slots,
+    visible,
+)
 from hyco_export.errors import ArtifactError
 
 Real = Mapping[str, np.ndarray]
@@ -29,8 +37,7 @@ Run = Callable[[Real], Real]  # one pass: real inputs -> real outputs, by name
 Ids = Sequence[int] | np.ndarray
 Recorded = Mapping[str, np.ndarray]
 """One sequence of hand-offs: e, h [T, H]; k.<type>, v.<type> [T, N, d]; real values."""
-NO_PARENT = -1  # the row is a child of the newest committed position
-PADDING_TOKEN = 0  # of rows beyond the given tokens: each sees the rings and itself, no other row sees it
+PADDING_TOKEN = 0  # of rows beyond the given tokens
 
 
 class EmbeddingRows(Protocol):
@@ -53,8 +60,117 @@ class AttentionSink:
     rows: Mapping[str, np.ndarray]
 
 
-class SlmHost:
-    """Rings and feeds of one sequence.
+def root_inputs(
+    roots: np.ndarray,
+    keys: np.ndarray,
+    spans: Mapping[str, int | None],
+    inv_freq: Mapping[str, Sequence[float]],
+    mask_value: float,
+) -> dict[str, np.ndarray]:
+    """Rotary tables and masks [R, S] of the head at `roots` [R] over K/V of positions `keys` [S] in this order.
+
+    A root does not see itself, and no key after it: roots of one sequence may stand side by side.
+    """
+    real: dict[str, np.ndarray] = {}
+    for layer_type, span in spans.items():
+        seen = visible(roots, keys, span) & (keys[None] < roots[:, None])
+        real |= _attention_inputs(layer_type, roots, seen, inv_freq[layer_type], mask_value)
+    return real
+
+
+def _attention_inputs(
+    layer_type: str, positions: np.ndarray, seen: np.ndarray, inv_freq: Sequence[float], mask_value: float
+) -> dict[str, np.ndarray]:
+    """Rotary tables [R, d] of positions [R]; the mask of seen [R, S]: 0 where a row may look, else the mask value."""
+    cos, sin = rotary_tables(positions, inv_freq)
+    mask = np.where(seen, 0.0, mask_value).astype(np.float32)
+    return {f"cos.{layer_type}": cos, f"sin.{layer_type}": sin, f"mask.{layer_type}": mask}
+
+
+class SlmAttention(Protocol):
+    """What decides where a row stands and what it sees: an `SlmNetwork`, or the `SlmSpec` that the device reads."""
+
+    @property
+    def rings(self) -> Mapping[str, int]: ...
+
+    @property
+    def spans(self) -> Mapping[str, int | None]: ...
+
+    @property
+    def inv_freq(self) -> Mapping[str, Sequence[float]]: ...
+
+
+class SlmInputs:
+    """The K/V rings of one sequence, and the inputs of a pass on top of them.
+
+    Rings hold what the graph's K/V outputs hold, reals or integers: rows are only copied.
+
+    Args:
+        slm: rings, spans and rotary frequencies.
+        embeddings: scaled embedding rows.
+        empty: rings [N, W, d] that hold 0.0, by input name (`k.<i>`, `v.<i>`).
+        mask_value: what hides a key.
+        per_layer: does the SLM read per-layer embeddings.
+    """
+
+    def __init__(
+        self,
+        slm: SlmAttention,
+        embeddings: EmbeddingRows,
+        empty: Mapping[str, np.ndarray],
+        mask_value: float,
+        *,
+        per_layer: bool,
+    ) -> None:
+        self._slm = slm
+        self._embeddings = embeddings
+        self._empty = empty
+        self._mask_value = mask_value
+        self._per_layer = per_layer
+        self.reset()
+
+    def reset(self, position: int = 0) -> None:
+        """Empty the rings; the next position is `position`, and earlier ones do not exist."""
+        self.rings = {name: ring.copy() for name, ring in self._empty.items()}
+        self.length = self._first = position
+
+    def store_sink(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Begin with the stored rows [N, 1, d] of position 0; the next token given is then the one after."""
+        for name, kept in rows.items():
+            self.rings[name][:, :1] = kept
+        self.length = 1
+
+    def real(self, tokens: Ids, parents: Sequence[int], rows: int) -> dict[str, np.ndarray]:
+        """Real inputs but the rings of a pass of R `rows` over a forest; parents stand before their children.
+
+        Rows beyond the tokens are padding: each sees itself alone, since a softmax over nothing is none.
+        """
+        ids = np.full(rows, PADDING_TOKEN)
+        ids[: len(tokens)] = tokens
+        padded = [*map(int, parents), *[NO_PARENT] * (rows - len(tokens))]
+        ancestors = ancestor_mask(padded)  # [R, R]
+        positions = self.length + ancestors.sum(axis=1) - 1  # [R]
+        real = {"embeds": self._embeddings.tokens(ids)}  # [R, H]
+        if self._per_layer:
+            real["per_layer"] = self._embeddings.per_layer(ids)
+        for layer_type, capacity in self._slm.rings.items():
+            span = self._slm.spans[layer_type]
+            in_ring = visible(positions, held_positions(self._first, self.length, capacity), span)  # [R, W]
+            in_ring[len(tokens) :] = False
+            seen = np.concatenate([in_ring, ancestors & visible(positions, positions, span)], axis=1)
+            real |= _attention_inputs(layer_type, positions, seen, self._slm.inv_freq[layer_type], self._mask_value)
+        return real
+
+    def commit(self, outputs: Mapping[str, np.ndarray], rows: Sequence[int] | np.ndarray) -> None:
+        """Copy the new K/V of `rows` (a path, depth order) into the rings at the next positions."""
+        for name, ring in self.rings.items():
+            places = slots(self.length, len(rows), ring.shape[1])
+            ring[:, places] = outputs[name.replace(".", "_new.")][:, rows]
+        self.length += len(rows)
+
+
+class SlmHost(SlmInputs):
+    """Inputs and rings of one sequence in real numbers, with a network in place of a graph.
 
     Args:
         network: shapes, rings, spans and rotary frequencies.
@@ -74,44 +190,20 @@ class SlmHost:
         start: int = 0,
         sink: AttentionSink | None = None,
     ) -> None:
-        self.network = network
-        self.rows = rows
-        self.length = start
-        self._start = start
-        self._embeddings = embeddings
-        self._mask_value = mask_value
-        self._rings = {
+        empty = {
             f"{kind}.{layer.index}": np.zeros((layer.kv_heads, network.rings[layer.layer_type], layer.dim), np.float32)
             for layer in network.storing
             for kind in ("k", "v")
         }
+        super().__init__(network, embeddings, empty, mask_value, per_layer=network.per_layer > 0)
+        self._rows = rows
+        self.reset(start)
         if sink is not None:
-            for name, kept in sink.rows.items():
-                self._rings[name][:, :1] = kept
-            self.length += 1
+            self.store_sink(sink.rows)
 
     def feeds(self, tokens: Ids, parents: Sequence[int]) -> dict[str, np.ndarray]:
-        """Real inputs of a pass over a forest on top of the rings; parents come before their children."""
-        ids = np.full(self.rows, PADDING_TOKEN)
-        ids[: len(tokens)] = tokens
-        ancestors, positions = self._forest(parents)
-        feeds: dict[str, np.ndarray] = {"embeds": self._embeddings.tokens(ids), **self._rings}
-        if self.network.per_layer:
-            feeds["per_layer"] = self._embeddings.per_layer(ids)
-        for layer_type, capacity in self.network.rings.items():
-            cos, sin = rotary_tables(positions, self.network.inv_freq[layer_type])
-            feeds[f"cos.{layer_type}"], feeds[f"sin.{layer_type}"] = cos, sin
-            feeds[f"mask.{layer_type}"] = self._mask(positions, ancestors, capacity, self.network.spans[layer_type])
-        return feeds
-
-    def commit(self, outputs: Real, rows: Sequence[int]) -> None:
-        """Copy the new K/V of `rows` (a path, depth order) into the rings at the next positions."""
-        for layer in self.network.storing:
-            capacity = self.network.rings[layer.layer_type]
-            places = slots(self.length, len(rows), capacity)
-            for kind in ("k", "v"):
-                self._rings[f"{kind}.{layer.index}"][:, places] = outputs[f"{kind}_new.{layer.index}"][:, list(rows)]
-        self.length += len(rows)
+        """Real inputs of a pass over a forest on top of the rings."""
+        return {**self.real(tokens, parents, self._rows), **self.rings}
 
     def append(self, run: Run, tokens: Ids) -> Real:
         """One pass over at most R consecutive tokens, all committed; its outputs."""
@@ -119,32 +211,10 @@ class SlmHost:
         self.commit(outputs, range(len(tokens)))
         return outputs
 
-    def _forest(self, parents: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Ancestor-or-self matrix bool [R, R] and positions [R]; a padding row is its own root."""
-        ancestors = np.eye(self.rows, dtype=bool)
-        depth = np.zeros(self.rows, np.int64)
-        for row, parent in enumerate(parents):
-            if parent != NO_PARENT:
-                ancestors[row] |= ancestors[parent]
-                depth[row] = depth[parent] + 1
-        return ancestors, self.length + depth
-
-    def _mask(self, positions: np.ndarray, ancestors: np.ndarray, capacity: int, span: int | None) -> np.ndarray:
-        """[R, W + R]: 0 where a row may look, the mask value elsewhere."""
-        held = slot_positions(self.length, capacity)
-        held = np.where(held < self._start, EMPTY, held)
-        seen = np.concatenate([visible(positions, held, span), ancestors & visible(positions, positions, span)], axis=1)
-        return np.where(seen, 0.0, self._mask_value).astype(np.float32)
-
 
 def on_grid(recorded: Recorded, encodings: Mapping[str, Encoding]) -> dict[str, np.ndarray]:
     """The values after each tensor was quantised and dequantised by its encoding."""
     return {name: encodings[name].dequantize(encodings[name].quantize(values)) for name, values in recorded.items()}
-
-
-def ring_positions(root: int, window: int) -> np.ndarray:
-    """Position in each slot [W] of the device's ring when it drafts for `root`."""
-    return slot_positions(root, window)
 
 
 def shared_positions(roots: np.ndarray, window: int) -> np.ndarray:
@@ -158,17 +228,14 @@ def draft_feeds(
     network: HeadNetwork, recorded: Recorded, roots: np.ndarray, keys: np.ndarray, mask_value: float
 ) -> dict[str, np.ndarray]:
     """Real inputs for drafting at `roots` [R] (each >= 1) with K/V of positions `keys` [S] in this order."""
+    spans = {kind: ring_span(span, network.window) for kind, span in network.architecture.spans.items()}
     feeds = {"e": recorded["e"][roots], "h": recorded["h"][roots - 1]}
+    feeds |= root_inputs(roots, keys, spans, network.architecture.inv_freq, mask_value)
     exists = (keys != EMPTY)[:, None, None]
     for layer_type in LAYER_TYPES:
-        cos, sin = rotary_tables(roots, network.architecture.inv_freq[layer_type])
-        feeds[f"cos.{layer_type}"], feeds[f"sin.{layer_type}"] = cos, sin
         for kind in ("k", "v"):
             rows = np.where(exists, recorded[f"{kind}.{layer_type}"][keys], np.float32(0.0))  # [S, N, d]
             feeds[f"{kind}.{layer_type}"] = np.ascontiguousarray(rows.transpose(1, 0, 2))
-        span = ring_span(network.architecture.spans[layer_type], network.window)
-        seen = visible(roots, keys, span) & (keys[None] < roots[:, None])  # roots of one sequence stand side by side
-        feeds[f"mask.{layer_type}"] = np.where(seen, 0.0, mask_value).astype(np.float32)
     return feeds
 
 

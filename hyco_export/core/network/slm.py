@@ -205,7 +205,7 @@ def split_weights(network: SlmNetwork, weights: Weights) -> Weights:
 
 def _split_vectors(network: SlmNetwork, vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Norms of the stream get [S] values: its columns have the factor n^-0.5, and its mean of squares is over S instead
-    of H; values of further copies are 0, for nobody reads them. Norms of what is added to the stream get the factor.
+    of H; values of further copies are 0: no layer reads them. Norms of what is added to the stream get the factor.
     """
     factors = np.ones(network.hidden, np.float32)
     for channel, count in network.copies.items():

@@ -44,8 +44,10 @@ def _write_parts(folder: Path, scale: Scale, tokenizer: Path, seed: int, on_prog
     write_tokenizer(tokenizer, verifier, scale.vocab_size)
     write_head(head, scale, seed + 1, lambda share: on_progress("head", share))
     size = scale.slm
-    shape = small_config if size.narrow else e2b_config
-    config = shape(vocab_size=scale.vocab_size, layers=size.layers, shared=size.shared)
+    if size.narrow:
+        config = small_config(scale.vocab_size, size.layers, size.shared, size.head_dims)
+    else:
+        config = e2b_config(size.layers, size.shared, scale.vocab_size)
     write_packed_slm(slm, config, None, seed + 2, lambda share: on_progress("SLM", share))
     for name, source in PROMPTS.items():
         lines = resource_path(source).read_bytes().splitlines(keepends=True)[: scale.run.prompts]

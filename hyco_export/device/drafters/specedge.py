@@ -3,19 +3,14 @@
 `ProactiveSpecEdgeDrafter` goes on drafting while the verdict on its tree is on its way.
 """
 
-import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from hyco_export.core.recipe import Drafting
 from hyco_export.device.backends import Device
 from hyco_export.device.drafters.drafter import Draft
-from hyco_export.device.drafters.hybrid import TreeRule
 from hyco_export.device.interfaces import Given
 from hyco_export.device.systems import Settings
-from hyco_export.device.tree_builder import SlmState, TreeBuilder
+from hyco_export.device.tree_builder import SlmState, TreeBuilder, TreeRule
 from hyco_export.protocol.tree import path_to
 
 
@@ -24,21 +19,12 @@ class SpecEdgeDrafter:
 
     Args:
         slm: its rings follow the committed tokens.
-        keep_ids: [C] verifier ids of the columns of the SLM's log-probabilities.
-        rule: scores and budget; ln 0.9 an edge, 32 nodes and 16 children a row in the paper.
-        stop_ids: tokens after which nothing is drafted.
-        passes: at most; 4 in the paper. It stops earlier when no new child beats the last node kept.
+        rule: scores, budget and passes; it stops earlier when no new child beats the last node kept.
     """
 
-    def __init__(
-        self, slm: SlmState, keep_ids: np.ndarray, rule: TreeRule, stop_ids: Collection[int], passes: int = 4
-    ) -> None:
+    def __init__(self, slm: SlmState, rule: TreeRule) -> None:
         self._slm = slm
-        self._keep_ids = keep_ids
         self._rule = rule
-        self._edges = rule.edges
-        self._stop_ids = frozenset(stop_ids)
-        self._passes = passes
         self._builder: TreeBuilder | None = None
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
@@ -46,10 +32,10 @@ class SpecEdgeDrafter:
 
     def propose(self, ids: Sequence[int]) -> Draft:
         base = self._slm.base(ids, nodes=0)
-        self._builder = builder = TreeBuilder(self._slm, self._keep_ids, self._stop_ids, base)
+        self._builder = builder = TreeBuilder(self._slm, base)
         if self._grow(builder):
             builder.settle_base()
-            self._grow_for(builder, self._passes - 1)
+            self._grow_for(builder, self._rule.passes - 1)
         return Draft(builder.tree, 0.0, builder.slm_ms)
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
@@ -68,7 +54,7 @@ class SpecEdgeDrafter:
         nodes = builder.fitting(builder.unexpanded())
         if not nodes:
             return False
-        builder.expand(nodes, self._edges)
+        builder.expand(nodes, self._rule.edges)
         builder.trim(self._rule.budget)
         return builder.tree != before
 
@@ -84,23 +70,12 @@ class Guess(NamedTuple):
 class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
     """`drafter.ProactiveDrafter`: at most as many passes ahead as a round has.
 
-    Args:
-        slm, keep_ids, rule, stop_ids, passes: as for SpecEdgeDrafter.
-        counted: do passes made ahead count among the next round's? A reading; False gives deeper trees after a hit,
-            as HyCo's Table 2 has them (MAT 3.69 with, 3.53 without).
+    Whether they count among the next round's passes is a reading (`TreeRule.counts_ahead`): where they do not, trees
+    after a hit are deeper, as HyCo's Table 2 has them (MAT 3.69 with, 3.53 without).
     """
 
-    def __init__(
-        self,
-        slm: SlmState,
-        keep_ids: np.ndarray,
-        rule: TreeRule,
-        stop_ids: Collection[int],
-        passes: int = 4,
-        counted: bool = False,
-    ) -> None:
-        super().__init__(slm, keep_ids, rule, stop_ids, passes)
-        self._counted = counted
+    def __init__(self, slm: SlmState, rule: TreeRule) -> None:
+        super().__init__(slm, rule)
         self._guess: Guess | None = None
         self._next: TreeBuilder | None = None  # the tree that a right guess left
         self._passes_ahead = 0
@@ -116,7 +91,7 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
             return super().propose(ids)
         self._builder = builder
         reused, spent_ms = len(builder.tree), builder.slm_ms
-        left = self._passes - (self._passes_ahead if self._counted else 0)
+        left = self._rule.passes - (self._passes_ahead if self._rule.counts_ahead else 0)
         self._passes_ahead = 0
         self._grow_for(builder, left)
         return Draft(builder.tree, 0.0, builder.slm_ms - spent_ms, reused)
@@ -129,7 +104,7 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
                 self._builder.forward(leaves)
                 yield
             self._guess = self._best_guess(self._builder)
-        while self._guess is not None and self._passes_ahead < self._passes:
+        while self._guess is not None and self._passes_ahead < self._rule.passes:
             self._passes_ahead += 1
             if not self._grow(self._guess.builder):
                 return
@@ -153,25 +128,16 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
         leaf, bonus = best
         path = path_to(builder.tree.parents, leaf)
         base = [*(builder.tree.tokens[row] for row in path), bonus]
-        return Guess(path, bonus, TreeBuilder(self._slm, self._keep_ids, self._stop_ids, base))
-
-
-def specedge_rule(drafting: Drafting) -> TreeRule:
-    """The recipe's rule for the tree that the SLM grows alone."""
-    own = drafting.specedge
-    return TreeRule(math.log(own.edge_factor), drafting.budget, own.children_per_row, drafting.slm_temperature)
+        return Guess(path, bonus, TreeBuilder(self._slm, base))
 
 
 def make_specedge(device: Device, settings: Settings) -> SpecEdgeDrafter:
     """Waits for every verdict."""
-    drafting = settings.drafting
-    rule, slm = specedge_rule(drafting), SlmState(device.slm)
-    return SpecEdgeDrafter(slm, device.slm_ids, rule, settings.stop_ids, drafting.specedge.passes)
+    slm = SlmState(device.slm, device.slm_ids, settings.stop_ids)
+    return SpecEdgeDrafter(slm, TreeRule.of_specedge(settings.drafting))
 
 
 def make_proactive(device: Device, settings: Settings) -> ProactiveSpecEdgeDrafter:
     """Drafts on meanwhile."""
-    drafting, own = settings.drafting, settings.drafting.specedge
-    rule, counted = specedge_rule(drafting), own.passes_ahead == "counted"
-    slm = SlmState(device.slm)
-    return ProactiveSpecEdgeDrafter(slm, device.slm_ids, rule, settings.stop_ids, own.passes, counted)
+    slm = SlmState(device.slm, device.slm_ids, settings.stop_ids)
+    return ProactiveSpecEdgeDrafter(slm, TreeRule.of_specedge(settings.drafting))

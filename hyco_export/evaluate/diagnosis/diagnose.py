@@ -7,7 +7,8 @@ evidence is a file of `evaluate.diagnosis`.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerFast
 
 from hyco_export.core.artifact import CAPTURE, FINAL_NORM_FILE, HEAD, SLM
 from hyco_export.core.device_spec import HEAD_GRAPH, HEAD_SPEC_FILE, HeadSpec, read_spec
@@ -20,13 +21,12 @@ from hyco_export.evaluate.connect import Checkpoints, OnStep, RunArtifacts
 from hyco_export.evaluate.diagnosis import drafts, head_weights, slm_weights, specs
 from hyco_export.evaluate.diagnosis.distributions import distribution_findings
 from hyco_export.evaluate.diagnosis.finding import Diagnosis, Finding, merged
-from hyco_export.evaluate.diagnosis.handoff import Norm, Truth, handoff_findings
+from hyco_export.evaluate.diagnosis.handoff import HandoffReference, Norm, handoff_findings
 from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
 from hyco_export.evaluate.diagnosis.server_probe import Probed, probe, server_head_findings
+from hyco_export.models.capture import load_capture
+from hyco_export.models.head.unroll import load_norm
 from hyco_export.protocol.wire import ServerInfo
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 LABEL, STEPS = "diagnosis", 3  # files, hand-offs, drafts: one bar that fills
 LEAST_ACCEPTED = 0.85  # of the expected tokens a round: integers and float differ at one root in thirty
@@ -57,18 +57,18 @@ def diagnose(
         ArtifactError, CheckpointError: a file is missing or damaged.
     """
     run = open_golden(artifacts.root)
-    truth = open_truth(artifacts.root, artifacts.head, run)
-    findings = list(file_findings(artifacts, recipe, checkpoints, tokenizer, run, truth))
+    reference = open_reference(artifacts.root, artifacts.head, run)
+    findings = list(file_findings(artifacts, recipe, checkpoints, tokenizer, run, reference))
     on_step(LABEL, 1, STEPS)
     probed = probe(run.golden, run.ids, transport, artifacts.head.handoff, info.head_digest)
     blamed = {finding.fault for finding in findings}
-    served = [finding for finding in server_findings(probed, truth, run) if finding.fault not in blamed]
+    served = [finding for finding in server_findings(probed, reference, run) if finding.fault not in blamed]
     if not served:
         served += [*distribution_findings(run.golden.trees, transport, info), *_own_head_findings(run, transport, info)]
     on_step(LABEL, 2, STEPS)
     findings += served
-    if not findings:  # drafts follow from files and hand-offs: what those explain is not said again
-        findings += _draft_findings(artifacts, recipe, run, truth)
+    if not findings:  # wrong files or hand-offs explain wrong drafts
+        findings += _draft_findings(artifacts, recipe, run, reference)
     lengths = [] if probed.malformed else drafts.live_acceptance(
         probed.seen, run.ids, artifacts, INTEGER, recipe.target, run.golden.steps
     )  # fmt: skip
@@ -94,7 +94,7 @@ def diagnose_server(root: Path, transport: Transport, info: ServerInfo) -> Diagn
     """
     run, head = open_golden(root), read_spec(root / HEAD / HEAD_SPEC_FILE, HeadSpec)
     probed = probe(run.golden, run.ids, transport, head.handoff, info.head_digest)
-    findings = list(server_findings(probed, open_truth(root, head, run), run))
+    findings = list(server_findings(probed, open_reference(root, head, run), run))
     if not findings:
         findings += [
             *distribution_findings(run.golden.trees, transport, info),
@@ -118,8 +118,6 @@ def open_golden(root: Path) -> GoldenRun:
     """
     import torch
 
-    from hyco_export.models.capture import load_capture
-
     golden = read_golden(root / HEAD)
     files = [root / HEAD / golden_text_file(number) for number in range(len(golden.texts))]
     captures = [load_capture(path, torch.float32) for path in files]
@@ -129,19 +127,17 @@ def open_golden(root: Path) -> GoldenRun:
     return GoldenRun(golden, [capture.ids.tolist() for capture in captures], texts)
 
 
-def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> Truth:
-    """What hand-offs are judged by: real golden values, and the grids that stand in the graph itself.
+def open_reference(root: Path, head: HeadSpec, run: GoldenRun) -> HandoffReference:
+    """What hand-offs are judged by: real golden values, and the encodings that stand in the graph itself.
 
     Raises:
         ArtifactError: a file is missing or damaged.
     """
-    from hyco_export.models.head.unroll import load_norm
-
     norm = load_norm(root / CAPTURE / FINAL_NORM_FILE)
     graph = specs.read_graph(root, HEAD, HEAD_GRAPH)
-    return Truth(
+    return HandoffReference(
         golden=run.texts,
-        grids={name: encoding for name in head.handoff.encodings if (encoding := graph.input(name).encoding)},
+        encodings={name: encoding for name in head.handoff.encodings if (encoding := graph.input(name).encoding)},
         spec=head.handoff,
         inv_freq=head.inv_freq,
         norm=Norm(norm.weight.numpy(), norm.epsilon),
@@ -149,9 +145,9 @@ def open_truth(root: Path, head: HeadSpec, run: GoldenRun) -> Truth:
     )
 
 
-def server_findings(probed: Probed, truth: Truth, run: GoldenRun) -> Iterator[Finding]:
+def server_findings(probed: Probed, reference: HandoffReference, run: GoldenRun) -> Iterator[Finding]:
     """What the server's hand-offs and texts show."""
-    found = handoff_findings(probed.seen, truth)
+    found = handoff_findings(probed.seen, reference)
     yield from found
     if probed.malformed and not found:
         yield Finding("hand-off", "the server", probed.malformed[0], "serve with the release that built the artifacts")
@@ -170,7 +166,7 @@ def file_findings(
     checkpoints: Checkpoints,
     tokenizer: "PreTrainedTokenizerFast",
     run: GoldenRun,
-    truth: Truth,
+    reference: HandoffReference,
 ) -> Iterator[Finding]:
     """Tokenizer, specs and weights against what they come from."""
     root, models = artifacts.root, recipe.models
@@ -190,23 +186,25 @@ def file_findings(
         if not origins or finding.fault in ("keep set", "norm side"):  # others follow from what the graph is made of
             yield finding
     yield from slm_weights.slm_findings(root, checkpoints.slm, kept)
-    if truth.side != models.hidden_norm:
-        seen = f"captured h come from the side {truth.side}, $.models.hidden_norm says {models.hidden_norm}"
+    if reference.side != models.hidden_norm:
+        seen = f"captured h come from the side {reference.side}, $.models.hidden_norm says {models.hidden_norm}"
         yield Finding("norm side", CAPTURE, seen, "capture again: hyco-export capture")
 
 
-def _draft_findings(artifacts: RunArtifacts, recipe: Recipe, run: GoldenRun, truth: Truth) -> list[Finding]:
+def _draft_findings(
+    artifacts: RunArtifacts, recipe: Recipe, run: GoldenRun, reference: HandoffReference
+) -> list[Finding]:
     """Drafts from golden hand-offs."""
 
     def feeds_of(candidate: RunArtifacts) -> list[drafts.GoldenFeeds]:
-        return drafts.golden_feeds(run.golden, run.texts, run.ids, truth.grids, candidate)
+        return drafts.golden_feeds(run.golden, run.texts, run.ids, reference.encodings, candidate)
 
     network = drafts.network_findings(feeds_of, artifacts)
     return network or list(drafts.backend_findings(feeds_of(artifacts), artifacts, recipe.target))
 
 
 def _acceptance_findings(golden: Golden, lengths: Sequence[int]) -> Iterator[Finding]:
-    """Nothing above was found: are the drafts taken as often as they were?"""
+    """With no other finding: are drafts accepted as often as the artifact says?"""
     expected = sum(golden.chain_acceptance)
     seen = sum(lengths) / max(1, len(lengths))
     if lengths and seen < LEAST_ACCEPTED * expected:
@@ -216,7 +214,7 @@ def _acceptance_findings(golden: Golden, lengths: Sequence[int]) -> Iterator[Fin
 
 
 def published_head_findings(golden: Golden, recipe: Recipe) -> Iterator[Finding]:
-    """Does the verifier ever take what the published head drafts? The best copy of a foreign head is worth nothing."""
+    """Does the verifier accept drafts of the published head? If not, the head belongs to another verifier."""
     limit = recipe.validation.gates.min_head_tokens
     if golden.root_count and golden.server_accepted_mean < limit:
         seen = f"the verifier takes {golden.server_accepted_mean:.2f} tokens a round of the published head's chain"
@@ -225,7 +223,7 @@ def published_head_findings(golden: Golden, recipe: Recipe) -> Iterator[Finding]
 
 
 def _notes(run: GoldenRun, probed: Probed) -> tuple[str, ...]:
-    """What could not be told."""
+    """What could not be checked, and why."""
     lines = []
     if not run.golden.root_count:
         lines.append("No captured validation text is long enough for a golden position: the server was not compared.")

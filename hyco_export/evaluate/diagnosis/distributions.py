@@ -1,5 +1,5 @@
-"""What a server samples from, against golden trees: are its logits right, does it cut and draw from them rightly, and
-does it accept what the session's rule says?
+"""What a server samples from, against golden trees: are its logits right, does it cut and draw from them correctly,
+and does it accept what the session's rule says?
 
 A rule or draw by wrong probabilities commits wrong text at times and raises no error; greedy text, which only asks
 which token is first, shows none of it. Sessions ask for Evidence, which holds the server's own probabilities and draws;
@@ -26,7 +26,7 @@ WHERE = "the server's probabilities"
 EXACT_NATS = 0.01  # root mean square of errors of log p: another order of float32 sums gives 1e-4 and less
 EXPLAINS = 0.5  # a hypothesis that leaves this share of the error
 EDGE_NOISE = 4.0  # times that error: a node nearer to an edge may fall on either side of it
-NEVER = 1e-3  # probability that a right server leaves for a token it draws
+NEVER = 1e-3  # probability below which a correct server does not draw a token
 UNLIKELY_SIGMAS = 5.0  # once in two million servers
 LEAST_MARGIN = 2e-3  # of probability, by which a golden draw is clear of the next token whatever the order of sums
 MARGIN_PER_NAT = 1.0  # errors of log p of root mean square E move no running sum of p by more than E / 2, were they all
@@ -78,7 +78,9 @@ def _raw_fault(answers: Sequence[Answered], error: float) -> _Verdict | None:
         return None
     as_wanted = _left(answers, lambda tree: np.array(tree.logits))
     seen = f"log p are {error:.2f} nats from the golden ones"
-    guesses = sorted((_scaled(answers), _capped(answers), _heated(answers)), key=lambda guess: guess.fitted)
+    guesses = sorted(
+        (_scaled(answers), _other_soft_cap(answers), _other_temperature(answers)), key=lambda guess: guess.fitted
+    )
     least = min(guess.left for guess in guesses)
     if least < min(EXPLAINS * as_wanted, NOISE_NATS):
         best = next(guess for guess in guesses if guess.left <= least + EXACT_NATS)
@@ -112,7 +114,7 @@ def _scaled(answers: Sequence[Answered]) -> _Guess:
     return _Guess("logits", left[best], 1, f"those of logits that are {best:.3g} times as large")
 
 
-def _heated(answers: Sequence[Answered]) -> _Guess:
+def _other_temperature(answers: Sequence[Answered]) -> _Guess:
     """Another temperature, by least squares: log p = slope x golden logits / T + a constant of each row."""
     slopes: dict[float, float] = {}
     for temperature in sorted({answer.golden.temperature for answer in answers}):
@@ -125,7 +127,7 @@ def _heated(answers: Sequence[Answered]) -> _Guess:
     return _Guess("sampling", left, len(slopes), f"those of other temperatures: {acts}")
 
 
-def _capped(answers: Sequence[Answered]) -> _Guess:
+def _other_soft_cap(answers: Sequence[Answered]) -> _Guess:
     """Another soft-cap than the checkpoint's, or none."""
     own = answers[0].tree.soft_cap
 
@@ -144,7 +146,7 @@ def _capped(answers: Sequence[Answered]) -> _Guess:
 
 
 def _cut_fault(answers: Sequence[Answered], error: float) -> _Verdict | None:
-    """After the cuts: who is inside, and what is left for them."""
+    """After the cuts: which tokens are inside, and their probabilities."""
     margin = EXACT_NATS + EDGE_NOISE * error
     for name in dict.fromkeys(answer.name for answer in answers):
         chosen = [answer for answer in answers if answer.name == name]

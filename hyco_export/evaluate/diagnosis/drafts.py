@@ -9,7 +9,6 @@ Legend: K steps, C kept tokens.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,6 +19,7 @@ from hyco_export.core.encodings import Encoding
 from hyco_export.core.golden import Golden, GoldenRoot, accepted_length
 from hyco_export.core.handoff import LAYER_TYPES, HandoffSpec, KvRows
 from hyco_export.core.keepset import KeepSet
+from hyco_export.core.network.head import logits_name
 from hyco_export.core.numerics import EXACT_DB, sqnr_db
 from hyco_export.device.backends import BACKENDS, open_head
 from hyco_export.device.head import GraphHead
@@ -30,10 +30,8 @@ from hyco_export.evaluate.connect import RunArtifacts
 from hyco_export.evaluate.diagnosis.finding import Finding
 from hyco_export.evaluate.diagnosis.handoff_comparison import GoldenText
 from hyco_export.evaluate.diagnosis.server_probe import PRIME, Seen
+from hyco_export.models.head.static_pass import FloatHead, open_float_head
 from hyco_export.protocol import wire
-
-if TYPE_CHECKING:
-    from hyco_export.models.head.static_pass import FloatHead
 
 Feeds = Mapping[str, np.ndarray]
 Outputs = Callable[[Feeds], dict[str, np.ndarray]]
@@ -41,7 +39,7 @@ TRUE_DB = 60.0  # float32 in another order gave 100 dB and more, a key too many 
 EMULATED_ROOTS = 4  # the emulator takes a second for one of the embedded family
 EMULATED_BYTES = 100_000_000  # of a head.onnx: two minutes a root beyond it, and parity on saved feeds runs it anyway
 LEAST_EQUAL = 0.85  # of ids: near-ties fall either way in integers
-FEWEST_WRONG = 3  # a near-tie or two say nothing
+FEWEST_WRONG = 3  # fewer may be near-ties
 
 
 class Recorder:
@@ -77,7 +75,7 @@ def golden_feeds(
     golden: Golden,
     texts: Sequence[GoldenText],
     ids: Sequence[Sequence[int]],
-    grids: Mapping[str, Encoding],
+    encodings: Mapping[str, Encoding],
     artifacts: RunArtifacts,
 ) -> list[GoldenFeeds]:
     """Every golden root through the host's code, one hand-off for PRIME and one a round."""
@@ -89,7 +87,7 @@ def golden_feeds(
         for root in session.roots:
             position = root.position
             handoff = encoded(
-                texts[session.text], max(before, position - spec.handoff.window), position, grids, spec.handoff
+                texts[session.text], max(before, position - spec.handoff.window), position, encodings, spec.handoff
             )
             committed = ids[session.text][: position + 1]
             if before:
@@ -104,12 +102,12 @@ def golden_feeds(
 
 
 def encoded(
-    text: GoldenText, first: int, root: int, grids: Mapping[str, Encoding], layout: HandoffSpec
+    text: GoldenText, first: int, root: int, encodings: Mapping[str, Encoding], layout: HandoffSpec
 ) -> wire.Handoff:
-    """A right server's hand-off: rows first .. root - 1 in the graph's grids."""
+    """A correct server's hand-off: rows first .. root - 1 in the graph's encodings."""
 
     def integers(name: str, chosen: slice) -> np.ndarray:
-        return grids[name].quantize(text[name][chosen])
+        return encodings[name].quantize(text[name][chosen])
 
     rows = slice(first, root)
     stores: list[dict[str, np.ndarray]] = [
@@ -128,8 +126,6 @@ def network_findings(feeds_of: Callable[[RunArtifacts], list[GoldenFeeds]], arti
 
     Where they differ, the head is fed with other spans: one that makes them equal is the right one.
     """
-    from hyco_export.models.head.static_pass import open_float_head
-
     head = open_float_head(artifacts.root)
 
     def wrong_roots(candidate: RunArtifacts) -> dict[int, float]:
@@ -160,8 +156,6 @@ def network_findings(feeds_of: Callable[[RunArtifacts], list[GoldenFeeds]], arti
 
 def _step_logits(head: "FloatHead", feeds: Feeds) -> list[np.ndarray]:
     """Logits [C] of every step."""
-    from hyco_export.core.network.head import logits_name
-
     seen: dict[str, np.ndarray] = {}
     head.draft(feeds, lambda name, values: seen.__setitem__(name, values.numpy()))
     return [seen[logits_name(step)][0] for step in range(1, head.network.steps + 1)]

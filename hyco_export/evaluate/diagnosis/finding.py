@@ -1,6 +1,6 @@
 """One finding of a diagnosis: which fault, where, what was seen, and the next step.
 
-Drafting from wrong inputs raises no error and gives right text: only acceptance falls. So every fault that was seen to
+Drafting from wrong inputs raises no error and gives right text: only acceptance falls. Every fault that was seen to
 do that has a name here.
 """
 
@@ -67,7 +67,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Everything the golden positions told. `acceptance` of the device's chain by depth, at `positions` roots;
+    """All findings at the golden positions. `acceptance` of the device's chain by depth, at `positions` roots;
     `expected_acceptance` as stored in the head artifact."""
 
     positions: int

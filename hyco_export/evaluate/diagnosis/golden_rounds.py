@@ -68,7 +68,7 @@ class Drawn:
 
 @dataclass
 class Asked:
-    """What came of all trees: answers, draws, and why others are missing."""
+    """Results of all trees: answers, draws, and why others are missing."""
 
     answers: list[Answered] = field(default_factory=list)
     draws: list[Drawn] = field(default_factory=list)
@@ -133,7 +133,7 @@ def _ask_one(
 
 
 def _malformed(tree: GoldenTree, evidence: wire.Evidence | None) -> str:
-    """Why evidence cannot be read; "" where it can."""
+    """Why the evidence is malformed; "" where it is not."""
     nodes = len(tree.tokens)
     if evidence is None:
         return "a verify round brought no evidence although the session asked for it"

@@ -27,7 +27,7 @@ GoldenText = Mapping[str, np.ndarray]
 class Part:
     """Rows of one tensor from one hand-off: `live` real [n, D] and their integers, at `positions` [n] of a text."""
 
-    grid: Encoding
+    encoding: Encoding
     call: Call
     live: np.ndarray
     integers: np.ndarray
@@ -42,16 +42,16 @@ class Part:
 
     def on_grid(self, values: np.ndarray) -> np.ndarray:
         """Real values as they would arrive."""
-        return self.grid.dequantize(self.grid.quantize(values))
+        return self.encoding.dequantize(self.encoding.quantize(values))
 
     @property
     def inside(self) -> np.ndarray:
         """bool [n, D]: values that the grid's ends did not clip."""
-        info = np.iinfo(self.grid.dtype)
+        info = np.iinfo(self.encoding.dtype)
         return (self.integers > info.min) & (self.integers < info.max)
 
 
-def parts_of(name: str, seen: Sequence[Seen], golden: Sequence[GoldenText], grid: Encoding) -> list[Part]:
+def parts_of(name: str, seen: Sequence[Seen], golden: Sequence[GoldenText], encoding: Encoding) -> list[Part]:
     """All rows of a tensor that can be compared; e only where the root is the text's own token."""
     found = []
     for one in seen:
@@ -60,7 +60,9 @@ def parts_of(name: str, seen: Sequence[Seen], golden: Sequence[GoldenText], grid
         integers, positions = _rows(name, one)
         inside = (positions >= 0) & (positions < len(golden[one.text][name]))
         rows = integers[inside]
-        found.append(Part(grid, one.call, grid.dequantize(rows), rows, positions[inside], golden[one.text][name]))
+        found.append(
+            Part(encoding, one.call, encoding.dequantize(rows), rows, positions[inside], golden[one.text][name])
+        )
     return found
 
 
@@ -103,7 +105,7 @@ def fitted_line(parts: Sequence[Part]) -> Line:
     live, golden = [], []
     for part in parts:
         wanted, exists = part.reference()
-        usable = exists[:, None] & part.inside & (np.abs(wanted) > part.grid.scale)
+        usable = exists[:, None] & part.inside & (np.abs(wanted) > part.encoding.scale)
         live.append(part.live[usable])
         golden.append(wanted[usable])
     x, y = (np.concatenate(each).astype(np.float64) if each else np.zeros(0) for each in (golden, live))

@@ -34,7 +34,12 @@ from hyco_export.core.numerics import sqnr_db
 from hyco_export.core.recipe import Dtype
 from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.diagnosis.finding import Fault, Finding, displaced
+from hyco_export.graph.qdq_ops import QdqOps
 from hyco_export.graph.writer import CARRIERS, read_weight
+from hyco_export.models.embedding_table import CHUNK_ROWS, find_embedding, quantized_embedding
+from hyco_export.models.head.static_pass import open_float_head, with_projected_table
+from hyco_export.models.head.stored import norm_vectors, stored_name
+from hyco_export.models.verifier import load_head
 
 REBUILD = "build it again: hyco-export {}, then hyco-export compile"
 WHERE = f"{HEAD}/{HEAD_GRAPH}.onnx"
@@ -44,10 +49,7 @@ SCALE_SUFFIXES = ("/scale", "/zero_point", "/row_scale")
 
 
 def graph_findings(run: Path, spec: HeadSpec, keepset: KeepSet) -> list[Finding]:
-    """head.onnx against the trained head, the table and the calibrated grids."""
-    from hyco_export.graph.qdq_ops import QdqOps
-    from hyco_export.models.head.static_pass import open_float_head, with_projected_table
-
+    """head.onnx against the trained head, the table and the calibrated encodings."""
     model = onnx.load(run / HEAD / f"{HEAD_GRAPH}.onnx")
     found = {tensor.name: tensor for tensor in model.graph.initializer}
     side: HiddenNorm = "pre" if FINAL_NORM in found else "post"
@@ -80,7 +82,7 @@ def graph_findings(run: Path, spec: HeadSpec, keepset: KeepSet) -> list[Finding]
 
 
 def read_encodings(path: Path) -> dict[str, Encoding]:
-    """The calibrated grids by tensor name.
+    """The calibrated encodings by tensor name.
 
     Raises:
         ArtifactError: missing or damaged.
@@ -164,8 +166,6 @@ def _differing_share(left: np.ndarray, right: np.ndarray) -> float:
 def origin_findings(run: Path, head_checkpoint: Path, dtype: Dtype) -> list[Finding]:
     """The trained head against the checkpoint it was trained from: its own weights, every channel at its size."""
     from hyco_export.models.head.quantisers import linear_weights, untie_output_layer
-    from hyco_export.models.head.stored import norm_vectors, stored_name
-    from hyco_export.models.verifier import load_head
 
     published = load_head(head_checkpoint, dtype)
     untie_output_layer(published)
@@ -227,8 +227,6 @@ def _row_findings(name: str, original: np.ndarray, real: np.ndarray, where: str)
 
 def table_findings(run: Path, verifier: Path, dtype: Dtype, keepset: KeepSet) -> list[Finding]:
     """The kept embedding table against the verifier's own embedding."""
-    from hyco_export.models.embedding_table import CHUNK_ROWS, find_embedding, quantized_embedding
-
     source = find_embedding(verifier)
     where, hint = f"{KEEPSET}/{KEEPSET_FILE}", REBUILD.format(KEEPSET)
     if source.vocab_size != keepset.vocab_size:

@@ -38,7 +38,7 @@ class Seen:
 
 @dataclass
 class Probed:
-    """What came of all sessions."""
+    """Results of all sessions."""
 
     seen: list[Seen] = field(default_factory=list)
     departures: list[str] = field(default_factory=list)  # where the server's greedy text left the golden one
@@ -153,7 +153,7 @@ def _round_request(committed: Sequence[int], path: Sequence[int]) -> wire.Verify
 
 LEAST_SHARE = 0.6  # of the expected tokens, which are the same draws: another precision moves a near-tie here and there
 LEAST_EQUAL = 0.75  # of compared tokens, for the same reason
-FEWEST_WRONG = 3  # chains: a near-tie or two say nothing
+FEWEST_WRONG = 3  # chains: fewer may be near-ties
 
 
 def server_head_findings(golden: Golden, texts: Sequence[Sequence[int]], transport: Transport) -> list[Finding]:

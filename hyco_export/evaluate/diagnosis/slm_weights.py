@@ -16,6 +16,10 @@ from hyco_export.core.network.weights import IntegerMatrix
 from hyco_export.core.tables import PER_LAYER, TABLES_FILE, TOKENS, HostTables, PackedRows
 from hyco_export.evaluate.diagnosis.finding import Finding, displaced
 from hyco_export.evaluate.diagnosis.head_weights import read_encodings
+from hyco_export.graph.slm_graphs import StoredMatrices
+from hyco_export.models.families.slm_family import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
+from hyco_export.models.slm.packed import PackedCheckpoint
+from hyco_export.models.verifier import load_config
 
 REBUILD = "build it again: hyco-export convert-slm, then hyco-export compile"
 OUTPUT_LAYER = "lm_head"
@@ -23,16 +27,13 @@ TABLE_ROWS = 8192  # compared at a time: 37 MB of the per-layer table of Gemma 4
 
 
 def slm_findings(run: Path, checkpoint_folder: Path, kept: np.ndarray) -> list[Finding]:
-    """Both graphs, the float back end's weights and the host's tables against the checkpoint; grids as calibrated.
+    """Both graphs, the float back end's weights and the host's tables against the checkpoint; encodings as calibrated.
 
     `kept` are the SLM's own ids of its output layer's rows.
 
     A checkpoint that was quantised on the way is not quantised again: the graphs are then compared with the weights
     that `convert-slm` stored.
     """
-    from hyco_export.graph.slm_graphs import StoredMatrices
-    from hyco_export.models.verifier import load_config
-
     models = {
         name: onnx.load(run / SLM / f"{name}.onnx", load_external_data=False)
         for name in (SLM_TREE_GRAPH, SLM_PREFILL_GRAPH)
@@ -51,16 +52,13 @@ def slm_findings(run: Path, checkpoint_folder: Path, kept: np.ndarray) -> list[F
                 pair = (matrix.integers, matrix.scales)
                 whole = dict(zip(ids.tolist(), matrix.integers, strict=True))
                 findings += _layer(f"{file}, {name}", matrices[name], pair, ids, whole.items)
-    return [*findings, *_grids(run, models)]
+    return [*findings, *_encoding_findings(run, models)]
 
 
 def _origin_findings(
     run: Path, checkpoint_folder: Path, kept: np.ndarray, network: SlmNetwork, own: Mapping[str, IntegerMatrix]
 ) -> Iterator[Finding]:
     """The stored weights and tables against a packed checkpoint, whose integers they keep."""
-    from hyco_export.models.families.slm_family import MODEL_PREFIX, PER_LAYER_TABLE, TOKEN_TABLE
-    from hyco_export.models.slm.packed import PackedCheckpoint
-
     checkpoint = PackedCheckpoint(checkpoint_folder)
     for name in checkpoint.linears:
         layer, matrix = name.removeprefix(MODEL_PREFIX), checkpoint.matrix(name).unpacked()
@@ -77,7 +75,7 @@ def _origin_findings(
 
 
 def _table(where: str, tables: HostTables, name: str, wanted: PackedRows) -> Iterator[Finding]:
-    """A host table, a block at a time; the first block that differs says what is wrong."""
+    """A host table, a block at a time; the first block that differs is the finding."""
     found, scales = tables.stored(name), tables.scales(name)
     for start in range(0, len(wanted.packed), TABLE_ROWS):
         rows = slice(start, min(start + TABLE_ROWS, len(wanted.packed)))
@@ -114,7 +112,7 @@ def _layer(
         yield Finding("scale", where, f"{len(changed)} of {len(left)} scales differ, {figures}", REBUILD)
 
 
-def _grids(run: Path, models: Mapping[str, onnx.ModelProto]) -> Iterator[Finding]:
+def _encoding_findings(run: Path, models: Mapping[str, onnx.ModelProto]) -> Iterator[Finding]:
     """Scales and zero points of activations against encodings.json."""
     encodings = read_encodings(run / SLM / ENCODINGS_FILE)
     for graph, model in models.items():

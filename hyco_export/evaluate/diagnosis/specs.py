@@ -1,14 +1,14 @@
-"""Do the files that describe the graphs say what the graphs and the checkpoints say? Grids, spans, rotary, binaries.
+"""Do specs, graphs, binaries and checkpoints agree on encodings, spans and rotary frequencies?
 
-Server, host and graph each read these figures at their own place; where two of them differ, drafts go wrong silently.
+Server, host and graph read these figures from different files; where two differ, drafts go wrong silently.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import onnx
+from transformers import PreTrainedTokenizerFast
 
 from hyco_export.core.artifact import COMPILE, HEAD, QAT_HEAD, SLM, artifact_name
 from hyco_export.core.device_spec import (
@@ -27,10 +27,12 @@ from hyco_export.core.network.weight_files import WEIGHTS_FILE, read_head, read_
 from hyco_export.core.targets import find_target
 from hyco_export.errors import CompileError
 from hyco_export.evaluate.diagnosis.finding import Finding
+from hyco_export.graph.context_check import check_context
 from hyco_export.graph.io_spec import read_io_spec
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from hyco_export.models.families.checks import vocabulary_mismatch
+from hyco_export.models.head.unroll import head_spans
+from hyco_export.models.text.tokenizer import encode_prompt
+from hyco_export.models.verifier import load_config, load_tokenizer
 
 HEAD_HINT, SLM_HINT = (f"build it again: hyco-export {stage}, then hyco-export compile" for stage in (HEAD, SLM))
 
@@ -41,7 +43,7 @@ def read_graph(run: Path, stage: str, graph: str) -> GraphSpec:
 
 
 def interface_findings(run: Path, head: HeadSpec, slm: SlmSpec, target: str) -> Iterator[Finding]:
-    """Grids of inputs and outputs: what the specs say, what the graphs say, what the binaries say."""
+    """Encodings of inputs and outputs: what the specs say, what the graphs say, what the binaries say."""
     cases = (
         (HEAD, HEAD_SPEC_FILE, HEAD_GRAPH, head.graph, HEAD_HINT),
         (SLM, SLM_SPEC_FILE, SLM_TREE_GRAPH, slm.tree, SLM_HINT),
@@ -51,17 +53,15 @@ def interface_findings(run: Path, head: HeadSpec, slm: SlmSpec, target: str) -> 
         real = read_graph(run, stage, graph)
         yield from _differences(f"{stage}/{file}", graph, told, real, hint)
         yield from _binary(run / artifact_name(COMPILE, target) / f"{graph}_ctx.onnx", real, target)
-    graph_grids = {tensor.name: tensor.encoding for tensor in read_graph(run, HEAD, HEAD_GRAPH).inputs}
+    in_graph = {tensor.name: tensor.encoding for tensor in read_graph(run, HEAD, HEAD_GRAPH).inputs}
     for name, encoding in head.handoff.encodings.items():
-        if not _equal(encoding, graph_grids.get(name)):
-            seen = (
-                f"the hand-off of {name} has {_text(encoding)}, the graph reads it with {_text(graph_grids.get(name))}"
-            )
+        if not _equal(encoding, in_graph.get(name)):
+            seen = f"the hand-off of {name} has {_text(encoding)}, the graph reads it with {_text(in_graph.get(name))}"
             yield Finding("scale", f"{HEAD}/{HEAD_SPEC_FILE}, {name}", seen, HEAD_HINT)
-    grids = {tensor.name: tensor.encoding for tensor in (*slm.tree.inputs, *slm.tree.outputs)}
+    encodings = {tensor.name: tensor.encoding for tensor in (*slm.tree.inputs, *slm.tree.outputs)}
     for layer in slm.layers:
         for kind in ("k", "v"):
-            read, written = grids[f"{kind}.{layer.index}"], grids[f"{kind}_new.{layer.index}"]
+            read, written = encodings[f"{kind}.{layer.index}"], encodings[f"{kind}_new.{layer.index}"]
             if not _equal(read, written):
                 seen = f"{kind} of layer {layer.index} is written with {_text(written)} and read with {_text(read)}"
                 yield Finding("scale", f"{SLM}/{SLM_SPEC_FILE}, {kind}.{layer.index}", seen, SLM_HINT)
@@ -80,8 +80,6 @@ def _differences(where: str, graph: str, told: GraphSpec, real: GraphSpec, hint:
 
 def _binary(context_model: Path, real: GraphSpec, target: str) -> Iterator[Finding]:
     """The compiled graph takes and gives what the QDQ graph does."""
-    from hyco_export.graph.context_check import check_context
-
     try:
         check_context([context_model], [real], find_target(target))
     except CompileError as error:
@@ -102,9 +100,6 @@ def _text(encoding: Encoding | None) -> str:
 
 def head_shape_findings(run: Path, spec: HeadSpec, head_checkpoint: Path) -> Iterator[Finding]:
     """Spans and rotary frequencies against the head's checkpoint, and the trained head's against it too."""
-    from hyco_export.models.head.unroll import head_spans
-    from hyco_export.models.verifier import load_config
-
     right = head_spans(load_config(head_checkpoint))
     stored = read_head(run / QAT_HEAD).architecture
     told = (
@@ -121,8 +116,6 @@ def head_shape_findings(run: Path, spec: HeadSpec, head_checkpoint: Path) -> Ite
 def slm_shape_findings(run: Path, spec: SlmSpec, slm_checkpoint: Path) -> Iterator[Finding]:
     """The SLM's span is its checkpoint's sliding window: a row sees itself and window - 1 positions before. Its rotary
     frequencies are those of the network that was converted."""
-    from hyco_export.models.verifier import load_config
-
     window = load_config(slm_checkpoint).get_text_config().sliding_window
     if spec.spans["sliding"] != window:
         yield _span_finding(f"{SLM}/{SLM_SPEC_FILE}", "the SLM", spec.spans["sliding"], window, SLM_HINT)
@@ -151,8 +144,6 @@ def tokenizer_findings(
 
     `slm_checkpoint` is None where a token bridge lies between the two vocabularies.
     """
-    from hyco_export.models.text.tokenizer import encode_prompt
-
     wrong = [
         number
         for number, text in enumerate(golden.texts)
@@ -168,10 +159,7 @@ def tokenizer_findings(
 
 
 def _slm_vocabulary(tokenizer: "PreTrainedTokenizerFast", slm_checkpoint: Path) -> Iterator[Finding]:
-    """Equal sizes with other tokens raise no error anywhere: the SLM then drafts words that were never meant."""
-    from hyco_export.models.families.checks import vocabulary_mismatch
-    from hyco_export.models.verifier import load_config, load_tokenizer
-
+    """Equal sizes with other tokens raise no error anywhere: the SLM then drafts other words."""
     if not (slm_checkpoint / "tokenizer.json").is_file():
         return
     rows = load_config(slm_checkpoint).get_text_config().vocab_size

@@ -1,4 +1,4 @@
-"""Golden rounds under every acceptance rule, and PROTOCOL.md ("Acceptance") read a second time.
+"""Golden rounds under every acceptance rule, and a second implementation of PROTOCOL.md, "Acceptance".
 
 The verdict that a round should have had follows exactly from its Evidence. It is worked out here in plain Python, one
 node after the other, without the code that servers judge by.
@@ -72,7 +72,7 @@ def _between(value: float) -> float:
 
 
 def read_verdict(evidence: wire.Evidence, settings: wire.Acceptance, stop_ids: Collection[int], room: int) -> Verdict:
-    """What a right server replies to a round that was judged by this evidence.
+    """What a correct server replies to a round that was judged by this evidence.
 
     Args:
         settings: of the session, without `stop_needs_draw`.

@@ -46,11 +46,15 @@ class BodySize:
 
 @dataclass(frozen=True)
 class SlmSize:
-    """Gemma 4 E2B's structure with fewer layers, in its own widths or (`narrow`) in some of a tiny model."""
+    """Gemma 4 E2B's structure with fewer layers, in its own widths or (`narrow`) in some of a tiny model.
+
+    `head_dims` of narrow layers: sliding, full. They decide how large the rings are.
+    """
 
     layers: int
     shared: int
     narrow: bool
+    head_dims: tuple[int, int] = (32, 64)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,15 @@ FULL = Scale(
     slm=SlmSize(layers=35, shared=20, narrow=False),
     run=RunSize(keepset=86_089, window=1024, prefill_rows=128, prompts=3, new_tokens=32, qat_steps=2, clip_ratios=3),
 )
+THIN = Scale(  # whatever grows with vocabulary, window or rings is as large as in FULL, all else as small as it goes
+    name="thin",
+    vocab_size=FULL.vocab_size,
+    attention=FULL.attention,
+    verifier=BodySize(hidden=256, intermediate=192, heads=16, pattern="SSF"),
+    head=BodySize(hidden=128, intermediate=512, heads=16, pattern="SSSF"),
+    slm=SlmSize(layers=20, shared=5, narrow=True, head_dims=(256, 512)),  # 15 layers with rings, as E2B
+    run=RunSize(keepset=86_089, window=1024, prefill_rows=128, prompts=3, new_tokens=24, qat_steps=2, clip_ratios=3),
+)
 MIDDLE = Scale(
     name="middle",
     vocab_size=32_768,
@@ -106,7 +119,7 @@ SMALL = Scale(
     slm=SlmSize(layers=10, shared=5, narrow=True),
     run=RunSize(keepset=1_536, window=128, prefill_rows=32, prompts=3, new_tokens=24, qat_steps=2, clip_ratios=3),
 )
-SCALES = {scale.name: scale for scale in (FULL, MIDDLE, SMALL)}
+SCALES = {scale.name: scale for scale in (FULL, THIN, MIDDLE, SMALL)}
 
 
 def find_scale(name: str) -> Scale:
@@ -144,7 +157,9 @@ def e2b_config(layers: int = E2B_LAYERS, shared: int = E2B_SHARED, vocab_size: i
     )
 
 
-def small_config(vocab_size: int, layers: int = 10, shared: int = 5) -> Gemma4TextConfig:
+def small_config(
+    vocab_size: int, layers: int = 10, shared: int = 5, head_dims: tuple[int, int] = (32, 64)
+) -> Gemma4TextConfig:
     """The same structure with a fraction of a megabyte of weights."""
     return _config(
         layers,
@@ -153,8 +168,8 @@ def small_config(vocab_size: int, layers: int = 10, shared: int = 5) -> Gemma4Te
         hidden_size=64,
         intermediate_size=128,
         num_attention_heads=2,
-        head_dim=32,
-        global_head_dim=64,
+        head_dim=head_dims[0],
+        global_head_dim=head_dims[1],
         hidden_size_per_layer_input=8,
         sliding_window=64,
         max_position_embeddings=4096,

@@ -14,7 +14,8 @@ import torch
 
 from hyco_export.core.device_spec import GraphSession, GraphSpec, to_integers
 from hyco_export.core.network.head import HeadNetwork
-from hyco_export.core.network.host import draft_feeds, ring_positions
+from hyco_export.core.network.host import draft_feeds
+from hyco_export.core.ring import slot_positions
 from hyco_export.models.capture import Capture, load_capture
 from hyco_export.models.families.gemma4_assistant import HeadModel
 from hyco_export.models.head.calibration import recorded, spread_roots
@@ -100,7 +101,7 @@ class _Feeds:
         """The feeds of one root, with K/V in the slots of the device's ring."""
         if path != self._path:
             self._path, self._values = path, recorded(load_capture(path))
-        keys = ring_positions(root, self._network.window)
+        keys = slot_positions(root, self._network.window)
         feeds = draft_feeds(self._network, self._values, np.array([root]), keys, self._mask_value)
         return to_integers(self._graph.inputs, feeds)
 

@@ -7,8 +7,9 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from hyco_export.core.artifact import WORK_FOLDER, PartialBuild
-from hyco_export.core.network.host import NO_PARENT, AttentionSink, EmbeddingRows, SlmHost
+from hyco_export.core.network.host import AttentionSink, EmbeddingRows, SlmHost
 from hyco_export.core.network.quantisation import kv_range_names
+from hyco_export.core.ring import NO_PARENT
 from hyco_export.models.slm.static_pass import FloatSlm
 from hyco_export.models.torch_ops import RangeObserver
 

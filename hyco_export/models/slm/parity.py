@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 import torch
 
-from hyco_export.core.network.host import NO_PARENT, EmbeddingRows, SlmHost
+from hyco_export.core.network.host import EmbeddingRows, SlmHost
 from hyco_export.core.network.slm import SlmNetwork
+from hyco_export.core.ring import NO_PARENT
 from hyco_export.models.families.slm_family import LONG_NAMES
 from hyco_export.models.slm.calibration import random_forest
 from hyco_export.models.slm.static_pass import FloatSlm

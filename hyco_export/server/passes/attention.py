@@ -18,7 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from hyco_export.protocol.tree import ancestor_mask, depths
+from hyco_export.core.ring import ancestor_mask
+from hyco_export.protocol.tree import depths
 
 NAME = "hyco_slots"
 FEW_ROWS = 64  # a root and its tree; a prompt's pieces have more, and masks that cost more G times than they save

@@ -6,8 +6,8 @@ import pytest
 from hyco_export.core.encodings import encoding_from_range
 from hyco_export.core.handoff import KvShape
 from hyco_export.core.network.head import HeadArchitecture, HeadLayer, HeadNetwork
-from hyco_export.core.network.host import draft_feeds, on_grid, ring_positions, shared_positions
-from hyco_export.core.ring import EMPTY, ring_span
+from hyco_export.core.network.host import draft_feeds, on_grid, shared_positions
+from hyco_export.core.ring import EMPTY, ring_span, slot_positions
 
 WINDOW, SPAN, LENGTH, MASK = 6, 4, 20, -100.0
 NETWORK = HeadNetwork(
@@ -38,7 +38,7 @@ def sequence():
 
 @pytest.mark.parametrize("root", [1, 3, WINDOW - 1, WINDOW, WINDOW + 1, LENGTH - 1])
 def test_a_ring_feed_shows_just_the_newest_positions(sequence, root):
-    feeds = draft_feeds(NETWORK, sequence, np.array([root]), ring_positions(root, WINDOW), MASK)
+    feeds = draft_feeds(NETWORK, sequence, np.array([root]), slot_positions(root, WINDOW), MASK)
 
     assert feeds["e"][0, 0] == root + 1
     assert feeds["h"][0, 0] == root  # of the position before the root
@@ -58,10 +58,10 @@ def test_roots_that_share_keys_each_see_their_own_window(sequence):
 
     assert len(keys) == WINDOW + 2
     for row, root in enumerate(roots):
-        alone = draft_feeds(NETWORK, sequence, np.array([root]), ring_positions(root, WINDOW), MASK)
+        alone = draft_feeds(NETWORK, sequence, np.array([root]), slot_positions(root, WINDOW), MASK)
         for name in ("full", "sliding"):
             together = keys[feeds[f"mask.{name}"][row] == 0.0]
-            single = ring_positions(root, WINDOW)[alone[f"mask.{name}"][0] == 0.0]
+            single = slot_positions(root, WINDOW)[alone[f"mask.{name}"][0] == 0.0]
             np.testing.assert_array_equal(np.sort(together), np.sort(single))
             np.testing.assert_array_equal(feeds[f"cos.{name}"][row], alone[f"cos.{name}"][0])
 

@@ -49,7 +49,7 @@ def log_probs_after(ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(("behind", "prefills"), [(0, 1), (1, 1), (5, 1), (6, 2), (9, 2)])
 def test_catch_up_rides_in_the_pass_as_long_as_it_fits(behind: int, prefills: int) -> None:
     slm = ScriptedSlm(MODEL, KEEP, rows=8)  # root and two planted nodes leave room for 5
-    feed = SlmState(slm)
+    feed = SlmState(slm, KEEP, {STOP_ID})
     feed.begin(IDS)
     ids = [*IDS, *range(2, 2 + behind)]
     planted = plant([3, 8], [], EDGE)
@@ -65,7 +65,7 @@ def test_catch_up_rides_in_the_pass_as_long_as_it_fits(behind: int, prefills: in
 
 def test_prefill_is_bounded_by_the_ring_and_positions_stay_absolute() -> None:
     slm = ScriptedSlm(MODEL, KEEP, context=4)
-    SlmState(slm).begin(IDS)
+    SlmState(slm, KEEP, {STOP_ID}).begin(IDS)
     assert (slm.first, slm.tokens, slm.length) == (1, IDS[1:5], 5)
 
 
@@ -117,7 +117,7 @@ def test_a_whole_window_of_rows_may_skip_positions() -> None:
 
 def test_hybrid_tree_is_made_of_all_three_sources() -> None:
     head, slm = ScriptedHead(MODEL, error_every=2), ScriptedSlm(MODEL, KEEP)
-    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), KEEP, TreeRule(EDGE, 16, 16), {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, KEEP, {STOP_ID}), TreeRule(EDGE, 16, 16))
     drafter.begin(IDS, Given(handoff_of(IDS, 5)))
     tree = drafter.propose(IDS).tree
     check_tree(tree.tokens, tree.parents, VOCAB_SIZE, 16)
@@ -131,7 +131,7 @@ def test_hybrid_tree_is_made_of_all_three_sources() -> None:
 
 def test_budget_smaller_than_the_planted_nodes_still_commits_the_right_rows() -> None:
     head, slm = ScriptedHead(MODEL, error_every=99), ScriptedSlm(MODEL, KEEP)
-    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm), KEEP, TreeRule(EDGE, 3, 3), {STOP_ID})
+    drafter = HybridDrafter(HeadState(head, HANDOFF), SlmState(slm, KEEP, {STOP_ID}), TreeRule(EDGE, 3, 3))
     drafter.begin(IDS, Given(handoff_of(IDS, 5)))
     tree = drafter.propose(IDS).tree
     assert tree.sources[:2] == (Source.CHAIN, Source.CHAIN)

@@ -2,9 +2,10 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ from tests.support.toy_graphs import KEEP_IDS
 
 PROMPT = [5, 9, 2, 7]
 KEEP = np.arange(VOCAB_SIZE)
-RULE = TreeRule(math.log(0.9), 12, 4)
+RULE = TreeRule(math.log(0.9), 12, 4, passes=3)
 PATIENCE_S = 30.0  # nothing here takes a second
 
 
@@ -81,12 +82,12 @@ def request(cap: int = 30) -> Request:
 
 
 def run(
-    model: Model, slm_model: Model, passes: int, cap: int = 30, **options: object
+    model: Model, slm_model: Model, passes: int, cap: int = 30, counted: bool = False, forget_before: Sequence[int] = ()
 ) -> tuple[GenerationTrace, ScriptedSlm]:
-    forget_before = options.pop("forget_before", ())
     slm = ScriptedSlm(slm_model, KEEP, rows=14)
-    drafter = WatchedDrafter(SlmState(slm), KEEP, RULE, {STOP_ID}, 3, **options)  # type: ignore[arg-type]
-    drafter.server, drafter.slm = SlowServer(model, passes, forget_before), slm  # type: ignore[arg-type]
+    rule = msgspec.structs.replace(RULE, counts_ahead=counted)
+    drafter = WatchedDrafter(SlmState(slm, KEEP, {STOP_ID}), rule)
+    drafter.server, drafter.slm = SlowServer(model, passes, forget_before), slm
     return generate(PROMPT, request(cap), drafter, drafter.server), slm
 
 
@@ -102,8 +103,8 @@ def test_right_guesses_start_the_next_tree_and_make_it_deeper() -> None:
     model = Model(seed=3, stop_bias=-1e9)
     patient, _ = run(model, model, passes=4, cap=60)
     counted, _ = run(model, model, passes=4, cap=60, counted=True)
-    slm = SlmState(ScriptedSlm(model, KEEP, rows=14))
-    plain = generate(PROMPT, request(60), SpecEdgeDrafter(slm, KEEP, RULE, {STOP_ID}, 3), ScriptedServer(model))
+    slm = SlmState(ScriptedSlm(model, KEEP, rows=14), KEEP, {STOP_ID})
+    plain = generate(PROMPT, request(60), SpecEdgeDrafter(slm, RULE), ScriptedServer(model))
     hits = [entry for entry in patient.rounds if entry.reused]
     assert 3 < len(hits) < len(patient.rounds)  # both happen
     assert all(entry.ahead_ms > 0 for entry in patient.rounds[:-1])
@@ -135,7 +136,7 @@ def test_drafting_ahead_takes_its_own_time_and_none_of_a_link_whose_time_is_skip
                 yield
 
     slm = ScriptedSlm(model, KEEP, rows=14)
-    drafter = Late(SlmState(slm), KEEP, RULE, {STOP_ID}, 3)
+    drafter = Late(SlmState(slm, KEEP, {STOP_ID}), RULE)
     drafter.server, drafter.slm = Far(model, passes=1), slm
     trace = generate(PROMPT, request(20), drafter, drafter.server, clock)
     assert all(0 < entry.ahead_ms < 1_000 * PATIENCE_S for entry in trace.rounds[:-1])
@@ -149,7 +150,7 @@ def test_a_wrong_guess_leaves_the_trees_of_the_plain_drafter() -> None:
     plain = generate(
         PROMPT,
         request(),
-        SpecEdgeDrafter(SlmState(slm), KEEP, RULE, {STOP_ID}, 3),
+        SpecEdgeDrafter(SlmState(slm, KEEP, {STOP_ID}), RULE),
         ScriptedServer(model),
     )
     misses = [entry for entry in proactive.rounds if not entry.reused]
@@ -168,20 +169,19 @@ def test_ring_bytes_are_those_of_the_plain_drafter() -> None:
         slm, _, _ = toy_slm(rows=8, ring=40, sliding_ring=40)
         drafter: Drafter
         if passes is None:
-            drafter = SpecEdgeDrafter(SlmState(slm), KEEP_IDS, TreeRule(math.log(0.9), 8, 3), {STOP_ID}, 3)
+            drafter = SpecEdgeDrafter(SlmState(slm, KEEP_IDS, {STOP_ID}), TreeRule(math.log(0.9), 8, 3, passes=3))
             server = ScriptedServer(MODEL)
         else:
-            drafter = WatchedGraphDrafter(SlmState(slm), KEEP_IDS, TreeRule(math.log(0.9), 8, 3), {STOP_ID}, 3)
+            drafter = WatchedGraphDrafter(SlmState(slm, KEEP_IDS, {STOP_ID}), TreeRule(math.log(0.9), 8, 3, passes=3))
             drafter.server = server = SlowServer(MODEL, passes)
         trace = generate(prompt, request(24), drafter, server)
         answers[name] = trace.tokens
-        rings[name] = {layer.index: ring.arrays for layer, ring in slm._rings.items()}, slm.length
+        rings[name] = slm._inputs.rings, slm.length
     assert answers["plain"] == answers["proactive"] == tuple(MODEL.answer(prompt, 24))
     held = min(length for _, length in rings.values())
     assert held > 15
-    for layer, arrays in rings["plain"][0].items():
-        for name, array in arrays.items():
-            assert np.array_equal(array[:, :held], rings["proactive"][0][layer][name][:, :held])
+    for name, array in rings["plain"][0].items():
+        assert np.array_equal(array[:, :held], rings["proactive"][0][name][:, :held])
 
 
 class WatchedGraphDrafter(ProactiveSpecEdgeDrafter):
@@ -215,7 +215,7 @@ def test_rows_of_dropped_guesses_are_forgotten() -> None:
 def test_a_round_that_is_sent_again_goes_on_with_its_guess() -> None:
     model = Model(seed=3, stop_bias=-1e9)
     slm = ScriptedSlm(model, KEEP, rows=14)
-    drafter = ProactiveSpecEdgeDrafter(SlmState(slm), KEEP, RULE, {STOP_ID}, 3)
+    drafter = ProactiveSpecEdgeDrafter(SlmState(slm, KEEP, {STOP_ID}), RULE)
     server = FlakyServer(model)
     generation = Generation(PROMPT, request(), drafter, server)
     while not generation.finished:
@@ -317,7 +317,7 @@ def test_only_drafters_that_can_draft_ahead_are_asked_to() -> None:
         def propose(self, ids: list[int]) -> Draft: ...  # type: ignore[empty-body]
         def observe(self, accepted: list[int], ids: list[int], given: Given) -> None: ...
 
-    slm = SlmState(ScriptedSlm(Model(), KEEP))
+    slm = SlmState(ScriptedSlm(Model(), KEEP), KEEP, set())
     assert not isinstance(Plain(), ProactiveDrafter)
-    assert not isinstance(SpecEdgeDrafter(slm, KEEP, RULE, set()), ProactiveDrafter)
-    assert isinstance(ProactiveSpecEdgeDrafter(slm, KEEP, RULE, set()), ProactiveDrafter)
+    assert not isinstance(SpecEdgeDrafter(slm, RULE), ProactiveDrafter)
+    assert isinstance(ProactiveSpecEdgeDrafter(slm, RULE), ProactiveDrafter)

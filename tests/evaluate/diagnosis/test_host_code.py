@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
+from hyco_export.core.network import host
 from hyco_export.core.tables import TABLES_FILE, HostTables
 from hyco_export.device import head as device_head
-from hyco_export.device import kv_state as device_rings
 from hyco_export.device import slm as device_slm
 from hyco_export.evaluate.connect import open_artifacts
 from hyco_export.evaluate.diagnosis.finding import Finding
@@ -41,20 +41,23 @@ def test_a_device_that_maps_rows_to_other_ids(small_run: SmallRun, monkeypatch: 
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_a_ring_that_writes_one_slot_off(small_run: SmallRun, monkeypatch: pytest.MonkeyPatch, shift: int) -> None:
-    slots = device_rings.slots
-    monkeypatch.setattr(device_rings, "slots", lambda first, count, size: (slots(first, count, size) + shift) % size)
-    require(in_host(small_run), "K/V rows", "the device's host code", "rows that nobody sent")
+@pytest.mark.parametrize("module", [device_head, host])
+def test_a_ring_that_writes_one_slot_off(
+    small_run: SmallRun, monkeypatch: pytest.MonkeyPatch, module, shift: int
+) -> None:
+    slots = module.slots
+    monkeypatch.setattr(module, "slots", lambda first, count, size: (slots(first, count, size) + shift) % size)
+    name = "head" if module is device_head else "SLM"
+    require(in_host(small_run), "K/V rows", f"the device's host code of the {name}", "rows that nobody sent")
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-@pytest.mark.parametrize("module", [device_head, device_slm])
+@pytest.mark.parametrize("name", ["head", "SLM"])
 def test_a_host_whose_masks_are_off_by_one(
-    small_run: SmallRun, monkeypatch: pytest.MonkeyPatch, module, change: int
+    small_run: SmallRun, monkeypatch: pytest.MonkeyPatch, name: str, change: int
 ) -> None:
-    visible = module.visible
-    monkeypatch.setattr(module, "visible", lambda q, k, span: visible(q, k, None if span is None else span + change))
-    name = "head" if module is device_head else "SLM"
+    visible = host.visible
+    monkeypatch.setattr(host, "visible", lambda q, k, span: visible(q, k, None if span is None else span + change))
     require(in_host(small_run), "sliding window", f"the device's host code of the {name}", "it must see")
 
 

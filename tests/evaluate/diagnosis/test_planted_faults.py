@@ -28,7 +28,7 @@ from hyco_export.evaluate.diagnosis.diagnose import (
     diagnose_server,
     file_findings,
     open_golden,
-    open_truth,
+    open_reference,
     published_head_findings,
     server_findings,
 )
@@ -65,16 +65,16 @@ def golden_of(run: SmallRun) -> tuple[RunArtifacts, GoldenRun]:
 
 def in_files(run: SmallRun, checkpoints: Checkpoints | None = None, tokenizer: object = None) -> list[Finding]:
     artifacts, golden = golden_of(run)
-    truth, places = open_truth(run.root, artifacts.head, golden), checkpoints or run.checkpoints
+    reference, places = open_reference(run.root, artifacts.head, golden), checkpoints or run.checkpoints
     chosen = tokenizer or run.tokenizer
-    return list(file_findings(artifacts, run.recipe, places, chosen, golden, truth))  # type: ignore[arg-type]
+    return list(file_findings(artifacts, run.recipe, places, chosen, golden, reference))  # type: ignore[arg-type]
 
 
 def in_server(run: SmallRun, served: Served) -> list[Finding]:
     artifacts, golden = golden_of(run)
     transport = LocalTransport(*served)
     probed = probe(golden.golden, golden.ids, transport, artifacts.head.handoff, served[1].head_digest)
-    return list(server_findings(probed, open_truth(run.root, artifacts.head, golden), golden))
+    return list(server_findings(probed, open_reference(run.root, artifacts.head, golden), golden))
 
 
 def require(findings: list[Finding], fault: str, where: str, seen: str = "") -> None:
@@ -488,7 +488,7 @@ def test_a_span_in_a_spec_that_is_off_by_one(small_run: SmallRun, tmp_path: Path
 def test_a_span_that_all_files_agree_on_is_told_by_transformers_own_head(small_run: SmallRun, change: int) -> None:
     """Where the code that reads the checkpoint's window is wrong, every file agrees; transformers' drafts do not."""
     artifacts, golden = golden_of(small_run)
-    grids = open_truth(small_run.root, artifacts.head, golden).grids
+    grids = open_reference(small_run.root, artifacts.head, golden).encodings
     right = artifacts.head.spans["sliding"]
     assert right is not None
     wrong = with_span(artifacts, right + change)

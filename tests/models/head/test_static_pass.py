@@ -6,9 +6,10 @@ import torch
 
 from hyco_export.core.device_spec import to_integers
 from hyco_export.core.network.head import HeadNetwork, build
-from hyco_export.core.network.host import draft_feeds, on_grid, ring_positions, shared_positions
+from hyco_export.core.network.host import draft_feeds, on_grid, shared_positions
 from hyco_export.core.network.quantisation import handoff_encodings, head_encodings
 from hyco_export.core.network.weights import IntegerTable
+from hyco_export.core.ring import slot_positions
 from hyco_export.graph.lint import lint
 from hyco_export.graph.parity import ReferenceSession
 from hyco_export.graph.qdq_ops import QdqOps
@@ -100,7 +101,7 @@ def test_a_ring_drafts_like_a_shared_window(verifier, quantised, table, root):
     values = recorded(capture_of(verifier))
     roots = np.array([root])
     shared = draft_feeds(device.network, values, roots, shared_positions(roots, WINDOW), MASK)
-    ring = draft_feeds(device.network, values, roots, ring_positions(root, WINDOW), MASK)
+    ring = draft_feeds(device.network, values, roots, slot_positions(root, WINDOW), MASK)
 
     np.testing.assert_array_equal(device.draft(ring)["chain"], device.draft(shared)["chain"])
     assert (ring["mask.full"] == 0).sum() == min(root, WINDOW)
@@ -135,7 +136,7 @@ def test_the_integer_graph_drafts_like_its_float_weights(verifier, quantised, ta
     floating = TorchHeadSession(device, ops.spec())
     same = []
     for root in roots:
-        real = draft_feeds(device.network, values, np.array([root]), ring_positions(root, WINDOW), MASK)
+        real = draft_feeds(device.network, values, np.array([root]), slot_positions(root, WINDOW), MASK)
         feeds = to_integers(ops.spec().inputs, real)
         wanted, given = floating.run(feeds), integer.run(feeds)
         assert wanted["chain"].shape == (STEPS,)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyco_export.core.network.host import NO_PARENT
+from hyco_export.core.ring import NO_PARENT
 from hyco_export.models.slm.calibration import (
     calibrated_ranges,
     first_passes,

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyco_export.core.ring import visible
-from hyco_export.protocol.tree import ancestor_mask, depths
+from hyco_export.core.ring import ancestor_mask, visible
+from hyco_export.protocol.tree import depths
 from hyco_export.server.passes.attention import attention_mask
 
 

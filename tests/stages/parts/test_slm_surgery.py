@@ -114,7 +114,8 @@ def test_it_drafts_for_the_verifier_and_changes_nothing(respelled: Path, tmp_pat
     engine, info = open_server_engine(served, None, recipe_folder=path.parent)
     transport = LocalTransport(engine, info)
     slm = BridgedSlm(open_slm(run.root, "onnx-cpu"), bridge)
-    drafter = SpecEdgeDrafter(SlmState(slm), bridge.verifier_ids, TreeRule(math.log(0.9), 32, 16), info.stop_ids)
+    rule = TreeRule(math.log(0.9), 32, 16, passes=4)
+    drafter = SpecEdgeDrafter(SlmState(slm, bridge.verifier_ids, info.stop_ids), rule)
     tokenizer = open_tokenizer(CHECKPOINTS / "verifier").backend
     accepted = 0
     for line in (path.parent / "validation.jsonl").read_text().splitlines():

@@ -1,0 +1,183 @@
+"""Answers as rows of `answers.jsonl`: one for every system, question, turn and generation.
+
+A generation that failed has a row that says why, and no text; nothing takes its place in any figure.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from hyco_export.core.keepset import MISSING, KeepSet
+from hyco_export.errors import ArtifactError
+from hyco_export.evaluate.metrics import evidence_bytes, taken, timed_steps, tokens_by_rule, tokens_by_source
+from hyco_export.evaluate.quality.prompt_fitting import FittedPrompt
+from hyco_export.evaluate.quality.prompt_sets import Question
+from hyco_export.evaluate.traces import ANOTHER_FOLDER
+from hyco_export.protocol.trace import GenerationTrace
+
+ANSWERS_FILE = "answers.jsonl"
+
+
+class Place(NamedTuple):
+    """Which answer: `turn` counts from 1, `generation` from 0."""
+
+    system: str
+    question: str
+    turn: int
+    generation: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One row. Times are of undisturbed calls; `bytes_down` is without the evidence that only traces need."""
+
+    system: str
+    question: str
+    task: str
+    category: str
+    turn: int
+    generation: int
+    prompt: str  # the user's words of this turn
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    finished: str = ""  # "stop", "length"; "" of a failure
+    tokens: int = 0
+    rounds: int = 0
+    prompt_tokens: int = 0
+    cut_tokens: int = 0  # ids that --truncate left out of the prompt
+    server_ms: float = 0.0
+    draft_ms: float = 0.0
+    wall_ms: float = 0.0
+    first_token_ms: float = 0.0
+    bytes_up: int = 0  # bodies, PRIME and all rounds
+    bytes_down: int = 0
+    by_source: dict[str, int] = {}
+    by_rule: dict[str, int] = {}
+    unverified: int = 0
+    keepset_misses: int = 0  # bonus tokens outside the keep set
+    failure: str | None = None
+
+    @property
+    def place(self) -> Place:
+        return Place(self.system, self.question, self.turn, self.generation)
+
+
+def failed_answer(place: Place, question: Question, failure: str) -> Answer:
+    """The row of a generation that came to nothing."""
+    return Answer(
+        system=place.system,
+        question=place.question,
+        task=question.task,
+        category=question.category,
+        turn=place.turn,
+        generation=place.generation,
+        prompt=question.asked(place.turn),
+        failure=failure,
+    )
+
+
+def answer_of(
+    place: Place, question: Question, prompt: FittedPrompt, trace: GenerationTrace, text: str, keepset: KeepSet
+) -> Answer:
+    """The row of a finished generation."""
+    timed = timed_steps([trace])
+    traffic = [call.traffic for call in trace.primes] + [call.traffic for call in trace.rounds]
+    bonus = np.array([token for one in trace.rounds for token in one.tokens[len(taken(one)) :]], dtype=np.int64)
+    local_ms = sum(step.draft_ms for step in trace.locals)
+    return Answer(
+        system=place.system,
+        question=place.question,
+        task=question.task,
+        category=question.category,
+        turn=place.turn,
+        generation=place.generation,
+        prompt=question.asked(place.turn),
+        text=text,
+        ids=trace.tokens,
+        finished=trace.finished,
+        tokens=len(trace.tokens),
+        rounds=len(trace.rounds),
+        prompt_tokens=len(prompt.ids),
+        cut_tokens=prompt.cut,
+        server_ms=sum(call.server_ms for call in timed.primes) + sum(call.server_ms for call in timed.rounds),
+        draft_ms=sum(one.draft_ms + one.ahead_ms for one in timed.rounds) + local_ms,
+        wall_ms=timed.ms,
+        first_token_ms=trace.first_token_ms,
+        bytes_up=sum(one.payload_up_bytes for one in traffic),
+        bytes_down=sum(one.payload_down_bytes for one in traffic) - sum(map(evidence_bytes, trace.rounds)),
+        by_source=tokens_by_source(trace.rounds),
+        by_rule=tokens_by_rule(trace.rounds),
+        unverified=sum(len(step.tokens) for step in trace.locals),
+        keepset_misses=int((keepset.rows(bonus) == MISSING).sum()),
+    )
+
+
+class AnswerFile:
+    """`answers.jsonl` of a folder, in the order of `places`; rows that belong to no place are dropped.
+
+    A row is appended when its generation is finished. When the file is opened again, what a kill left half written is
+    dropped: rows of finished generations are made anew from their traces, those of failures are read from the file.
+    """
+
+    def __init__(self, folder: Path, places: Sequence[Place]) -> None:
+        self.path = folder / ANSWERS_FILE
+        self._order = {place: number for number, place in enumerate(places)}
+        self.rows: dict[Place, Answer] = {}
+
+    def failures(self) -> dict[Place, Answer]:
+        """Failed rows of the file as it lies there."""
+        if not self.path.exists():
+            return {}
+        found = (row for row in _readable(self.path) if row.failure is not None)
+        return {row.place: row for row in found if row.place in self._order}
+
+    def replace(self, rows: Iterable[Answer]) -> None:
+        """Write these rows and no others."""
+        self.rows = {row.place: row for row in rows}
+        draft = self.path.with_name(f"{ANSWERS_FILE}.draft")
+        ordered = sorted(self.rows.values(), key=lambda row: self._order[row.place])
+        draft.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in ordered))
+        draft.replace(self.path)
+
+    def add(self, row: Answer) -> None:
+        """Keep one more."""
+        self.rows[row.place] = row
+        with self.path.open("ab") as stream:
+            stream.write(msgspec.json.encode(row) + b"\n")
+
+
+def _readable(path: Path) -> Iterable[Answer]:
+    """The rows of the file up to the first that a kill left half written."""
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            yield msgspec.json.decode(line, type=Answer)
+        except msgspec.DecodeError:
+            return
+
+
+def read_answers(folder: Path) -> tuple[Answer, ...]:
+    """All rows of an evaluation.
+
+    Raises:
+        ArtifactError: no such file, or a row of another layout.
+    """
+    path = folder / ANSWERS_FILE
+    try:
+        return tuple(msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines())
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "make it: hyco-export evaluate") from error
+    except msgspec.DecodeError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}", ANOTHER_FOLDER) from error
+
+
+def coverage(rows: Mapping[Place, Answer] | Iterable[Answer], places: Iterable[Place]) -> dict[str, tuple[int, int]]:
+    """By system: how many generations have an answer, and how many were planned."""
+    answers = rows.values() if isinstance(rows, Mapping) else rows
+    done = {row.place for row in answers if row.failure is None}
+    counts: dict[str, tuple[int, int]] = {}
+    for place in places:
+        finished, planned = counts.get(place.system, (0, 0))
+        counts[place.system] = (finished + (place in done), planned + 1)
+    return counts
