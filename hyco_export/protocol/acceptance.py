@@ -273,8 +273,9 @@ def look(query: Query) -> Judged:
     Raises:
         ValueError: a row of the logits is not finite.
     """
+    positions = query.positions
     support = sampling.sampling_support(query.logits, query.sampling)
-    drawn = sampling.draws(support, query.seed, query.positions)
+    drawn = sampling.draws(support, query.seed, positions)
     tokens, parents = query.tokens, query.parents
     probs = sampling.node_probabilities(support, tokens, parents) if PROBS in query.reads else NO_VALUES
     raw, entropies = NO_VALUES, NO_VALUES

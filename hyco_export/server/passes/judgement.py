@@ -259,13 +259,15 @@ def _invert(ids: torch.Tensor, probs: torch.Tensor, numbers: torch.Tensor) -> to
     cumulative = probs.double().cumsum(dim=1)
     columns = (cumulative <= (numbers * cumulative[:, -1])[:, None]).sum(dim=1)
     places = torch.arange(probs.shape[1], device=probs.device)
-    last = torch.where(probs > 0, places, -1).amax(dim=1)  # rounding must not draw a token without mass
+    last = torch.where(probs > 0, places, 0).amax(dim=1)  # rounding must not draw a token without mass
     return ids.gather(1, torch.minimum(columns, last)[:, None])[:, 0]
 
 
 def _uncut(query: Query) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of p = softmax(logits / T), nothing cut: p(token | parent) [N] of the query's nodes and H(p) [N + 1] in nats; sums
-    over the vocabulary in float32, in pairs: within 1e-6 of those in float64."""
+    """Of p = softmax(logits / T), nothing cut: p(token | parent) [N] of the query's nodes and H(p) [N + 1] in nats.
+
+    Sums over the vocabulary are in float32, in pairs: within 1e-6 of those in float64.
+    """
     logits: PassLogits = query.logits
     values = logits.values[logits.start : logits.start + query.rows]
     peaks, totals, entropies = [], [], []
