@@ -3,7 +3,7 @@
 A generation that failed has a row that says why, and no text; nothing takes its place in any figure.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,11 +11,9 @@ import msgspec
 import numpy as np
 
 from hyco_export.core.keepset import MISSING, KeepSet
-from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.metrics import evidence_bytes, taken, timed_steps, tokens_by_rule, tokens_by_source
 from hyco_export.evaluate.quality.prompt_fitting import FittedPrompt
 from hyco_export.evaluate.quality.prompt_sets import Question
-from hyco_export.evaluate.traces import ANOTHER_FOLDER
 from hyco_export.protocol.trace import GenerationTrace
 
 ANSWERS_FILE = "answers.jsonl"
@@ -157,25 +155,9 @@ def _readable(path: Path) -> Iterable[Answer]:
             return
 
 
-def read_answers(folder: Path) -> tuple[Answer, ...]:
-    """All rows of an evaluation.
-
-    Raises:
-        ArtifactError: no such file, or a row of another layout.
-    """
-    path = folder / ANSWERS_FILE
-    try:
-        return tuple(msgspec.json.decode(line, type=Answer) for line in path.read_bytes().splitlines())
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "make it: hyco-export evaluate") from error
-    except msgspec.DecodeError as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", ANOTHER_FOLDER) from error
-
-
-def coverage(rows: Mapping[Place, Answer] | Iterable[Answer], places: Iterable[Place]) -> dict[str, tuple[int, int]]:
+def coverage(rows: Iterable[Answer], places: Iterable[Place]) -> dict[str, tuple[int, int]]:
     """By system: how many generations have an answer, and how many were planned."""
-    answers = rows.values() if isinstance(rows, Mapping) else rows
-    done = {row.place for row in answers if row.failure is None}
+    done = {row.place for row in rows if row.failure is None}
     counts: dict[str, tuple[int, int]] = {}
     for place in places:
         finished, planned = counts.get(place.system, (0, 0))

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pytest
 
 from hyco_export.core.data.conversations import Message
 from hyco_export.core.keepset import KeepSet
-from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.quality.answers import (
     ANSWERS_FILE,
     Answer,
@@ -17,8 +15,8 @@ from hyco_export.evaluate.quality.answers import (
     answer_of,
     coverage,
     failed_answer,
-    read_answers,
 )
+from hyco_export.evaluate.quality.evaluation_folder import read_rows
 from hyco_export.evaluate.quality.prompt_fitting import FittedPrompt
 from hyco_export.evaluate.quality.prompt_sets import Question
 from hyco_export.protocol import wire
@@ -70,7 +68,7 @@ def test_the_file_keeps_the_plans_order_and_forgets_what_is_half_written(tmp_pat
     again = AnswerFile(tmp_path, places)
     assert again.failures() == {places[3]: failed_answer(places[3], QUESTION, "no room")}
     again.replace([fourth, third, second, first])
-    assert list(read_answers(tmp_path)) == [first, second, third, fourth]
+    assert list(read_rows(tmp_path / ANSWERS_FILE, Answer)) == [first, second, third, fourth]
     shorter = AnswerFile(tmp_path, places[:1])
     file.add(failed_answer(places[3], QUESTION, "no room"))
     assert shorter.failures() == {}  # a row of no place of this plan
@@ -80,11 +78,3 @@ def test_coverage_counts_answers_and_not_failures() -> None:
     places = [Place(system, "7", turn, 0) for system in ("a", "b") for turn in (1, 2)]
     rows = [*rows_of(places[:3]), failed_answer(places[3], QUESTION, "no room")]
     assert coverage(rows, places) == {"a": (2, 2), "b": (1, 2)}
-
-
-def test_a_folder_without_answers_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"cannot be read: .* \(make it: hyco-export evaluate\)"):
-        read_answers(tmp_path)
-    (tmp_path / ANSWERS_FILE).write_text("{}\n")
-    with pytest.raises(ArtifactError, match="missing required field"):
-        read_answers(tmp_path)

@@ -8,8 +8,9 @@ import pytest
 from hyco_export.core.data.conversations import Message
 from hyco_export.core.recipe import Drafting
 from hyco_export.errors import ArtifactError, ProtocolError, UnreachableError
-from hyco_export.evaluate.quality.answers import Answer, Place, coverage, read_answers
+from hyco_export.evaluate.quality.answers import ANSWERS_FILE, Answer, Place, coverage
 from hyco_export.evaluate.quality.evaluation import Evaluation, EvaluationPlan, first_prompt_tokens, places
+from hyco_export.evaluate.quality.evaluation_folder import read_rows
 from hyco_export.evaluate.quality.prompt_sets import Question, questions_digest
 from hyco_export.evaluate.runs import WARM_UP_TOKENS, prompt_seed
 from hyco_export.evaluate.traces import TraceStore
@@ -87,6 +88,10 @@ def evaluation(folder: Path, runner: EchoRunner, info=LIMITED, plan=PLAN) -> Eva
     return Evaluation(plan, QUESTIONS, runner, info, runner.words, KEEPSET, store)  # type: ignore[arg-type]
 
 
+def rows_in(folder: Path) -> tuple[Answer, ...]:
+    return tuple(read_rows(folder / ANSWERS_FILE, Answer))
+
+
 def answers(folder: Path, runner: EchoRunner, **options: bool) -> tuple[Answer, ...]:
     return evaluation(folder, runner).run(lambda *_: None, **options)
 
@@ -148,7 +153,7 @@ def test_a_run_stopped_anywhere_ends_with_the_same_rows(tmp_path: Path, finished
     else:
         answers(folder, stopped)
     rest = EchoRunner(words)
-    assert answers(folder, rest) == whole == read_answers(folder)
+    assert answers(folder, rest) == whole == rows_in(folder)
     assert len(stopped.prompts) + len(rest.prompts) == 12
     assert (folder / "answers.jsonl").read_bytes() == (tmp_path / "whole" / "answers.jsonl").read_bytes()
     assert rest.warmed == ([] if finished == 12 else list(SYSTEMS))
@@ -174,14 +179,14 @@ def test_failures_are_tried_again_only_when_asked(tmp_path: Path) -> None:
     after = answers(tmp_path, retried, retry_failed=True)
     assert [prompt[1] for prompt in retried.prompts] == ["b"] * 4
     assert [row.text for row in after if row.question == "b"] == ["five", "<answer>", "<answer>", "<answer>"]
-    assert answers(tmp_path, EchoRunner(words)) == after == read_answers(tmp_path)
+    assert answers(tmp_path, EchoRunner(words)) == after == rows_in(tmp_path)
 
 
 def test_a_server_that_goes_away_ends_the_run_and_is_no_failure(tmp_path: Path) -> None:
     words = WordTokenizer()
     with pytest.raises(UnreachableError):
         answers(tmp_path, EchoRunner(words, limit=3, stop=UnreachableError))
-    assert [row.failure for row in read_answers(tmp_path)] == [None] * 3
+    assert [row.failure for row in rows_in(tmp_path)] == [None] * 3
     assert len(answers(tmp_path, EchoRunner(words))) == 20
 
 
