@@ -23,9 +23,9 @@ import torch
 from hyco_export.protocol.acceptance import NO_VALUES, PROBS, RAW, Judged, Query
 from hyco_export.protocol.sampling import ALL, GREEDY, greedy_distribution, not_finite, uniforms
 
-GROUP_SIZE = 32  # columns: 8,192 groups of 262,144 columns are ranked, and the columns of 80 looked at
-SPARE_GROUPS = 16  # beyond k, and
-SPARE_COLUMNS = 64  # beyond k of S: room for tokens tied with the k-th; where it is too little, all columns are read
+GROUP_SIZE = 32  # columns: 8,192 groups of 262,144 columns are ranked, and the columns of 128 looked at
+SPARE_GROUPS = 64  # beyond k, and
+SPARE_COLUMNS = 64  # beyond k of S: room for tokens tied with the k-th, many in bfloat16; else all columns are read
 LOWEST = -200.0  # whose exponential is 0 in float32; of an id that is never generated, in place of -inf
 UNCUT_ROWS = 8  # at a time, of the distribution before the cuts: bounds its temporary arrays at 8 x V
 
@@ -228,14 +228,14 @@ def _cut_top_k(
     kept = columns.scores >= threshold[:, None]
     rank = kept.cumsum(dim=1)  # from 1
     kept &= ~rows.greedy[:, None] | (rank == 1)
-    if whole:
+    width = int(rank[:, -1].max()) if whole else largest_k + SPARE_COLUMNS
+    if width > len(columns.ids[0]) // 2:  # rows that cut nothing
         return columns.ids, columns.scores.masked_fill(~kept, -torch.inf), torch.ones_like(rows.greedy)
-    width = largest_k + SPARE_COLUMNS
     place = torch.where(kept & (rank <= width), rank - 1, width)
     shape = (len(place), width + 1)  # what is cut goes to the last place, which is dropped
     ids = columns.ids.new_zeros(shape).scatter_(1, place, columns.ids)[:, :width]
     scores = columns.scores.new_full(shape, -torch.inf).scatter_(1, place, columns.scores)[:, :width]
-    complete = (columns.bound < threshold) & (kept.sum(dim=1) <= width)
+    complete = (columns.bound < threshold) & (rank[:, -1] <= width)
     return ids, scores, complete
 
 
