@@ -1,7 +1,8 @@
 # setup installs, demo runs the whole chain on the embedded family, test runs the tests, test-quick those that take a few
 # seconds, durations records which are slow, lint the linters, docs writes the recipe reference;
 # first-reply measures when drafting begins over each link; fuzz, fuzz-files and soak are the long endurance runs;
-# host-bench times the device's work on the logits of a full pass beside a plain float64 reading;
+# host-bench times the device's work on the logits of a full pass beside a plain float64 reading, judgement-bench the
+# verifier's judgement of a tree beside one on the host;
 # attack measures what a neighbour of hostile callers feels;
 # arm64 runs a bundle's consumer on emulated arm64: apt-get install qemu-user-static, and `hyco-export bundle` before.
 PYTHON ?= python3
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 ENDURANCE := $(VENV)/bin/python
 
-.PHONY: setup demo test test-quick durations lint docs histories first-reply fuzz fuzz-files soak host-bench attack arm64 clean
+.PHONY: setup demo test test-quick durations lint docs histories first-reply fuzz fuzz-files soak host-bench judgement-bench attack arm64 clean
 
 setup: $(STAMP)
 
@@ -64,6 +65,9 @@ soak: $(STAMP)
 
 host-bench: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.host_bench
+
+judgement-bench: $(STAMP)
+	$(ENDURANCE) -m tests.endurance.judgement_bench
 
 attack: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.attack

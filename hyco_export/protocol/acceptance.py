@@ -1,9 +1,9 @@
 """The verdict of a round: from the verify pass's logits to the tokens that are committed. Pure numpy.
 
-`judge` draws one token per row and applies the session's acceptance rule; `settle` cuts the accepted path at the first
-stop id or the token cap. A rule decides which edges of the tree are acceptable; choosing among the open paths is common
-to all rules (`_commit_best`). `RULES` lists the rules with what they read and their options: a new rule is one function
-and one row there.
+`look` draws one token per row, `decide` applies the session's acceptance rule, `settle` cuts the accepted path at the
+first stop id or the token cap. A rule decides which edges of the tree are acceptable; choosing among the open paths is
+common to all rules (`_commit_best`). `RULES` lists the rules with what they read and their options: a new rule is one
+function and one row there.
 
 Legend: N nodes of the tree, V vocabulary. Row 0 is the root, row i + 1 node i; draws[r] ~ p~[r], the distribution after
 temperature, top-k and top-p (`sampling`).
@@ -11,7 +11,7 @@ temperature, top-k and top-p (`sampling`).
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -75,6 +75,33 @@ class Judged(msgspec.Struct, frozen=True):
             self.raw_probs.tolist(),
             self.entropies.tolist(),
         )
+
+
+class Query(NamedTuple):
+    """What is asked of the logits of a root and its tree: the draws, and what a rule `reads` (`Rule`).
+
+    logits: [N + 1, V] of the root, at absolute position `root_position`, and of tokens [N] with parents [N], wherever
+    the verifier keeps them. A row's draw is keyed by `seed`, the row's position and the row's number.
+    """
+
+    logits: Any
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    root_position: int
+    sampling: wire.Sampling
+    seed: int
+    reads: frozenset[str] = frozenset()
+
+    @property
+    def rows(self) -> int:
+        """N + 1."""
+        return 1 + len(self.tokens)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Absolute positions [N + 1]."""
+        positions: np.ndarray = self.root_position + np.concatenate([[0], depths(self.parents)])
+        return positions
 
 
 def exact(seen: Judged) -> Verdict:
@@ -240,41 +267,20 @@ def decide(judged: Judged, settings: wire.Acceptance, stop_ids: frozenset[int]) 
     return RULES[settings.rule].decide(judged, settings, stop_ids if settings.stop_needs_draw else frozenset())
 
 
-def judge(
-    logits: np.ndarray,
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    root_position: int,
-    request: wire.PrimeRequest,
-    stop_ids: frozenset[int],
-) -> tuple[Verdict, wire.Evidence | None]:
-    """The verdict of the session's rule on logits [N + 1, V]; with the evidence, if the session asked for traces."""
-    reads = EVERYTHING if request.trace else RULES[request.acceptance.rule].reads
-    judged = look(logits, tokens, parents, root_position, request.sampling, request.seed, reads)
-    verdict = decide(judged, request.acceptance, stop_ids)
-    return verdict, judged.evidence() if request.trace else None
+def look(query: Query) -> Judged:
+    """The round from logits in an array [N + 1, V] float32, with the arrays that the rule reads.
 
-
-def look(
-    logits: np.ndarray,
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    root_position: int,
-    settings: wire.Sampling,
-    seed: int,
-    reads: frozenset[str],
-) -> Judged:
-    """The round from logits [N + 1, V], with the arrays that the rule `reads`.
-
-    A row's draw is keyed by the session's seed, the row's absolute position and the row's number.
+    Raises:
+        ValueError: a row of the logits is not finite.
     """
-    positions = root_position + np.concatenate([[0], depths(parents)])  # [N + 1]
-    support = sampling.sampling_support(logits, settings)
-    drawn = sampling.draws(support, seed, positions)
-    probs = sampling.node_probabilities(support, tokens, parents) if PROBS in reads else NO_VALUES
+    positions = query.positions
+    support = sampling.sampling_support(query.logits, query.sampling)
+    drawn = sampling.draws(support, query.seed, positions)
+    tokens, parents = query.tokens, query.parents
+    probs = sampling.node_probabilities(support, tokens, parents) if PROBS in query.reads else NO_VALUES
     raw, entropies = NO_VALUES, NO_VALUES
-    if RAW in reads:
-        raw, entropies = sampling.raw_distribution(logits, settings.temperature, tokens, parents)
+    if RAW in query.reads:
+        raw, entropies = sampling.raw_distribution(query.logits, query.sampling.temperature, tokens, parents)
     return Judged(tuple(tokens), tuple(parents), tuple(drawn.tolist()), probs, raw, entropies)
 
 

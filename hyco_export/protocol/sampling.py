@@ -40,7 +40,7 @@ def sampling_support(logits: np.ndarray, sampling: Sampling) -> Support:
     """
     peaks = logits.max(axis=1)  # NaN propagates
     if not np.isfinite(peaks).all():
-        raise ValueError(f"rows {np.flatnonzero(~np.isfinite(peaks)).tolist()} of the logits are not finite")
+        raise not_finite(np.flatnonzero(~np.isfinite(peaks)))
     if sampling.temperature == GREEDY:
         return Support(logits.argmax(axis=1)[:, None], np.ones((len(logits), 1), np.float32))
     scores = logits / np.float32(sampling.temperature)  # [R, V]
@@ -50,16 +50,16 @@ def sampling_support(logits: np.ndarray, sampling: Sampling) -> Support:
     return Support(ids, _softmax(kept))
 
 
+def not_finite(rows: np.ndarray) -> ValueError:
+    """What is wrong with these rows."""
+    return ValueError(f"rows {rows.tolist()} of the logits are not finite")
+
+
 def draws(support: Support, seed: int, positions: np.ndarray) -> np.ndarray:
     """One token per row, [R] int64: s[r] ~ p~[r], the same whenever (seed, positions[r], r) is the same."""
     if support.ids.shape[1] == 1:  # greedy: no number changes anything, and they take longer than all the rest
         return support.ids[:, 0].astype(np.int64)
     return invert(support, uniforms(seed, positions))
-
-
-def first_token(logits: np.ndarray, settings: Sampling, seed: int, position: int) -> int:
-    """The draw after a prompt: logits [V] of its last token, which stands at `position`."""
-    return int(draws(sampling_support(logits[None], settings), seed, np.array([position]))[0])
 
 
 def uniforms(seed: int, positions: np.ndarray) -> np.ndarray:
@@ -100,9 +100,9 @@ def raw_distribution(
     logits [N + 1, V] float32. Greedy is one-hot, as p~ is.
     """
     peaks = logits.argmax(axis=1)  # [N + 1]
-    rows = np.asarray(parents, np.int64) + 1
     if temperature == GREEDY:
-        return (peaks[rows] == np.asarray(tokens)).astype(np.float64), np.zeros(len(logits))
+        return greedy_distribution(peaks, tokens, parents)
+    rows = np.asarray(parents, np.int64) + 1
     probs, entropies = np.empty(len(tokens)), np.empty(len(logits))
     for row, scores in enumerate(logits):  # one row at a time: a float64 copy of all would be large
         shifted = (scores.astype(np.float64) - float(scores[peaks[row]])) / temperature
@@ -112,6 +112,14 @@ def raw_distribution(
         children = np.flatnonzero(rows == row)
         probs[children] = exponentials[np.asarray(tokens, np.int64)[children]] / total
     return probs, entropies
+
+
+def greedy_distribution(
+    peaks: np.ndarray, tokens: Sequence[int], parents: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """`raw_distribution` at temperature 0 where the likeliest tokens are peaks [N + 1]."""
+    rows = np.asarray(parents, np.int64) + 1
+    return (peaks[rows] == np.asarray(tokens)).astype(np.float64), np.zeros(len(peaks))
 
 
 def _top_k(scores: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:

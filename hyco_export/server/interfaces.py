@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hyco_export.protocol import wire
+from hyco_export.protocol.acceptance import Judged, Query, look
 
 NS_PER_MS = 1e6
 
@@ -111,8 +112,13 @@ class VerifierModels(Protocol):
         """`VerifierSession.draft` of each."""
         ...
 
-    def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
-        """`VerifierSession.prime` or `.verify` of each: logits [V] or [N + 1, V]. No session occurs twice."""
+    def forward(self, parts: Sequence[Prefill | Check]) -> list[Any]:
+        """`VerifierSession.prime` or `.verify` of each: logits [1, V] or [N + 1, V], as `look` reads them. No session
+        occurs twice."""
+        ...
+
+    def look(self, queries: Sequence[Query]) -> list[Judged | ValueError]:
+        """Draws and probabilities of rows of the last pass; an error for those whose logits are not finite."""
         ...
 
 
@@ -134,11 +140,21 @@ class SequentialModels:
 
     def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
         return [
-            part.session.prime(part.ids)
+            part.session.prime(part.ids)[None]
             if isinstance(part, Prefill)
             else part.session.verify(part.root, part.tokens, part.parents)
             for part in parts
         ]
+
+    def look(self, queries: Sequence[Query]) -> list[Judged | ValueError]:
+        return [_answer(query) for query in queries]
+
+
+def _answer(query: Query) -> Judged | ValueError:
+    try:
+        return look(query)
+    except ValueError as error:
+        return error
 
 
 class Clock(Protocol):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from hyco_export.core.numerics import MS_PER_S
 from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.protocol import wire
+from hyco_export.protocol.acceptance import Judged
 from hyco_export.server.admission import PRIME_AGAIN, Batching
 from hyco_export.server.interfaces import Chain, Check, Clock, DraftedChain, Prefill, VerifierModels, row_shares
 from hyco_export.server.metrics import place_of
@@ -64,8 +65,8 @@ class Scheduler:
         lock: guards the queue and the table.
         table: the sessions; of those that are not finished a call can be expected.
         models: make the passes.
-        clock: measures server_ms: a call's share of the passes it was in (draft, forward), by rows, and its own
-            sampling and hand-off; a chain that was drafted ahead counts in the round that it is for.
+        clock: measures server_ms: a call's share of the passes it was in, from the draft to the draws, by rows, and its
+            own verdict and hand-off; a chain that was drafted ahead counts in the round that it is for.
         batching: how calls share a pass.
         now: monotonic seconds.
     """
@@ -162,31 +163,40 @@ class Scheduler:
         return outcome is None
 
     def _pass(self, calls: Sequence[Call], ended: list[Ended]) -> list[Call]:
-        """Draft, forward, then judge each call by itself."""
+        """Draft, forward, look at the logits of all calls together, then decide each by itself."""
         if not calls:
             return []
         try:
             parts = self._parts(calls)
             mark = self._clock.start()
             outputs = self._models.forward(parts)
+            asked = {call: query for call, logits in zip(calls, outputs, strict=True) if (query := call.query(logits))}
+            judged = dict(zip(asked, self._models.look(list(asked.values())), strict=True))
             shared_ms = self._clock.elapsed_ms(mark)
-            shares = row_shares(parts)
             self.last_pass_s = self._now()
         except Exception as error:
             ended += self._faults(calls, error)
             return []
-        judged: list[Call] = []
-        again: list[Call] = []
-        for call, share, logits in zip(calls, shares, outputs, strict=True):
-            try:
-                mark = self._clock.start()
-                needs_no_more = call.finish(logits)
-                call.server_ms += share * shared_ms + self._clock.elapsed_ms(mark)
-                (judged if needs_no_more else again).append(call)
-            except Exception as error:
-                ended += self._faults([call], error)
-        ended += self._replies(judged)
-        return again
+        done: list[Call] = []
+        for call, share in zip(calls, row_shares(parts), strict=True):
+            call.server_ms += share * shared_ms
+            if call in judged and self._decide(call, judged[call], ended):
+                done.append(call)
+        ended += self._replies(done)
+        return [call for call in calls if call not in judged]
+
+    def _decide(self, call: Call, judged: Judged | ValueError, ended: list[Ended]) -> bool:
+        """Whether a verdict could be made of what a call's rows hold; if not, its session is dropped."""
+        try:
+            if isinstance(judged, ValueError):
+                raise judged
+            mark = self._clock.start()
+            call.finish(judged)
+            call.server_ms += self._clock.elapsed_ms(mark)
+        except Exception as error:
+            ended += self._faults([call], error)
+            return False
+        return True
 
     def _parts(self, calls: Sequence[Call]) -> list[Prefill | Check]:
         """What the pass computes, drafted by the server where that is its task."""

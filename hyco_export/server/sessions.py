@@ -11,14 +11,13 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
-from hyco_export.protocol.acceptance import Outcome, finish_reason, judge, settle
-from hyco_export.protocol.sampling import first_token
+from hyco_export.protocol.acceptance import EVERYTHING, RULES, Judged, Outcome, Query, decide, finish_reason, settle
 from hyco_export.protocol.tree import ROOT, check_kept, check_tree, joined, joined_path
 from hyco_export.server.admission import PRIME_AGAIN, CacheBudget, Facts, no_such_session
 from hyco_export.server.first_window import OlderRows, split_window
@@ -167,8 +166,12 @@ class PendingRequest(ABC, Generic[Reply]):
         """What the pass computes for this call, with what the server has drafted for it."""
 
     @abstractmethod
-    def finish(self, logits: np.ndarray) -> bool:
-        """Judge and commit; False when another pass is needed."""
+    def query(self, logits: Any) -> Query | None:
+        """What is asked of the pass's logits of this call; None when it needs another pass first."""
+
+    @abstractmethod
+    def finish(self, judged: Judged) -> None:
+        """Decide and commit."""
 
     @abstractmethod
     def reply(self, drafted: DraftedChain | None) -> Reply:
@@ -219,20 +222,23 @@ class PendingPrime(PendingRequest[wire.PrimeReply]):
         piece = self.session.settings.prompt[self._processed : self._processed + self.prompt_rows]
         return Prefill(self._verifier, np.asarray(piece, np.int64))
 
-    def finish(self, logits: np.ndarray) -> bool:
-        session, settings = self.session, self.session.settings
+    def query(self, logits: Any) -> Query | None:
+        settings = self.session.settings
         self._processed += self.prompt_rows
         self.prompt_rows = min(self._prefill_rows, len(settings.prompt) - self._processed)
         if self.prompt_rows:
-            return False
-        root = first_token(logits, settings.sampling, settings.seed, len(settings.prompt) - 1)
+            return None
+        return Query(logits, (), (), len(settings.prompt) - 1, settings.sampling, settings.seed)
+
+    def finish(self, judged: Judged) -> None:
+        session, settings = self.session, self.session.settings
+        (root,) = judged.draws
         self._finished = finish_reason([root], self._facts.stop_ids, session.room)
         session.extend([root])
         if self._finished:
             session.finish()
         else:
             self._first_handoff = self._handoff(len(settings.prompt))
-        return True
 
     def reply(self, drafted: DraftedChain | None) -> wire.PrimeReply:
         session, chain = self.session, self._taken(drafted)
@@ -308,12 +314,17 @@ class PendingRound(PendingRequest[wire.VerifyReply]):
             tokens, parents = joined(self._request.kept, tokens, parents)
         return Check(self._verifier, self.session.root, np.asarray(tokens, np.int64), np.asarray(parents, np.int64))
 
-    def finish(self, logits: np.ndarray) -> bool:
+    def query(self, logits: Any) -> Query:
+        settings, kept = self.session.settings, len(self._request.kept)
+        reads = EVERYTHING if settings.trace else RULES[settings.acceptance.rule].reads
+        root_position = self.session.length - 1 + kept
+        sampling, seed = settings.sampling, settings.seed
+        return Query(logits[kept:], self._tokens, self._parents, root_position, sampling, seed, reads)
+
+    def finish(self, judged: Judged) -> None:
         session, kept, stop_ids = self.session, self._request.kept, self._facts.stop_ids
-        root_position = session.length - 1 + len(kept)
-        verdict, self._evidence = judge(
-            logits[len(kept) :], self._tokens, self._parents, root_position, session.settings, stop_ids
-        )
+        verdict = decide(judged, session.settings.acceptance, stop_ids)
+        self._evidence = judged.evidence() if session.settings.trace else None
         outcome = settle(verdict, self._tokens, stop_ids, session.room - len(kept))
         path = joined_path(kept, outcome.accepted)
         session.extend([*kept, *outcome.tokens])
@@ -323,7 +334,6 @@ class PendingRound(PendingRequest[wire.VerifyReply]):
         else:
             self._verifier.commit(path)
             self._next_handoff = self._handoff(1 + len(path))
-        return True
 
     def reply(self, drafted: DraftedChain | None) -> wire.VerifyReply:
         assert self._outcome is not None

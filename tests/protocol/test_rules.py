@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol import wire
-from hyco_export.protocol.acceptance import PROBS, RAW, RULES, Judged, Verdict, check_acceptance, decide, look
+from hyco_export.protocol.acceptance import PROBS, RAW, RULES, Judged, Query, Verdict, check_acceptance, decide, look
 from hyco_export.protocol.sampling import raw_distribution
 from hyco_export.protocol.tree import ROOT, path_to
 from tests.protocol.test_acceptance import VOCAB, rounds
@@ -157,7 +157,8 @@ def test_typical_reads_the_softmax_at_the_temperature_before_any_cut(seed: int, 
     generator = np.random.default_rng(seed)
     logits = generator.normal(0, 3, (3, 11)).astype(np.float32)
     tokens, parents = [4, 7], [ROOT, 0]
-    seen = look(logits, tokens, parents, 9, wire.Sampling(temperature, 2, 0.5), 1, frozenset({PROBS, RAW}))
+    sampling = wire.Sampling(temperature, 2, 0.5)
+    seen = look(Query(logits, tokens, parents, 9, sampling, 1, frozenset({PROBS, RAW})))
     wide = logits.astype(np.float64) / temperature
     p = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(seen.raw_probs, [p[0, 4], p[1, 7]], rtol=1e-9)

@@ -42,7 +42,7 @@ def drive(verifier: Verifier) -> dict[str, Any]:
     first.reserve(64)
     second.reserve(48)
     logits = [first.prime(LONG), second.prime(SHORT)]
-    logits += verifier.forward([Check(first, 5, TOKENS, PARENTS), Check(second, 6, TOKENS[:2], PARENTS[:2])])
+    passes = verifier.forward([Check(first, 5, TOKENS, PARENTS), Check(second, 6, TOKENS[:2], PARENTS[:2])])
     first.commit((0, 2, 3))
     second.commit(())
     drafts = [first.draft(8, STEPS), second.draft(9, STEPS)]
@@ -50,10 +50,11 @@ def drive(verifier: Verifier) -> dict[str, Any]:
     second.close()
     third = verifier.open()
     third.reserve(32)
-    logits += verifier.forward([Check(first, 8, TOKENS, PARENTS), Prefill(third, SHORT[:PREFILL_ROWS])])
+    passes += verifier.forward([Check(first, 8, TOKENS, PARENTS), Prefill(third, SHORT[:PREFILL_ROWS])])
     first.commit((1, 4))
     drafts.append(first.draft(3, STEPS))
     handoffs.append(first.handoff(3, HANDED))
+    logits += [rows.numpy() for rows in passes]
     return {"logits": logits, "drafts": drafts, "handoffs": handoffs}
 
 

@@ -25,11 +25,13 @@ from hyco_export.models.generation_rules import suppressed_ids
 from hyco_export.models.process_group import HeadShares
 from hyco_export.models.verifier import handoff_layers
 from hyco_export.protocol import wire
+from hyco_export.protocol.acceptance import Judged, Query
 from hyco_export.server.interfaces import Chain, Check, Prefill
 from hyco_export.server.passes import attention as slot_attention
 from hyco_export.server.passes.attention import PackedAttention, Seen, attention_mask, prompt_rows, tree_rows
 from hyco_export.server.passes.cache import HandoffEncoder, PackedCache, SlotCache, cache_layout
 from hyco_export.server.passes.head_drafter import ChainDrafter, Root
+from hyco_export.server.passes.judgement import PassLogits, look
 
 PREFILL_ROWS = 256  # of one pass over a prompt: bounds its mask at 256 x (L + 256) values, and what others wait for it
 
@@ -124,12 +126,19 @@ class Verifier:
         return drafter
 
     @torch.inference_mode()
-    def forward(self, parts: Sequence[Prefill | Check]) -> list[np.ndarray]:
+    def forward(self, parts: Sequence[Prefill | Check]) -> list[PassLogits]:
         """interfaces.VerifierModels: one pass of all parts, whose K/V rows are written behind the committed ones."""
         wanted = self.advance(parts)
-        logits = self._logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
-        split = np.split(logits, np.cumsum([len(rows) for rows in wanted])[:-1])
-        return [rows[0] if isinstance(part, Prefill) else rows for part, rows in zip(parts, split, strict=True)]
+        logits = self._model.get_output_embeddings()(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
+        logits[:, self._suppressed] = -torch.inf
+        ends = np.cumsum([len(rows) for rows in wanted]).tolist()
+        return [
+            PassLogits(logits, self._soft_cap, end - len(rows), end) for rows, end in zip(wanted, ends, strict=True)
+        ]
+
+    def look(self, queries: Sequence[Query]) -> list[Judged | ValueError]:
+        """interfaces.VerifierModels: on the verifier's device."""
+        return look(queries)
 
     @torch.inference_mode()
     def advance(self, parts: Sequence[Prefill | Check]) -> list[torch.Tensor]:
@@ -214,15 +223,6 @@ class Verifier:
             handle.remove()
         return after, before[0]
 
-    def _logits(self, hidden: torch.Tensor) -> np.ndarray:
-        """States [R, H] after the final norm -> logits [R, V] float32 after the soft-cap; -inf for suppressed ids."""
-        logits = self._model.get_output_embeddings()(hidden)
-        if self._soft_cap is not None:
-            logits = logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
-        logits[:, self._suppressed] = -torch.inf
-        found: np.ndarray = logits.float().cpu().numpy()
-        return found
-
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
@@ -259,12 +259,13 @@ class TorchVerifierSession:
         rows = self._verifier.prefill_rows
         for start in range(0, len(ids), rows):
             (logits,) = self._verifier.forward([Prefill(self, ids[start : start + rows])])
-        return logits
+        last: np.ndarray = logits.numpy()[0]
+        return last
 
     def verify(self, root: int, tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
         """Forward the root and the tree's nodes tokens [N], parents [N]."""
         (logits,) = self._verifier.forward([Check(self, root, tokens, parents)])
-        return logits
+        return logits.numpy()
 
     @torch.inference_mode()
     def commit(self, accepted: tuple[int, ...]) -> None:

@@ -529,14 +529,23 @@ def test_a_server_whose_output_layer_is_scaled(small_run: SmallRun, served: Serv
 def test_a_server_whose_logits_only_keep_their_order(
     small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits = Verifier._logits
-    monkeypatch.setattr(Verifier, "_logits", lambda *hidden: np.sign(found := logits(*hidden)) * found**2)
+    judge_in_numpy(monkeypatch, lambda logits: np.sign(logits) * logits**2)
     assert in_server(small_run, served) == []
     require(in_probabilities(small_run, served), "logits", "the server's probabilities", "no scale and no soft-cap")
 
 
+def judge_in_numpy(monkeypatch: pytest.MonkeyPatch, changed: Callable = lambda logits: logits) -> None:
+    """The server draws by `protocol.sampling`, whose parts the faults below replace."""
+
+    def looked_at(_, queries):
+        return [acceptance.look(query._replace(logits=changed(query.logits.numpy()))) for query in queries]
+
+    monkeypatch.setattr(Verifier, "look", looked_at)
+
+
 def asked_otherwise(monkeypatch: pytest.MonkeyPatch, everywhere: bool = False, **changes) -> None:
     """The server samples by other settings than those of the request; `everywhere`: it reports by them too."""
+    judge_in_numpy(monkeypatch)
     support, raw = sampling.sampling_support, sampling.raw_distribution
 
     def changed(logits, asked):
@@ -578,6 +587,7 @@ def test_a_server_that_cuts_elsewhere(
 def test_entropies_of_the_wrong_distribution(
     small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    judge_in_numpy(monkeypatch)
     raw = sampling.raw_distribution
 
     def in_bits(*arguments):
@@ -598,6 +608,7 @@ def test_entropies_of_the_wrong_distribution(
 def test_draws_that_are_not_those_of_the_probabilities(
     small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, drawn, words: str
 ) -> None:
+    judge_in_numpy(monkeypatch)
     monkeypatch.setattr(sampling, "draws", lambda support, *_: drawn(support).astype(np.int64))
     require(in_probabilities(small_run, served), "sampling", "the server's probabilities", words)
 
@@ -646,6 +657,7 @@ def numbers_of(changed) -> Callable:
 def test_draws_that_are_not_those_of_their_seed(
     small_run: SmallRun, served: Served, monkeypatch: pytest.MonkeyPatch, fault: Callable
 ) -> None:
+    judge_in_numpy(monkeypatch)
     fault(monkeypatch)
     require(in_probabilities(small_run, served), "sampling", "the server's probabilities", "draw")
 
@@ -662,7 +674,7 @@ def judged_by(judged_rule: str, changes) -> Callable:
                 settings = msgspec.structs.replace(settings, **new)
             return decide(judged, settings, stop_ids)
 
-        patch.setattr("hyco_export.protocol.acceptance.decide", wrong)
+        patch.setattr("hyco_export.server.sessions.decide", wrong)
 
     return patched
 
@@ -695,7 +707,7 @@ def test_a_server_that_commits_another_bonus(
 ) -> None:
     decide = acceptance.decide
     monkeypatch.setattr(
-        "hyco_export.protocol.acceptance.decide",
+        "hyco_export.server.sessions.decide",
         lambda *given: msgspec.structs.replace(verdict := decide(*given), bonus=verdict.bonus ^ 1),
     )
     require(in_probabilities(small_run, served), "verdict", "the server's probabilities", "not rows")

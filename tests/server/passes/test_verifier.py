@@ -314,7 +314,7 @@ def test_a_session_computes_the_same_alone_and_beside_others(
         results = shared.forward([together[place].part(number) for place, number in active])
         for (place, number), logits in zip(active, results, strict=True):
             (expected,) = shared.forward([alone[place].part(number)])
-            np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
+            np.testing.assert_allclose(logits.numpy(), expected.numpy(), atol=TOLERANCE)
             alone[place].commit(number)
             together[place].commit(number)
     chains = [[Chain(one.session, 7, 1 + place % 4) for place, one in enumerate(group)] for group in (alone, together)]
