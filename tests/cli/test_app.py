@@ -175,7 +175,7 @@ def test_developers_commands_stand_in_a_group_of_their_own() -> None:
     assert run("fit-estimates", "--help").returncode == 2  # it never stood outside the group
     unknown = run("dev", "fit-estimates", "--scale", "huge")
     assert unknown.returncode == 2
-    assert "--scale is 'huge'" in unknown.stderr and "next: give one of: full, middle, small" in unknown.stderr
+    assert "--scale is 'huge'" in unknown.stderr and "next: give one of: full, thin, middle, small" in unknown.stderr
 
 
 def test_padding_to_more_than_any_client_takes_is_refused() -> None:
