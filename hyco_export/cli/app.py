@@ -27,6 +27,7 @@ from hyco_export.cli.arguments import (
     RecipeArgument,
     RecipeOption,
     RunOption,
+    ServerDeviceOption,
     ServerTokensOption,
     TargetOption,
     TokenOption,
@@ -144,13 +145,14 @@ def run(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
+    device: ServerDeviceOption = None,
     rebuild: RebuildOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Everything: build what is not fresh, start the server, validate against it, stop it."""
     from hyco_export.cli.run import run_everything
 
-    raise typer.Exit(run_everything(only(path, recipe), run, target, dry_run, rebuild))
+    raise typer.Exit(run_everything(only(path, recipe), run, target, device, dry_run, rebuild))
 
 
 @app.command()
@@ -160,7 +162,7 @@ def serve(
     run: RunOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = USUAL_PORT,
-    device: Annotated[str, typer.Option(help="Where the verifier runs: cpu, cuda, cuda:1.")] = "cpu",
+    device: ServerDeviceOption = None,
     threads: Annotated[
         int | None, typer.Option(help="CPU threads of the verifier. Default: the recipe's.", min=1)
     ] = None,
@@ -259,6 +261,7 @@ def bench(
         str | None, typer.Option(help="URL of a running server. Default: one of its own.", show_default=False)
     ] = None,
     systems: Annotated[str, typer.Option(help="Names, the baseline first.")] = "cloud-mtp,hyco-exact,hyco",
+    device: ServerDeviceOption = None,
     backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
     prompts: PromptSetOption = None,
     per_category: PerCategoryOption = None,
@@ -282,7 +285,7 @@ def bench(
     asked = SetOptions(prompts, per_category, limit, truncate)
     options = BenchOptions(split_names(systems), backend, asked.count, seeds, max_new_tokens, out, asked, traces)
     connecting = connect_options(token_file, ca, insecure, link, link_waits)
-    bench_run(server, only(path, recipe), run, target, options, connecting)
+    bench_run(server, only(path, recipe), run, target, options, connecting, device)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import torch
 from starlette.applications import Starlette
 
 from hyco_export.cli.console import complain, format_bytes, output, say
@@ -41,7 +42,7 @@ class Served(NamedTuple):
     run: RunFolder
     listen: ListenOptions
     tokens: Sequence[str]
-    device: str
+    device: str | None  # None: a GPU where there is one
     threads: int | None
     options: ServeOptions
 
@@ -68,9 +69,10 @@ def build_application(served: Served, followers: Followers | None = None) -> Sta
     one than the command's."""
     run = served.run
     use_threads(served.threads or run.recipe.threads)
-    engine, info = open_server_engine(run.recipe, run.root, served.device, run.recipe_folder, served.options, followers)
+    device = served.device or usual_device(followers)
+    engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, served.options, followers)
     try:
-        say("\n".join(start_lines(run, engine, info, served.device)))
+        say("\n".join(start_lines(run, engine, info, device)))
         output.print(served.listen.described(len(served.tokens)), soft_wrap=True)
         if info.head_digest:
             _self_test(run.root, engine, info)
@@ -78,6 +80,13 @@ def build_application(served: Served, followers: Followers | None = None) -> Sta
     except BaseException:  # Ctrl-C too: torch aborts the process that ends while a pass is computed
         engine.shut_down()
         raise
+
+
+def usual_device(followers: Followers | None) -> str:
+    """Where a verifier runs for which no device was named."""
+    if followers is not None:
+        return followers.group.device.type
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def start_lines(run: RunFolder, engine: Engine, info: ServerInfo, device: str) -> list[str]:
@@ -99,11 +108,11 @@ def start_lines(run: RunFolder, engine: Engine, info: ServerInfo, device: str) -
     ]
 
 
-def follow_main(run: RunFolder, device: str, threads: int | None, options: ServeOptions) -> None:
+def follow_main(run: RunFolder, device: str | None, threads: int | None, options: ServeOptions) -> None:
     """Hold a shard of the verifier that the main process of this launch serves, until it ends."""
     use_threads(threads or run.recipe.threads)
     group, line = current_group(), BroadcastChannel()
-    shard = open_shard(run.recipe, group, device, run.recipe_folder, options)
+    shard = open_shard(run.recipe, group, device or group.device.type, run.recipe_folder, options)
     for number in serving.STOP_SIGNALS:  # reach all processes: the main one ends calls in flight, then the rest
         signal.signal(number, signal.SIG_IGN)
     follow(shard, line)

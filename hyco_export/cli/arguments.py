@@ -55,6 +55,14 @@ TruncateOption = Annotated[
         show_default=False,
     ),
 ]
+ServerDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Where the verifier runs: cpu, cuda, cuda:1. Default: cuda where there is a GPU.",
+        show_default=False,
+    ),
+]
 HubDeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="Device of AI Hub. Default: Samsung Galaxy S26 Ultra.", show_default=False),

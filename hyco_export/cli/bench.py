@@ -52,12 +52,15 @@ def bench_run(
     target: str | None,
     options: BenchOptions,
     connecting: ConnectOptions,
+    device: str | None = None,
 ) -> None:
     """Run it against the server at `server`, or against one of its own for the length of the run.
 
     Raises:
-        HycoError: systems that `require_systems` refuses, an unknown back end or number.
+        HycoError: systems that `require_systems` refuses, an unknown back end or number; a device for a server that
+            runs already.
     """
+    require_own_server(server, device)
     require_systems(options.systems)
     find_backend(options.backend)
     options.asked.check()
@@ -69,8 +72,27 @@ def bench_run(
     folder = options.out or run.root / BENCH_FOLDER
     work = _bench_questions if options.asked.is_set else _bench
     with_server(
-        server, recipe_path, run.root, folder, connecting, lambda url, reach: work(run, url, options, reach, folder)
+        server,
+        recipe_path,
+        run.root,
+        folder,
+        connecting,
+        lambda url, reach: work(run, url, options, reach, folder),
+        device,
     )
+
+
+def require_own_server(server: str | None, device: str | None) -> None:
+    """Where a server runs is decided when it is started.
+
+    Raises:
+        HycoError: both are given.
+    """
+    if server is not None and device is not None:
+        raise HycoError(
+            f"--device {device}: the server at {server} runs already",
+            "leave it out, or start that server with it",
+        )
 
 
 def with_server(
@@ -80,6 +102,7 @@ def with_server(
     folder: Path,
     connecting: ConnectOptions,
     work: Callable[[str, ConnectOptions], None],
+    device: str | None = None,
 ) -> None:
     """Do `work` against the server at `server`, or against one of its own that ends with it; an interrupt counts the
     generations in `folder`."""
@@ -91,7 +114,7 @@ def with_server(
         if server is not None:
             work(server, connecting)
             return
-        with server_process(recipe_path, run_dir, kept) as own:
+        with server_process(recipe_path, run_dir, kept, device) as own:
             work(own.url, msgspec.structs.replace(connecting, still_there=own.require_running))
 
 

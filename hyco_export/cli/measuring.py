@@ -17,6 +17,7 @@ from hyco_export.cli.arguments import (
     RecipeArgument,
     RecipeOption,
     RunOption,
+    ServerDeviceOption,
     TargetOption,
     TokenOption,
     TruncateOption,
@@ -45,6 +46,7 @@ def evaluate(
         typer.Option(help="File or hf:// address of a set's own references; may be repeated.", show_default=False),
     ] = None,
     systems: Annotated[str, typer.Option(help="Names, the baseline first.")] = "cloud-mtp,hyco-exact,hyco",
+    device: ServerDeviceOption = None,
     backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
     generations: Annotated[int, typer.Option(help="Answers to every question, each with other draws.", min=1)] = 1,
     max_new_tokens: Annotated[
@@ -83,7 +85,7 @@ def evaluate(
         dry_run=dry_run,
     )
     connecting = connect_options(token_file, ca, insecure, link, link_waits)
-    evaluate_run(server, only(path, recipe), run, target, options, connecting)
+    evaluate_run(server, only(path, recipe), run, target, options, connecting, device)
 
 
 @measuring.command()

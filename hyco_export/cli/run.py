@@ -17,7 +17,12 @@ from hyco_export.stages.table import stages_of
 
 
 def run_everything(
-    recipe_path: Path | None, run_dir: Path | None, target: str | None, dry_run: bool, rebuild: bool = False
+    recipe_path: Path | None,
+    run_dir: Path | None,
+    target: str | None,
+    device: str | None,
+    dry_run: bool,
+    rebuild: bool = False,
 ) -> int:
     """The whole chain, then serve and validate; the exit code of the validation."""
     if not dry_run:
@@ -36,7 +41,7 @@ def run_everything(
         def kept() -> str:
             return f"all artifacts in {run.root}, not the validation"
 
-        with interrupt_keeps(kept), server_process(recipe_path, run.root, kept) as server:
+        with interrupt_keeps(kept), server_process(recipe_path, run.root, kept, device) as server:
             # with the environment's token, which the server asks for
             connecting = connect_options(None, None, False, None, False)
             return validate_in(run, server.url, msgspec.structs.replace(connecting, still_there=server.require_running))

@@ -53,7 +53,7 @@ def serve_run(
     recipe_path: Path | None,
     run_dir: Path | None,
     listen: ListenOptions,
-    device: str,
+    device: str | None,
     threads: int | None,
     options: ServeOptions,
     replicas: int,

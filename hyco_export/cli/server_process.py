@@ -44,11 +44,14 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(recipe: Path | None, run_dir: Path, kept: Callable[[], str] = lambda: "") -> Iterator[ServerProcess]:
+def server_process(
+    recipe: Path | None, run_dir: Path, kept: Callable[[], str] = lambda: "", device: str | None = None
+) -> Iterator[ServerProcess]:
     """Start `hyco-export serve` on a free port of this machine and yield it once it is ready.
 
     Args:
         kept: what is finished and stays when the server ends, in words; "" for nothing.
+        device: where the verifier runs; None leaves it to `serve`.
 
     Raises:
         ServerError: it ended before it was ready, or while calls waited for it; the log holds the reason.
@@ -56,6 +59,8 @@ def server_process(recipe: Path | None, run_dir: Path, kept: Callable[[], str] =
     command = [sys.executable, "-m", "hyco_export", "serve", "--port", "0", "--run", str(run_dir)]
     if recipe is not None:
         command += ["--recipe", str(recipe)]
+    if device is not None:
+        command += ["--device", device]
     log = run_dir / "server.log"
     with log.open("w") as errors:
         process = subprocess.Popen(

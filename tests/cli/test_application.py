@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hyco_export.cli import application, serve
-from hyco_export.cli.application import start_lines
+from hyco_export.cli.application import start_lines, usual_device
 from hyco_export.protocol import wire
 from hyco_export.server.admission import Facts, Limits, ServeOptions
 from hyco_export.stages.run_folder import RunFolder
@@ -50,3 +51,11 @@ def test_an_engine_whose_self_test_ends_is_shut_down(
     with pytest.raises(fault):
         serve.serve_run(None, None, listen_options(port=0), "cpu", None, ServeOptions(), 1)
     assert ended == ["engine"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_verifier_runs_on_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert usual_device(None) == ("cuda" if there else "cpu")
+    shared = SimpleNamespace(group=SimpleNamespace(device=torch.device("cuda:1" if there else "cpu")))
+    assert usual_device(shared) == ("cuda" if there else "cpu")  # type: ignore[arg-type]

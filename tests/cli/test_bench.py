@@ -5,6 +5,7 @@ import pytest
 from hyco_export.cli import bench, invocation
 from hyco_export.cli.connection import ConnectOptions
 from hyco_export.stages.run_folder import RunFolder
+from tests.cli.test_app import refused
 
 
 def test_an_interrupted_bench_counts_what_is_there_before_its_server_is(
@@ -24,3 +25,9 @@ def test_an_interrupted_bench_counts_what_is_there_before_its_server_is(
 
 def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_device_for_a_server_that_runs_already_is_refused() -> None:
+    message = " ".join(refused("bench", "--server", "http://127.0.0.1:9", "--device", "cuda").split())
+    assert "--device cuda: the server at http://127.0.0.1:9 runs already" in message
+    assert "next: leave it out, or start that server with it" in message

@@ -82,3 +82,11 @@ def test_a_server_that_never_gets_ready_says_how_it_ended(tmp_path: Path) -> Non
         server_process(tmp_path / "none.yaml", tmp_path),
     ):
         pass
+
+
+def test_the_device_is_passed_on_to_the_server(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerError, match=r"'abacus' is not a torch device"),
+        server_process(None, tmp_path, device="abacus"),
+    ):
+        pass

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hyco_export.cli.bench import BenchOptions, require_systems, show_systems, with_server
+from hyco_export.cli.bench import BenchOptions, require_own_server, require_systems, show_systems, with_server
 from hyco_export.cli.connection import ConnectOptions
 from hyco_export.cli.console import output, show_next, show_rows
 from hyco_export.cli.invocation import command_line
@@ -63,12 +63,15 @@ def evaluate_run(
     target: str | None,
     options: EvaluateOptions,
     connecting: ConnectOptions,
+    device: str | None = None,
 ) -> None:
     """Evaluate against the server at `server`, or against one of its own for the length of the run.
 
     Raises:
-        HycoError: systems that `require_systems` refuses, an unknown back end, set or file.
+        HycoError: systems that `require_systems` refuses, an unknown back end, set or file; a device
+            for a server that runs already.
     """
+    require_own_server(server, device)
     require_systems(options.systems)
     find_backend(options.backend)
     options.asked.check(selects_prompts=True)
@@ -88,6 +91,7 @@ def evaluate_run(
         folder,
         connecting,
         lambda url, reach: _evaluate(run, url, options, reach, folder),
+        device,
     )
 
 
