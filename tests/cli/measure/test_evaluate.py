@@ -8,7 +8,7 @@ from hyco_export.cli.connection import ConnectOptions
 from hyco_export.cli.measure import evaluate
 from hyco_export.cli.measure.evaluate import EvaluateOptions, evaluate_run
 from hyco_export.cli.measure.set_options import SetOptions
-from hyco_export.evaluate.quality.reference_metrics import Quality
+from hyco_export.evaluate.quality.evaluation_folder import Quality
 from tests.cli.test_app import refused
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from hyco_export.cli.measure.judge import JudgeOptions, judge_folder
+from hyco_export.cli.measure.judge import NO_PRICES, JudgeOptions, judge_folder
 from hyco_export.core.files import folder_lock
 from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.evaluate.quality.judge.endpoint import Endpoint
-from hyco_export.evaluate.quality.judge.log import Prices
 from tests.cli.test_app import refused, run
 from tests.support.evaluations import read_jsonl, small_evaluation, write_helmet
 from tests.support.fake_judge import MODEL, Answer, FakeJudge, completion
@@ -26,7 +25,6 @@ from tests.support.live_server import running
 
 KEY = "sk-secret-0123456789"
 OPTIONS = JudgeOptions(None, False, None, (), 2, False, False)
-NO_PRICES = Prices(None, None)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +52,7 @@ def test_a_judged_folder_has_replies_scores_and_a_summary_and_no_key(
     assert {headers["authorization"] for headers in fake.headers} == {f"Bearer {KEY}"}
     assert "missing: 1 score, malformed" in done.stdout and "missing: 1 score, no answer" in done.stdout
     assert "asked: 5 calls, 500 tokens sent, 35 of replies, cost 0.00" in done.stdout
-    assert f"next: hyco-export contrast {folder}" in done.stdout
+    assert done.stdout.endswith(f"hyco_export report {folder}\n") and "\nnext: " in done.stdout
     files = [path for path in folder.iterdir() if path.is_file()]
     assert {path.name for path in files} >= {"judgements.jsonl", "scores.jsonl", "summary.json"}
     assert (

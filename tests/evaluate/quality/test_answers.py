@@ -4,21 +4,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pytest
 
 from hyco_export.core.data.conversations import Message
 from hyco_export.core.keepset import KeepSet
-from hyco_export.errors import ArtifactError
-from hyco_export.evaluate.quality.answers import (
-    ANSWERS_FILE,
-    Answer,
-    AnswerFile,
-    Place,
-    answer_of,
-    coverage,
-    failed_answer,
-    read_answers,
-)
+from hyco_export.evaluate.quality.answers import AnswerFile, answer_of, coverage, failed_answer
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Place, read_answers
 from hyco_export.evaluate.quality.prompt_fitting import FittedPrompt
 from hyco_export.evaluate.quality.prompt_sets import Question
 from hyco_export.protocol import wire
@@ -80,11 +70,3 @@ def test_coverage_counts_answers_and_not_failures() -> None:
     places = [Place(system, "7", turn, 0) for system in ("a", "b") for turn in (1, 2)]
     rows = [*rows_of(places[:3]), failed_answer(places[3], QUESTION, "no room")]
     assert coverage(rows, places) == {"a": (2, 2), "b": (1, 2)}
-
-
-def test_a_folder_without_answers_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"cannot be read: .* \(make it: hyco-export evaluate\)"):
-        read_answers(tmp_path)
-    (tmp_path / ANSWERS_FILE).write_text("{}\n")
-    with pytest.raises(ArtifactError, match="missing required field"):
-        read_answers(tmp_path)

@@ -8,8 +8,9 @@ import pytest
 from hyco_export.core.data.conversations import Message
 from hyco_export.core.recipe import Drafting
 from hyco_export.errors import ArtifactError, ProtocolError, UnreachableError
-from hyco_export.evaluate.quality.answers import Answer, Place, coverage, read_answers
+from hyco_export.evaluate.quality.answers import coverage
 from hyco_export.evaluate.quality.evaluation import Evaluation, EvaluationPlan, first_prompt_tokens, places
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Place, read_answers
 from hyco_export.evaluate.quality.prompt_sets import Question, questions_digest
 from hyco_export.evaluate.runs import WARM_UP_TOKENS, prompt_seed
 from hyco_export.evaluate.traces import TraceStore
