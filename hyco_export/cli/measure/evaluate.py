@@ -71,11 +71,15 @@ def evaluate_run(
     """Evaluate against the server at `server`, or against one of its own for the length of the run.
 
     Raises:
-        HycoError: systems that `require_systems` refuses, an unknown back end, set or file, or a judge without a key.
+        HycoError: systems that `require_systems` refuses, an unknown back end, set or file, or a judge without its key.
     """
     require_systems(options.systems)
     find_backend(options.backend)
     options.asked.check(selects_prompts=True)
+    if options.judge is not None:
+        from hyco_export.evaluate.quality.judge.endpoint import read_key
+
+        read_key(options.judge)  # before hours of work whose end wants it
     if server is None:
         require_readable_twice(recipe_path)
     run = open_run(recipe_path, run_dir, target)
@@ -84,10 +88,6 @@ def evaluate_run(
         _say_plan(run, options)
         return
     require_built(run)
-    if options.judge is not None:
-        from hyco_export.evaluate.quality.judge.endpoint import read_key
-
-        read_key(options.judge)
     folder = options.out or run.root / EVALUATION_FOLDER
     with_server(
         server,

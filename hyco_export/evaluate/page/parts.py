@@ -227,7 +227,7 @@ def _quality(source: Source, evaluation: Evaluation) -> Iterator[Figure]:
     measures: dict[tuple[str, str], list[Contrast]] = {}
     for contrast in summary.contrasts:
         measures.setdefault((contrast.measure, contrast.baseline), []).append(contrast)
-    for (measure, baseline), found in measures.items():
+    for (measure, baseline), found in sorted(measures.items(), key=lambda item: -len(item[1])):  # tall beside tall
         title = f"{'Server time per token' if measure == SERVER_TIME else measure} against {baseline}"
         caption = "95 % intervals, paired by question. Grey: exploratory."
         yield Figure(title, contrasts_table(found), plots.contrast_picture(found), caption=caption)

@@ -16,8 +16,9 @@ from hyco_export.core.data.conversations import Conversation, prompt_messages
 from hyco_export.device.systems import find_system
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.metrics import evidence_bytes
-from hyco_export.evaluate.page.sources import Evaluation, Source
-from hyco_export.evaluate.quality.evaluation_folder import Place, Score
+from hyco_export.evaluate.page.sources import Source
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Place, Score
+from hyco_export.evaluate.runs import prompt_seed
 from hyco_export.protocol.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
 from hyco_export.protocol.tree import Source as Drafter
 
@@ -105,7 +106,7 @@ def viewer_data(sources: Sequence[Source], texts: Texts, most: int = MOST_ROUNDS
 
 def _source(source: Source, texts: Texts, seen: set[int], every: int) -> dict[str, Any]:
     names = [system.system for system in source.systems if system.system in source.traces]
-    told = _Told(source.evaluation, texts)
+    told = _Told(source, texts)
     return {
         "name": source.name,
         "systems": [
@@ -130,11 +131,15 @@ def _meaning(system: str) -> str:
 class _Told:
     """What an evaluation says of the answers of its traces, and the texts of prompts."""
 
-    def __init__(self, evaluation: Evaluation | None, texts: Texts) -> None:
+    def __init__(self, source: Source, texts: Texts) -> None:
+        evaluation = source.evaluation
         answers = evaluation.answers if evaluation else ()
+        self._seeds = source.plan.get("seeds", ())  # by generation
         self._failed = evaluation.failures if evaluation else ()
         self._prompts = {answer.place.prompt_id: answer.prompt for answer in answers}
-        self._answers = {(answer.system, answer.place.prompt_id, answer.ids): answer for answer in answers}
+        self._answers: dict[tuple[str, str, tuple[int, ...]], list[Answer]] = {}
+        for answer in answers:
+            self._answers.setdefault((answer.system, answer.place.prompt_id, answer.ids), []).append(answer)
         self._scores: dict[Place, list[Score]] = {}
         self._texts = texts
         for score in evaluation.scores if evaluation else ():
@@ -144,12 +149,19 @@ class _Told:
         return self._prompts.get(prompt_id) or self._texts.prompt(prompt_id)
 
     def of(self, trace: GenerationTrace) -> dict[str, Any]:
-        """Task and scores of the answer that has these ids; nothing outside an evaluation."""
-        answer = self._answers.get((trace.system, trace.prompt_id, trace.tokens))
-        if answer is None:
+        """Task, generation and scores of the answer that has these ids; nothing outside an evaluation."""
+        same = self._answers.get((trace.system, trace.prompt_id, trace.tokens))
+        if same is None:
             return {}
-        found = self._scores.get(answer.place, [])
-        return {"task": answer.task, "scores": [[one.metric, one.value, one.reason] for one in found]}
+        answer = next((one for one in same if self._seed(one) == trace.seed), same[0])
+        found = [[one.metric, one.value, one.reason] for one in self._scores.get(answer.place, [])]
+        return {"task": answer.task, "generation": answer.generation, "scores": found}
+
+    def _seed(self, answer: Answer) -> int | None:
+        """Which tells generations with the same ids apart."""
+        if answer.generation >= len(self._seeds):
+            return None
+        return prompt_seed(self._seeds[answer.generation], answer.place.prompt_id)
 
     def failures(self, system: str) -> list[list[str]]:
         """Generations without an answer: prompt and reason."""

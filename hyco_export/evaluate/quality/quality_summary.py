@@ -61,10 +61,11 @@ def summarise(folders: Sequence[Path], baselines: Sequence[str] = ()) -> Quality
     scored = ScoredAnswers(answers, scores)
     found = [one for name in chosen for one in contrasts(scored, systems, name)]
     by_references = [score for score in scores if score.metric in SCORED and score.question in scored.tasks]
+    measured = quality(by_references, scored.tasks)
     return QualitySummary(
         systems=tuple(systems),
         baselines=chosen,
-        quality=(*quality(by_references, scored.tasks), *qualities(scored, systems)),
+        quality=(*sorted(measured, key=lambda row: systems.index(row.system)), *qualities(scored, systems)),
         contrasts=tuple(found),
         questions_without_saving=questions_without_saving(scored, systems, chosen[0]),
         screen=tuple(screen(scored, systems, chosen[0])),

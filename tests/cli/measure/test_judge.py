@@ -17,6 +17,7 @@ from hyco_export.cli.measure.judge import NO_PRICES, JudgeOptions, judge_folder
 from hyco_export.core.files import folder_lock
 from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.evaluate.quality.judge.endpoint import Endpoint
+from hyco_export.evaluate.quality.judge.log import Prices
 from tests.cli.test_app import refused, run
 from tests.support.evaluations import read_jsonl, small_evaluation, write_helmet
 from tests.support.fake_judge import MODEL, Answer, FakeJudge, completion
@@ -52,7 +53,7 @@ def test_a_judged_folder_has_replies_scores_and_a_summary_and_no_key(
     assert {headers["authorization"] for headers in fake.headers} == {f"Bearer {KEY}"}
     assert "missing: 1 score, malformed" in done.stdout and "missing: 1 score, no answer" in done.stdout
     assert "asked: 5 calls, 500 tokens sent, 35 of replies, cost 0.00" in done.stdout
-    assert done.stdout.endswith(f"hyco_export report {folder}\n") and "\nnext: " in done.stdout
+    assert done.stdout.endswith(f"\nnext: hyco-export report {folder}\n")
     files = [path for path in folder.iterdir() if path.is_file()]
     assert {path.name for path in files} >= {"judgements.jsonl", "scores.jsonl", "summary.json"}
     assert (
@@ -136,7 +137,7 @@ def test_an_endpoint_that_is_not_there_ends_in_one_line_and_keeps_what_was_judge
         judge_folder(folder, place, first, NO_PRICES)
     logged = (folder / "judgements.jsonl").read_bytes()
     said = refused("judge", str(folder), "--model", MODEL, "--base-url", place.base_url, "--retries", "0")
-    assert f"error: {place.base_url} cannot be reached: " in said and "next: correct --base-url or start" in said
+    assert f"error: {place.base_url} cannot be reached: " in said and "next: correct the judge's URL or start" in said
     assert (folder / "judgements.jsonl").read_bytes() == logged
     assert [row["system"] for row in read_jsonl(folder / "scores.jsonl") if row["value"] is not None] == ["hyco"] * 3
 

@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
@@ -11,6 +12,8 @@ from hyco_export.core.data.conversations import Conversation, Message
 from hyco_export.core.files import resource_path
 from hyco_export.evaluate.page.rounds import Texts, address, packed, prompt_texts, viewer_data
 from hyco_export.evaluate.page.sources import Source
+from hyco_export.evaluate.quality.evaluation_folder import Score
+from hyco_export.evaluate.runs import prompt_seed
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.wire import encode
 from tests.evaluate.page.folders import answers
@@ -133,3 +136,23 @@ def test_a_prompts_text_is_its_last_question() -> None:
     turns = (Message("user", "first"), Message("assistant", "reply"), Message("user", "second"))
     texts = Texts(prompts=prompt_texts([Conversation("c1", turns)]))
     assert texts.prompt("c1") == "second" and texts.prompt("c2") == ""
+
+
+def test_generations_with_the_same_text_keep_their_own_scores(evaluation: Source) -> None:
+    assert evaluation.evaluation is not None
+    trace = evaluation.traces["hyco"][0]
+    first = next(one for one in evaluation.evaluation.answers if one.place[:2] == ("hyco", trace.prompt_id))
+    both = (first, msgspec.structs.replace(first, generation=1))
+    scores = tuple(Score(*one.place, "judge", 10.0 * one.generation) for one in both)
+    again = msgspec.structs.replace(trace, seed=prompt_seed(8, trace.prompt_id))
+    source = msgspec.structs.replace(
+        evaluation,
+        evaluation=msgspec.structs.replace(evaluation.evaluation, answers=both, scores=scores),
+        plan={"seeds": [7, 8]},
+        traces={"hyco": (msgspec.structs.replace(trace, seed=prompt_seed(7, trace.prompt_id)), again)},
+    )
+    shown = viewer_data([source], Texts())["sources"][0]["systems"][0]["answers"]
+    assert [(one["generation"], one["scores"]) for one in shown] == [
+        (0, [["judge", 0.0, ""]]),
+        (1, [["judge", 10.0, ""]]),
+    ]

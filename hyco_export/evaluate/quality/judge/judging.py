@@ -166,7 +166,7 @@ async def _first_replies(
             return rows
         if len(rows) == min(FIRST_TRIES, planned):
             what = f"the first {counted(len(rows), 'request')} to the judge got no reply; {row.reason}"
-            raise HycoError(what, "correct --model and --base-url; nothing was logged")
+            raise HycoError(what, "correct its model and URL; nothing was logged")
     return rows
 
 
