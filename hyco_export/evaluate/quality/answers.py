@@ -19,16 +19,8 @@ from hyco_export.protocol.trace import GenerationTrace
 
 def failed_answer(place: Place, question: Question, failure: str) -> Answer:
     """The row of a generation that came to nothing."""
-    return Answer(
-        system=place.system,
-        question=place.question,
-        task=question.task,
-        category=question.category,
-        turn=place.turn,
-        generation=place.generation,
-        prompt=question.asked(place.turn),
-        failure=failure,
-    )
+    prompt = question.asked(place.turn)
+    return Answer(**place._asdict(), task=question.task, category=question.category, prompt=prompt, failure=failure)
 
 
 def answer_of(
@@ -40,12 +32,9 @@ def answer_of(
     bonus = np.array([token for one in trace.rounds for token in one.tokens[len(taken(one)) :]], dtype=np.int64)
     local_ms = sum(step.draft_ms for step in trace.locals)
     return Answer(
-        system=place.system,
-        question=place.question,
+        **place._asdict(),
         task=question.task,
         category=question.category,
-        turn=place.turn,
-        generation=place.generation,
         prompt=question.asked(place.turn),
         text=text,
         ids=trace.tokens,

@@ -1,10 +1,7 @@
 """`judge` against a fake endpoint: what it prints, keeps and refuses, also after a kill."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +18,7 @@ from hyco_export.evaluate.quality.judge.log import Prices
 from tests.cli.test_app import refused, run
 from tests.support.evaluations import read_jsonl, small_evaluation, write_helmet
 from tests.support.fake_judge import MODEL, Answer, FakeJudge, completion
-from tests.support.interrupts import listen_to_interrupts
+from tests.support.interrupts import started
 from tests.support.live_server import running
 
 KEY = "sk-secret-0123456789"
@@ -81,16 +78,7 @@ def test_a_stopped_run_goes_on_and_asks_for_no_logged_reply_again(tmp_path: Path
     fake = FakeJudge(reply)
     with endpoint(fake) as place:
         words = ("judge", str(folder), "--model", MODEL, "--base-url", place.base_url, "--concurrency", "1")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-m", "hyco_export", *words]
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=listen_to_interrupts,
-        )
+        process = started(*words)
         assert hanging.wait(60)
         process.send_signal(stop)
         said = process.communicate(timeout=60)[1]

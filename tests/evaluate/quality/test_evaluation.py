@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from hyco_export.core.data.conversations import Message
-from hyco_export.core.recipe import Drafting
 from hyco_export.errors import ArtifactError, ProtocolError, UnreachableError
 from hyco_export.evaluate.quality.answers import coverage
 from hyco_export.evaluate.quality.evaluation import Evaluation, EvaluationPlan, first_prompt_tokens, places
@@ -14,9 +13,9 @@ from hyco_export.evaluate.quality.evaluation_folder import Answer, Place, read_a
 from hyco_export.evaluate.quality.prompt_sets import Question, questions_digest
 from hyco_export.evaluate.runs import WARM_UP_TOKENS, prompt_seed
 from hyco_export.evaluate.traces import TraceStore
-from hyco_export.protocol.wire import PAPER_SAMPLING
 from tests.evaluate.synthetic_run import INFO, KEEPSET
 from tests.evaluate.synthetic_traces import generation, round_trace
+from tests.evaluate.test_bench import PLAN as BENCH_PLAN
 from tests.support.words import WordTokenizer
 
 SEED = 5
@@ -30,26 +29,14 @@ def question(name: str, *turns: str) -> Question:
 
 QUESTIONS = (question("a", "one two", "three four"), question("b", "five"), question("c", LONG, "six"))
 PLAN = EvaluationPlan(
-    systems=SYSTEMS,
-    backend="torch",
-    prompts=("a", "a/turn2", "b", "c", "c/turn2"),
-    texts=questions_digest(QUESTIONS),
-    seeds=(SEED, SEED + 1),
-    sampling=PAPER_SAMPLING,
-    max_new_tokens=16,
-    artifacts="c" * 64,
-    verifier="v" * 64,
-    drafting=Drafting(),
-    epsilon=0.005,
-    first_reply_rows=0,
-    threads=1,
-    machine="one core",
-    code="0" * 64,
-    server="hyco-export 0.1.0",
-    clock="thread-cpu",
-    link=None,
-    link_waits=False,
-    evidence=True,
+    **{
+        **msgspec.structs.asdict(BENCH_PLAN),
+        "systems": SYSTEMS,
+        "prompts": ("a", "a/turn2", "b", "c", "c/turn2"),
+        "texts": questions_digest(QUESTIONS),
+        "seeds": (SEED, SEED + 1),
+        "evidence": True,
+    },
     prompt_set="talks.jsonl",
 )
 LIMITED = msgspec.structs.replace(INFO, prompt_limit=40)
