@@ -1,5 +1,6 @@
 """What `bench` does: open the run, start a server or meet one, make what is missing, print the table."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hyco_export.cli.connection import ConnectOptions, transport_to
-from hyco_export.cli.console import ConsoleProgress, output
+from hyco_export.cli.console import ConsoleProgress, output, show_next
+from hyco_export.cli.invocation import command_line
 from hyco_export.cli.measure.set_options import SetOptions
 from hyco_export.cli.options import open_run, require_built, require_readable_twice
 from hyco_export.cli.server_process import server_process
@@ -80,6 +82,7 @@ def bench_run(
         lambda url, reach: work(run, url, options, reach, folder),
         device,
     )
+    show_next(f"{command_line('report')} {shlex.quote(str(folder))}")
 
 
 def require_own_server(server: str | None, device: str | None) -> None:

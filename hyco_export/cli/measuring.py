@@ -59,6 +59,11 @@ def evaluate(
     without_evidence: Annotated[
         bool, typer.Option("--without-evidence", help="Traces without p~: smaller, and no replay.")
     ] = False,
+    judge: Annotated[
+        str | None,
+        typer.Option("--judge", help="Model that then scores the answers, as `judge --model`.", show_default=False),
+    ] = None,
+    judge_url: Annotated[str, typer.Option(help="Its OpenAI-compatible endpoint.")] = "https://api.openai.com/v1",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much would be made, and end.")] = False,
     token_file: TokenOption = None,
     ca: CaOption = None,
@@ -72,6 +77,11 @@ def evaluate(
     from hyco_export.cli.measure.evaluate import EvaluateOptions, evaluate_run
     from hyco_export.cli.measure.set_options import SetOptions
 
+    endpoint = None
+    if judge is not None:
+        from hyco_export.evaluate.quality.judge.endpoint import Endpoint
+
+        endpoint = Endpoint(judge, judge_url)
     options = EvaluateOptions(
         systems=split_names(systems),
         backend=backend,
@@ -83,6 +93,7 @@ def evaluate(
         retry_failed=retry_failed,
         evidence=not without_evidence,
         dry_run=dry_run,
+        judge=endpoint,
     )
     connecting = connect_options(token_file, ca, insecure, link, link_waits)
     evaluate_run(server, only(path, recipe), run, target, options, connecting, device)

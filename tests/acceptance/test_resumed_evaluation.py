@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from hyco_export.evaluate.quality.answers import ANSWERS_FILE
+from hyco_export.evaluate.quality.evaluation_folder import ANSWERS
 from tests.evaluate.diagnosis.small_run import build_small_run, open_small_run
 from tests.support.shared import built_once
 
@@ -57,7 +57,7 @@ def complete(arguments: list[str], out: Path) -> str:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (folder / ANSWERS_FILE).read_bytes().splitlines()]
+    found = [json.loads(line) for line in (folder / ANSWERS).read_bytes().splitlines()]
     return [{name: value for name, value in row.items() if name not in TIMES} for row in found]
 
 
@@ -67,7 +67,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_rows(arguments: list[str], tmp_
     killed = tmp_path / "killed"
     process = start(arguments, killed)
     deadline = time.monotonic() + TIMEOUT_S
-    while not (killed / ANSWERS_FILE).exists() or len((killed / ANSWERS_FILE).read_bytes().splitlines()) < 6:
+    while not (killed / ANSWERS).exists() or len((killed / ANSWERS).read_bytes().splitlines()) < 6:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)

@@ -18,7 +18,7 @@ from hyco_export.core.artifact import Manifest, publish
 from hyco_export.evaluate.replay import PAPER_EPSILON
 from hyco_export.protocol.security import read_tokens
 from hyco_export.protocol.wire import Acceptance
-from tests.support.interrupts import listen_to_interrupts
+from tests.support.interrupts import started
 
 FILE_LIMIT_BYTES = 20_000
 RULE = Acceptance("typical", 1.0)
@@ -265,16 +265,7 @@ def test_a_reader_that_leaves_does_not_end_as_a_failed_gate(tmp_path: Path) -> N
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="no signals")
 def test_an_interrupt_says_what_is_kept(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "hyco_export", "capture", "--run", str(tmp_path / "run")]
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=listen_to_interrupts,
-    )
+    process = started("capture", "--run", str(tmp_path / "run"))
     while not list(tmp_path.glob("run/.build/*")) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

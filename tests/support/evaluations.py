@@ -29,12 +29,12 @@ def answer(
     """One answer of 10 tokens in 50 ms, unless `more` says otherwise."""
     text = f"answer of {system} to {question}, turn {turn}, generation {generation}"
     values = {"prompt": f"question {question}, turn {turn}", "text": text, "tokens": 10, "server_ms": 50.0, **more}
-    return Answer(system, question, task, turn, generation, **values)
+    return Answer(system, question, task, turn=turn, generation=generation, **values)
 
 
-def score(key: Answer, value: float | None, metric: str = "judge", reason: str = "") -> Score:
+def score(scored: Answer, value: float | None, metric: str = "judge", reason: str = "") -> Score:
     """A score of an answer."""
-    return Score(*key.key, metric, value, reason)
+    return Score(*scored.place, metric, value, reason)
 
 
 def write_evaluation(
@@ -42,9 +42,7 @@ def write_evaluation(
 ) -> Path:
     """The folder as `evaluate` leaves it, as far as scores and contrasts look at it."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_rows(
-        folder / ANSWERS, [{**msgspec.to_builtins(row), "rounds": 3, "by_source": {"head": 4}} for row in answers]
-    )
+    _write_rows(folder / ANSWERS, answers)
     _write_rows(folder / SCORES, scores)
     order = list(systems) or list(dict.fromkeys(row.system for row in answers))
     (folder / PLAN).write_bytes(msgspec.json.encode({"systems": order}))
@@ -58,7 +56,7 @@ def small_evaluation(folder: Path) -> Path:
         answers += [answer(system, "161"), answer(system, "81", "mt-bench"), answer(system, "81", "mt-bench", turn=2)]
     answers.append(answer(BASELINE, "0", "infinitebench-sum"))
     answers.append(
-        answer(SYSTEM, "0", "infinitebench-sum", text=None, tokens=0, server_ms=0.0, failure="server went away")
+        answer(SYSTEM, "0", "infinitebench-sum", text="", tokens=0, server_ms=0.0, failure="server went away")
     )
     return write_evaluation(folder, answers)
 

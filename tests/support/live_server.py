@@ -1,6 +1,7 @@
 """A real server in a thread of the test's process, over TLS where a context is given."""
 
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class LiveServer:
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._port}"
 
     def start(self) -> None:
+        _spare_captured_stderr()
         ready = threading.Event()
         self._server = AnnouncingServer(configure(self._make_app(), self._tls, self._peers), ready.set)
         listener = bind("127.0.0.1", self._port)
@@ -43,6 +45,13 @@ class LiveServer:
     def unfinished(self) -> int:
         """Calls in flight that were not finished when it stopped."""
         return self._server.unfinished
+
+
+def _spare_captured_stderr() -> None:
+    """A server configures logging, which closes known handlers; absl's, which rouge-score brings along, then closes its
+    stream: the stderr that pytest captures, where a test has another one."""
+    if (absl := sys.modules.get("absl.logging")) is not None:
+        absl.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 @contextmanager

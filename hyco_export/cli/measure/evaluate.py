@@ -1,4 +1,4 @@
-"""What `evaluate` does: let systems answer a set's questions, score the answers, write the folder, print the tables."""
+"""What `evaluate` does: let systems answer a set's questions, score and compare the answers, print the tables."""
 
 import shlex
 from pathlib import Path
@@ -10,6 +10,7 @@ from hyco_export.cli.bench import BenchOptions, require_own_server, require_syst
 from hyco_export.cli.connection import ConnectOptions
 from hyco_export.cli.console import output, show_next, show_rows
 from hyco_export.cli.invocation import command_line
+from hyco_export.cli.measure.contrast import show_summary
 from hyco_export.cli.measure.set_options import SetOptions
 from hyco_export.cli.options import open_run, require_built, require_readable_twice
 from hyco_export.device.backends import find_backend
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from hyco_export.cli.measure.questions import Answered
     from hyco_export.evaluate.metrics import SystemMetrics
-    from hyco_export.evaluate.quality.reference_metrics import Quality
+    from hyco_export.evaluate.quality.evaluation_folder import Quality
+    from hyco_export.evaluate.quality.judge.endpoint import Endpoint
+    from hyco_export.evaluate.quality.quality_summary import QualitySummary
 
 EVALUATION_FOLDER = "evaluation"
 DRY_MATS = (3.0, 5.0)  # tokens a round, from which a dry run tells rounds: the span of the paper's systems
@@ -40,6 +43,7 @@ class EvaluateOptions(msgspec.Struct, frozen=True):
     retry_failed: bool = False
     evidence: bool = True
     dry_run: bool = False
+    judge: "Endpoint | None" = None  # asked about the answers at the end
 
     @property
     def bench(self) -> BenchOptions:
@@ -68,13 +72,17 @@ def evaluate_run(
     """Evaluate against the server at `server`, or against one of its own for the length of the run.
 
     Raises:
-        HycoError: systems that `require_systems` refuses, an unknown back end, set or file; a device
-            for a server that runs already.
+        HycoError: systems that `require_systems` refuses, an unknown back end, set or file, a device for a server that
+            runs already, or a judge without its key.
     """
     require_own_server(server, device)
     require_systems(options.systems)
     find_backend(options.backend)
     options.asked.check(selects_prompts=True)
+    if options.judge is not None:
+        from hyco_export.evaluate.quality.judge.endpoint import read_key
+
+        read_key(options.judge)  # before hours of work whose end wants it
     if server is None:
         require_readable_twice(recipe_path)
     run = open_run(recipe_path, run_dir, target)
@@ -93,6 +101,7 @@ def evaluate_run(
         lambda url, reach: _evaluate(run, url, options, reach, folder),
         device,
     )
+    _judge(folder, options.judge)
 
 
 def _say_plan(run: RunFolder, options: EvaluateOptions) -> None:
@@ -129,30 +138,45 @@ def _evaluate(run: RunFolder, url: str, options: EvaluateOptions, connecting: Co
         show_coverage(answered)  # first: a system whose answers all failed has no figures
         asked = counted(len(answered.questions), "question")
         measured = show_systems(run, answered.plan, answered.store, answered.keepset, asked)
-        _show_quality(_score(answered, measured, folder), options.systems)
-    show_next(f"{command_line('tables')} {shlex.quote(str(folder))}")
+        found = _summarised(answered, measured, folder)
+    _show_quality(found.quality, options.systems)
+    if options.judge is None:
+        show_summary(found, by_task=False)
 
 
-def _score(answered: "Answered", measured: "Sequence[SystemMetrics]", folder: Path) -> "list[Quality]":
-    """Put scores and summary into the folder; what others have put there stays."""
-    from hyco_export.evaluate.quality.evaluation_folder import read_summary, replace_scores, update_summary
-    from hyco_export.evaluate.quality.reference_metrics import SCORED, SUMMARISED, quality, score_answers
+def _summarised(answered: "Answered", measured: "Sequence[SystemMetrics]", folder: Path) -> "QualitySummary":
+    """Put scores and summary into the folder; what a judge has put there stays."""
+    from hyco_export.evaluate.quality.evaluation_folder import replace_scores, update_summary
+    from hyco_export.evaluate.quality.quality_summary import summarise, write_quality
+    from hyco_export.evaluate.quality.reference_metrics import SCORED, score_answers
 
     references = {question.id: question.references for question in answered.questions}
-    scores = list(score_answers(answered.answers, references))
-    replace_scores(folder, SCORED, scores)
-    found = quality(scores, {question.id: question.task for question in answered.questions})
-    kept = [row for row in read_summary(folder).get("quality", []) if row["metric"] not in SUMMARISED]
-    update_summary(folder, {"coverage": answered.coverage, "systems": measured, "quality": [*found, *kept]})
+    replace_scores(folder, SCORED, score_answers(answered.answers, references))
+    update_summary(folder, {"coverage": answered.coverage, "systems": measured})
+    found = summarise([folder])
+    write_quality(folder, found)
     return found
 
 
+def _judge(folder: Path, judge: "Endpoint | None") -> None:
+    """Behind the answers, when no server and no lock is held any more."""
+    if judge is None:
+        show_next(f"{command_line('report')} {shlex.quote(str(folder))}")
+        return
+    from hyco_export.cli.measure.judge import JudgeOptions, judge_folder
+
+    judge_folder(folder, judge, JudgeOptions())
+
+
 def _show_quality(found: "Sequence[Quality]", systems: "Sequence[str]") -> None:
-    """One line a task and metric, one column a system."""
+    """One line a task and metric of references, one column a system."""
+    from hyco_export.evaluate.quality.contrasts import is_judged
+
     rows: dict[str, dict[str, str]] = {}
     for one in found:
-        spread = "" if one.run_sd is None else f" ±{one.run_sd:.1f}"
-        label = f"{one.task}, {one.metric} ({counted(one.count, 'question')})"
-        rows.setdefault(label, dict.fromkeys(systems, ""))[one.system] = f"{one.value:.1f}{spread}"
+        if not is_judged(one.metric):
+            spread = "" if one.run_sd is None else f" ±{one.run_sd:.1f}"
+            label = f"{one.task}, {one.metric} ({counted(one.count, 'question')})"
+            rows.setdefault(label, dict.fromkeys(systems, ""))[one.system] = f"{one.value:.1f}{spread}"
     if rows:
         show_rows("answers against references, points of 100", rows)

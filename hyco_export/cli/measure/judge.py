@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 
 from hyco_export.cli.console import ConsoleProgress, output, show_metrics, show_next, show_rows
+from hyco_export.cli.invocation import command_line
+from hyco_export.cli.measure.contrast import show_summary
 from hyco_export.core.files import folder_lock
 from hyco_export.errors import HycoError, counted, interrupt_keeps
 from hyco_export.evaluate.quality.evaluation_folder import Answer, Score, read_answers, replace_scores
@@ -27,22 +29,25 @@ from hyco_export.evaluate.quality.judge.judging import (
     unanswered,
 )
 from hyco_export.evaluate.quality.judge.log import JudgementLog, Prices
-from hyco_export.evaluate.quality.quality_summary import summarise, write_quality
+from hyco_export.evaluate.quality.quality_summary import QualitySummary, summarise, write_quality
+
+CONCURRENCY = 4  # calls at a time
+NO_PRICES = Prices(None, None)
 
 
 class JudgeOptions(msgspec.Struct, frozen=True):
     """What the command line says about whom and how; `systems` is None for all."""
 
-    systems: tuple[str, ...] | None
-    first_turns: bool
-    helmet_prompts: Path | None
-    helmet_references: tuple[Path, ...]
-    concurrency: int
-    retry_missing: bool
-    dry_run: bool
+    systems: tuple[str, ...] | None = None
+    first_turns: bool = False
+    helmet_prompts: Path | None = None
+    helmet_references: tuple[Path, ...] = ()
+    concurrency: int = CONCURRENCY
+    retry_missing: bool = False
+    dry_run: bool = False
 
 
-def judge_folder(folder: Path, endpoint: Endpoint, options: JudgeOptions, prices: Prices) -> None:
+def judge_folder(folder: Path, endpoint: Endpoint, options: JudgeOptions, prices: Prices = NO_PRICES) -> None:
     """Judge an evaluation's answers; `judgements.jsonl`, `scores.jsonl` and `summary.json` are brought up to date,
     also where the judge stops in the middle.
 
@@ -69,10 +74,12 @@ def judge_folder(folder: Path, endpoint: Endpoint, options: JudgeOptions, prices
             with interrupt_keeps(kept):
                 sent = _ask(todo, endpoint, log, options.concurrency) if todo else None
         finally:
-            found = _keep_scores(folder, answers, endpoint.model, books, options.first_turns, log)
+            found = scores(answers, endpoint.model, books, options.first_turns, log)
+            summary = _keep_scores(folder, metrics_of(books), found)
+    show_summary(summary, by_task=False)
     _show_outcome(found, sent, prices)
     output.print(f"replies: {log.path}", soft_wrap=True)
-    show_next(f"hyco-export contrast {shlex.quote(str(folder))}")
+    show_next(f"{command_line('report')} {shlex.quote(str(folder))}")
 
 
 def _ask(todo: Sequence[JudgeRequest], endpoint: Endpoint, log: JudgementLog, concurrency: int) -> Size:
@@ -84,14 +91,12 @@ def _ask(todo: Sequence[JudgeRequest], endpoint: Endpoint, log: JudgementLog, co
         return asyncio.run(ask())
 
 
-def _keep_scores(
-    folder: Path, answers: Sequence[Answer], model: str, books: Books, first_turns: bool, log: JudgementLog
-) -> list[Score]:
+def _keep_scores(folder: Path, metrics: Sequence[str], found: Sequence[Score]) -> QualitySummary:
     """Scores of all systems, not of the chosen ones alone: rows of the file are replaced by metric."""
-    found = scores(answers, model, books, first_turns, log)
-    replace_scores(folder, metrics_of(books), found)
-    write_quality(folder, summarise([folder]))
-    return found
+    replace_scores(folder, metrics, found)
+    summary = summarise([folder])
+    write_quality(folder, summary)
+    return summary
 
 
 def _chosen(answers: Sequence[Answer], systems: Sequence[str] | None) -> list[Answer]:

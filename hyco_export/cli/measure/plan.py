@@ -7,6 +7,7 @@ import msgspec
 from hyco_export.cli.connection import ConnectOptions
 from hyco_export.cli.console import output, show_next
 from hyco_export.cli.invocation import command_line
+from hyco_export.core.device_profile import read_profile_file
 from hyco_export.core.files import write_json
 from hyco_export.errors import HycoError, ServerError
 from hyco_export.evaluate.planning.choice import choice_line, make_plan, plan_table
@@ -20,7 +21,6 @@ from hyco_export.evaluate.planning.inputs import (
     read_curve,
     read_link,
     read_parts,
-    read_profile_file,
     with_profile,
 )
 from hyco_export.evaluate.planning.measured import measured_inputs, read_folder

@@ -18,8 +18,9 @@ from hyco_export.core.files import folder_lock
 from hyco_export.core.keepset import KeepSet
 from hyco_export.core.recipe import Recipe
 from hyco_export.errors import counted
-from hyco_export.evaluate.quality.answers import Answer, coverage
+from hyco_export.evaluate.quality.answers import coverage
 from hyco_export.evaluate.quality.evaluation import Evaluation, EvaluationPlan
+from hyco_export.evaluate.quality.evaluation_folder import Answer, turn_id
 from hyco_export.evaluate.quality.novels import NOVELS, PROMPT_TOKENS
 from hyco_export.evaluate.quality.prefill_progress import WatchedTransport
 from hyco_export.evaluate.quality.prompt_sets import (
@@ -29,7 +30,6 @@ from hyco_export.evaluate.quality.prompt_sets import (
     questions_digest,
     read_set,
     set_name,
-    turn_id,
 )
 from hyco_export.evaluate.quality.references import with_references
 from hyco_export.evaluate.traces import TraceStore

@@ -12,8 +12,8 @@ from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.errors import HycoError, counted
 
 if TYPE_CHECKING:
+    from hyco_export.evaluate.page.rounds import Texts
     from hyco_export.evaluate.page.sources import Source
-    from hyco_export.evaluate.page.texts import Texts
     from hyco_export.stages.run_folder import RunFolder
 
 PAGE_FILE = "report.html"
@@ -72,7 +72,7 @@ def find_texts(sources: Sequence["Source"], recipe: Path | None, root: Path | No
     Raises:
         RecipeError: a recipe was given and cannot be used.
     """
-    from hyco_export.evaluate.page.texts import Texts
+    from hyco_export.evaluate.page.rounds import Texts
 
     if not any(source.traces for source in sources):
         return Texts(), ""
@@ -86,7 +86,7 @@ def find_texts(sources: Sequence["Source"], recipe: Path | None, root: Path | No
 
 
 def _texts_of(run: "RunFolder", wanted: set[str]) -> tuple["Texts", str]:
-    from hyco_export.evaluate.page.texts import Texts, prompt_texts
+    from hyco_export.evaluate.page.rounds import Texts, prompt_texts
     from hyco_export.models.checkpoints import checkpoint_digest, local_checkpoint, next_step
     from hyco_export.models.text.tokenizer import open_tokenizer
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hyco_export.cli.bench import BenchOptions, bench_plan
 from hyco_export.cli.connection import ConnectOptions, transport_to
 from hyco_export.cli.console import ConsoleProgress, output, show_next
 from hyco_export.cli.invocation import command_line
@@ -215,10 +216,8 @@ def _generations(
     run: Run, grid: Grid, group: Group, server: ServerProcess, out: Path, reach: ConnectOptions
 ) -> tuple[Sequence["GenerationTrace"], "KeepSet"]:
     """The run's generations with p~, those that are kept read again; and the keep set they drafted from."""
-    import torch
-
-    from hyco_export.evaluate.bench import BenchPlan, code_digest, run_bench, texts_digest, this_machine
-    from hyco_export.evaluate.connect import connect, read_prompts, wire_sampling
+    from hyco_export.evaluate.bench import run_bench, texts_digest
+    from hyco_export.evaluate.connect import connect, read_prompts
     from hyco_export.evaluate.runs import DeviceRunner
     from hyco_export.evaluate.traces import TraceStore
 
@@ -230,27 +229,9 @@ def _generations(
     subject = subject_of(own)
     connection = connect(subject, server.url, transport)
     prompts = read_prompts(subject.prompts, connection.tokenizer, grid.prompts or limits.prompts, "prompts")
-    made = BenchPlan(
-        systems=(run.system,),
-        backend=grid.backend,
-        prompts=tuple(prompt.id for prompt in prompts),
-        texts=texts_digest(prompts),
-        seeds=(limits.seed,),
-        sampling=wire_sampling(recipe),
-        max_new_tokens=grid.max_new_tokens or limits.max_new_tokens,
-        artifacts=connection.artifacts.compiled_key,
-        verifier=connection.info.verifier_digest,
-        drafting=recipe.drafting,
-        epsilon=limits.epsilon,
-        first_reply_rows=limits.first_reply_rows,
-        threads=recipe.threads or torch.get_num_threads(),
-        machine=this_machine(),
-        code=code_digest(),
-        server=connection.info.server,
-        clock=connection.info.clock,
-        link=reach.link,
-        link_waits=reach.link_waits,
-    )
+    options = BenchOptions((run.system,), grid.backend, None, 1, grid.max_new_tokens, None)
+    ids = tuple(prompt.id for prompt in prompts)
+    made = bench_plan(own, connection, reach, options, ids, texts_digest(prompts))
     store = TraceStore(out / trace_folder(run), made, made.systems)
     device = DeviceRunner(connection.artifacts, recipe, transport, connection.info, trace=True, clock=clock)
     with device as runner, ConsoleProgress() as bars:

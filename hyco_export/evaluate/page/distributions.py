@@ -7,8 +7,7 @@ import numpy as np
 
 from hyco_export.evaluate.metrics import evidence_bytes, timed_steps
 from hyco_export.evaluate.page.sources import Source
-from hyco_export.evaluate.page.system_tables import SYSTEM
-from hyco_export.evaluate.page.tables import Column, Table, number, text
+from hyco_export.evaluate.page.tables import SYSTEM, Column, Table, number, text
 from hyco_export.protocol.trace import GenerationTrace, RoundTrace
 
 PERCENTILES = (10, 50, 90, 99)

@@ -11,11 +11,9 @@ import numpy as np
 
 from hyco_export.core.numerics import MS_PER_S
 from hyco_export.evaluate.metrics import timed_steps
+from hyco_export.evaluate.quality.evaluation_folder import TURN_MARK
+from hyco_export.evaluate.quality.statistics import LEAST_PAIRS, draw_counts, interval_ends
 from hyco_export.protocol.trace import GenerationTrace
-
-DRAWS, SEED = 2000, 20261011
-LOW_PERCENT, HIGH_PERCENT = 2.5, 97.5
-TURN_MARK = "/turn"  # between a question's id and the number of its turn
 
 PARTS = ("verified", "rounds", "server_ms", "tokens", "draft_ms", "ms")  # sums of one prompt, in this order
 RATIOS = {  # measure of `SystemMetrics`: its numerator, denominator and unit's factor
@@ -79,11 +77,9 @@ def change_interval(sums: Mapping[str, np.ndarray], baseline: Mapping[str, np.nd
 
 def _drawn(values: Sequence[np.ndarray]) -> np.ndarray | None:
     """[DRAWS, ...] sums over prompts drawn with replacement; None for fewer than two prompts."""
-    if len(values) < 2:
+    if len(values) < LEAST_PAIRS:
         return None
-    chosen = np.random.default_rng(SEED).integers(len(values), size=(DRAWS, len(values)))
-    counts = np.stack([np.bincount(row, minlength=len(values)) for row in chosen])  # [DRAWS, prompts]
-    return np.tensordot(counts, np.stack(values), axes=1)
+    return np.tensordot(draw_counts(len(values)), np.stack(values), axes=1)
 
 
 def _ratio(drawn: np.ndarray, name: str) -> np.ndarray:
@@ -95,5 +91,5 @@ def _ratio(drawn: np.ndarray, name: str) -> np.ndarray:
 def _interval(values: np.ndarray) -> Interval | None:
     if not np.isfinite(values).all():
         return None
-    low, high = np.percentile(values, [LOW_PERCENT, HIGH_PERCENT])
+    low, high = interval_ends(values)
     return Interval(float(low), float(high))

@@ -13,27 +13,33 @@ from hyco_export.evaluate.link_costs import link_note
 from hyco_export.evaluate.metrics import caveats, headline
 from hyco_export.evaluate.page import plots
 from hyco_export.evaluate.page.distributions import distributions, percentile_table
-from hyco_export.evaluate.page.evaluation import SERVER_TIME, Contrast, Evaluation
 from hyco_export.evaluate.page.quality_tables import (
     contrasts_table,
     coverage_table,
     failures_table,
     quality_table,
-    rows_table,
+    screen_table,
     unsaved_table,
 )
 from hyco_export.evaluate.page.rounds import address
-from hyco_export.evaluate.page.sources import Source
-from hyco_export.evaluate.page.system_tables import (
+from hyco_export.evaluate.page.sources import Evaluation, Source
+from hyco_export.evaluate.page.tables import (
+    Cell,
+    Column,
     Compared,
+    Table,
     acceptance_table,
     change,
     counts_table,
+    pairs,
+    percent,
     phases_table,
     sources_table,
+    spread,
     systems_table,
+    text,
 )
-from hyco_export.evaluate.page.tables import Cell, Column, Table, pairs, percent, spread, text
+from hyco_export.evaluate.quality.evaluation_folder import SERVER_TIME, Contrast
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -221,7 +227,7 @@ def _quality(source: Source, evaluation: Evaluation) -> Iterator[Figure]:
     measures: dict[tuple[str, str], list[Contrast]] = {}
     for contrast in summary.contrasts:
         measures.setdefault((contrast.measure, contrast.baseline), []).append(contrast)
-    for (measure, baseline), found in measures.items():
+    for (measure, baseline), found in sorted(measures.items(), key=lambda item: -len(item[1])):  # tall beside tall
         title = f"{'Server time per token' if measure == SERVER_TIME else measure} against {baseline}"
         caption = "95 % intervals, paired by question. Grey: exploratory."
         yield Figure(title, contrasts_table(found), plots.contrast_picture(found), caption=caption)
@@ -230,7 +236,7 @@ def _quality(source: Source, evaluation: Evaluation) -> Iterator[Figure]:
     if evaluation.failures:
         yield Figure("Failures", failures_table(evaluation), open=True)
     if summary.screen:
-        yield Figure("", rows_table("Answers to read: judged far from the baseline's", summary.screen, source.name))
+        yield Figure("", screen_table(evaluation, source.name))
     if summary.questions_without_saving:
         yield Figure("", unsaved_table(evaluation))
 

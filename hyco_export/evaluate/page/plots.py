@@ -12,9 +12,9 @@ import numpy as np
 from hyco_export.evaluate.charts import FAINT, FONT_PT, HALF_IN, INK, MUTED, SERIES, SURFACE, drawing, to_svg
 from hyco_export.evaluate.metrics import SystemMetrics
 from hyco_export.evaluate.page.distributions import Distribution
-from hyco_export.evaluate.page.evaluation import Contrast
 from hyco_export.evaluate.page.intervals import Interval
-from hyco_export.evaluate.page.system_tables import Compared
+from hyco_export.evaluate.page.tables import Compared
+from hyco_export.evaluate.quality.evaluation_folder import SERVER_TIME, Contrast
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,16 +137,16 @@ def ridges(distribution: Distribution) -> str:
 def contrast_picture(contrasts: Sequence[Contrast]) -> str:
     """Estimates with their intervals, a row each; exploratory ones grey. All of one measure."""
     with drawing(ROW_IN * len(contrasts) + AXIS_IN, HALF_IN) as (figure, axes):
+        share = contrasts[0].measure == SERVER_TIME
+        unit = 100 if share else 1
         for row, contrast in enumerate(contrasts):
             color = MUTED if contrast.exploratory else SERIES[0]
-            if contrast.low is not None and contrast.high is not None:
-                axes.plot([contrast.low, contrast.high], [row, row], color=color, linewidth=THICK)
-            if contrast.estimate is not None:
-                axes.plot([contrast.estimate], [row], "o", color=color, markersize=5)
+            axes.plot([unit * contrast.low, unit * contrast.high], [row, row], color=color, linewidth=THICK)
+            axes.plot([unit * contrast.estimate], [row], "o", color=color, markersize=5)
         axes.axvline(0, color=INK, linewidth=THIN)
-        labels = [f"{one.system}, {one.task}" if one.task else one.system for one in contrasts]
+        labels = [f"{one.system}, {one.task}" for one in contrasts]
         axes.set_yticks(range(len(contrasts)), labels)
         axes.set_ylim(len(contrasts) - 0.5, -0.5)
-        axes.set_xlabel(f"difference, {contrasts[0].unit}" if contrasts[0].unit else "difference")
+        axes.set_xlabel("difference, %" if share else "difference")
         axes.grid(axis="x", color=FAINT, linewidth=0.4)
         return to_svg(figure)

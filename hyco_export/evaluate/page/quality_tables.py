@@ -1,15 +1,15 @@
 """Tables of an evaluation: metrics by task, contrasts with their intervals, coverage, questions to look at."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from hyco_export.evaluate.page.evaluation import Contrast, Evaluation
 from hyco_export.evaluate.page.rounds import address
-from hyco_export.evaluate.page.tables import Cell, Column, Table, number, percent, spread, text
+from hyco_export.evaluate.page.sources import Evaluation
+from hyco_export.evaluate.page.tables import SYSTEM, Cell, Column, Table, number, percent, spread, text
+from hyco_export.evaluate.quality.evaluation_folder import SERVER_TIME, Contrast
 
-TASK, METRIC = Column("task", text=True), Column("metric", text=True)
+TASK, METRIC, QUESTION = Column("task", text=True), Column("metric", text=True), Column("question", text=True)
 
 
 def quality_table(evaluation: Evaluation) -> Table:
@@ -36,32 +36,33 @@ def _counted(count: int, run_sd: float | None) -> str:
 
 
 def contrasts_table(contrasts: Sequence[Contrast]) -> Table:
-    """A row a contrast."""
-    rows = []
-    for row in contrasts:
-        ends = "" if row.low is None or row.high is None else spread(row.low, row.high, 2, True)
-        unit = f" {row.unit}" if row.unit else ""
-        estimate = number(row.estimate, 2, ends, sign=True, unit=unit)
-        flag = "exploratory" if row.exploratory else ""
-        rows.append(
-            (
-                text(row.system),
-                text(row.baseline),
-                text(row.measure),
-                text(row.task, flag),
-                estimate,
-                number(row.pairs, 0),
-            )
-        )
+    """A row a contrast; of `g` in percent."""
     columns = (
-        Column("system", text=True),
+        SYSTEM,
         Column("against", text=True),
         Column("measure", text=True),
         TASK,
         Column("difference", "95 % interval"),
         Column("pairs", "questions"),
     )
-    return Table("Paired contrasts", columns, tuple(rows))
+    rows = tuple(
+        (
+            text(row.system),
+            text(row.baseline),
+            text(row.measure),
+            text(row.task, "exploratory" if row.exploratory else ""),
+            _estimate(row),
+            number(row.pairs, 0),
+        )
+        for row in contrasts
+    )
+    return Table("Paired contrasts", columns, rows)
+
+
+def _estimate(row: Contrast) -> Cell:
+    if row.measure == SERVER_TIME:
+        return percent(row.estimate, 1, spread(100 * row.low, 100 * row.high, 1, sign=True), sign=True)
+    return number(row.estimate, 2, spread(row.low, row.high, 2, sign=True), sign=True)
 
 
 def coverage_table(evaluation: Evaluation) -> Table:
@@ -70,9 +71,7 @@ def coverage_table(evaluation: Evaluation) -> Table:
         (text(system), number(done, 0), number(planned, 0), percent(done / planned if planned else None))
         for system, (done, planned) in evaluation.summary.coverage.items()
     )
-    return Table(
-        "Coverage", (Column("system", text=True), Column("done"), Column("planned"), Column("share")), tuple(rows)
-    )
+    return Table("Coverage", (SYSTEM, Column("done"), Column("planned"), Column("share")), tuple(rows))
 
 
 def failures_table(evaluation: Evaluation) -> Table:
@@ -81,41 +80,42 @@ def failures_table(evaluation: Evaluation) -> Table:
         (text(one.system), text(one.question), number(one.turn, 0), number(one.generation, 0), text(one.failure or ""))
         for one in evaluation.failures
     )
-    columns = (
-        Column("system", text=True),
-        Column("question", text=True),
-        Column("turn"),
-        Column("generation"),
-        Column("why", text=True),
-    )
+    columns = (SYSTEM, QUESTION, Column("turn"), Column("generation"), Column("why", text=True))
     return Table("Generations that failed", columns, tuple(rows))
 
 
 def unsaved_table(evaluation: Evaluation) -> Table:
     """Questions that cost a system no less server time than the baseline, a row a generation."""
-    found = evaluation.summary.questions_without_saving
-    return rows_table(
-        "Questions without a saving", [{"system": name, **row} for name, rows in found.items() for row in rows]
+    rows = (
+        (
+            text(system),
+            number(one.generation, 0),
+            number(one.count, 0),
+            number(one.pairs, 0),
+            percent(one.share),
+            text(", ".join(one.questions)),
+        )
+        for system, generations in evaluation.summary.questions_without_saving.items()
+        for one in generations
     )
+    counts = (Column("generation"), Column("without", "questions"), Column("of", "questions"), Column("share"))
+    return Table("Questions without a saving", (SYSTEM, *counts, Column("which", text=True)), tuple(rows))
 
 
-def rows_table(caption: str, rows: Sequence[dict[str, Any]], source: str = "") -> Table:
-    """A table of JSON objects, one column a field; a question leads to its rounds where the `source` has them."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    numeric = {name for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
-    columns = tuple(Column(name.replace("_", " "), text=name not in numeric) for name in names)
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    if source and {"system", "question"} <= set(names):
-        place = names.index("question")
-        for row, made in zip(rows, cells, strict=True):
-            led = address(source, row["system"], row["question"])
-            made[place] = msgspec.structs.replace(made[place], link=led)
-    return Table(caption, columns, tuple(map(tuple, cells)))
+def screen_table(evaluation: Evaluation, source: str) -> Table:
+    """Answers that were judged far from the baseline's, each with the way to its rounds in `source`."""
+    rows = (
+        (
+            text(one.system),
+            msgspec.structs.replace(text(one.question), link=address(source, one.system, one.question)),
+            text(one.task),
+            number(one.difference, 1, f"{_listed(one.scores)} against {_listed(one.baseline_scores)}", sign=True),
+        )
+        for one in evaluation.summary.screen
+    )
+    columns = (SYSTEM, QUESTION, TASK, Column("difference", "judge's points"))
+    return Table("Answers to read: judged far from the baseline's", columns, tuple(rows))
 
 
-def _cell(value: Any) -> Cell:
-    if isinstance(value, list | tuple):
-        return text(", ".join(map(str, value)))
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return text("" if value is None else value)
-    return number(value, 0 if isinstance(value, int) else 2)
+def _listed(scores: Sequence[float]) -> str:
+    return ", ".join(f"{score:g}" for score in scores)

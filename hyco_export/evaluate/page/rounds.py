@@ -1,4 +1,4 @@
-"""The recorded rounds as the page's viewer reads them: columns by answer, gzipped and in base64.
+"""The recorded rounds as the page's viewer reads them, with their texts: columns by answer, gzipped and in base64.
 
 An answer's steps are its calls and local commits in time order. 5,000 rounds of 32 nodes are about 1.1 MB of text.
 """
@@ -7,19 +7,23 @@ import base64
 import gzip
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import msgspec
 
+from hyco_export.core.data.conversations import Conversation, prompt_messages
 from hyco_export.device.systems import find_system
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.metrics import evidence_bytes
-from hyco_export.evaluate.page.evaluation import Evaluation, Score
 from hyco_export.evaluate.page.sources import Source
-from hyco_export.evaluate.page.texts import Texts
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Place, Score
+from hyco_export.evaluate.runs import prompt_seed
 from hyco_export.protocol.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
 from hyco_export.protocol.tree import Source as Drafter
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Step = PrimeTrace | RoundTrace | LocalTrace
 VIEWER = "#rounds"  # the page's address of its viewer
@@ -27,6 +31,54 @@ PRIME, ROUND, LOCAL = "prime", "round", "local"
 MOST_ROUNDS = 20_000  # of 32 nodes: about 4.5 MB of a page
 MS_DIGITS = 3  # behind the point
 PROBABILITY_DIGITS = 4  # significant ones
+
+
+class Texts:
+    """What a page's ids and prompts say; without a tokenizer ids stand for themselves.
+
+    Args:
+        tokenizer: the verifier's; None where it is not at hand.
+        prompts: text of a prompt by its id.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer | None" = None, prompts: Mapping[str, str] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._prompts = prompts or {}
+
+    @property
+    def known(self) -> bool:
+        """Is there a tokenizer."""
+        return self._tokenizer is not None
+
+    def prompt(self, prompt_id: str) -> str:
+        """A prompt's text; empty where it is not known."""
+        return self._prompts.get(prompt_id, "")
+
+    def of_ids(self, ids: Iterable[int]) -> dict[int, str]:
+        """The text of every single id; a part of a character that bytes spell is U+FFFD."""
+        wanted = sorted(set(ids))
+        if self._tokenizer is None:
+            return {token: str(token) for token in wanted}
+        found = self._tokenizer.decode_batch([[token] for token in wanted], skip_special_tokens=False)
+        return dict(zip(wanted, found, strict=True))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to the text before it: a character of several tokens stands with its last one."""
+        if self._tokenizer is None:
+            return [f"{token} " for token in ids]
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(self._tokenizer, token) or "" for token in ids]
+
+
+def prompt_texts(conversations: Iterable[Conversation]) -> dict[str, str]:
+    """The last question of every conversation, by its id."""
+    found = {}
+    for conversation in conversations:
+        asked = [message.content for message in prompt_messages(conversation) if message.role == "user"]
+        found[conversation.id] = asked[-1] if asked else ""
+    return found
 
 
 def packed(data: Mapping[str, Any]) -> str:
@@ -54,7 +106,7 @@ def viewer_data(sources: Sequence[Source], texts: Texts, most: int = MOST_ROUNDS
 
 def _source(source: Source, texts: Texts, seen: set[int], every: int) -> dict[str, Any]:
     names = [system.system for system in source.systems if system.system in source.traces]
-    told = _Told(source.evaluation, texts)
+    told = _Told(source, texts)
     return {
         "name": source.name,
         "systems": [
@@ -79,31 +131,41 @@ def _meaning(system: str) -> str:
 class _Told:
     """What an evaluation says of the answers of its traces, and the texts of prompts."""
 
-    def __init__(self, evaluation: Evaluation | None, texts: Texts) -> None:
+    def __init__(self, source: Source, texts: Texts) -> None:
+        evaluation = source.evaluation
         answers = evaluation.answers if evaluation else ()
-        self._failed = [answer for answer in answers if answer.failure]
-        self._prompts = {answer.prompt_id: answer.prompt for answer in answers}
-        self._answers = {(answer.system, answer.prompt_id, answer.ids): answer for answer in answers}
-        self._scores: dict[tuple[str, str, int, int], list[Score]] = {}
+        self._seeds = source.plan.get("seeds", ())  # by generation
+        self._failed = evaluation.failures if evaluation else ()
+        self._prompts = {answer.place.prompt_id: answer.prompt for answer in answers}
+        self._answers: dict[tuple[str, str, tuple[int, ...]], list[Answer]] = {}
+        for answer in answers:
+            self._answers.setdefault((answer.system, answer.place.prompt_id, answer.ids), []).append(answer)
+        self._scores: dict[Place, list[Score]] = {}
         self._texts = texts
         for score in evaluation.scores if evaluation else ():
-            key = (score.system, score.question, score.turn, score.generation)
-            self._scores.setdefault(key, []).append(score)
+            self._scores.setdefault(score.place, []).append(score)
 
     def prompt(self, prompt_id: str) -> str:
         return self._prompts.get(prompt_id) or self._texts.prompt(prompt_id)
 
     def of(self, trace: GenerationTrace) -> dict[str, Any]:
-        """Task and scores of the answer that has these ids; nothing outside an evaluation."""
-        answer = self._answers.get((trace.system, trace.prompt_id, trace.tokens))
-        if answer is None:
+        """Task, generation and scores of the answer that has these ids; nothing outside an evaluation."""
+        same = self._answers.get((trace.system, trace.prompt_id, trace.tokens))
+        if same is None:
             return {}
-        found = self._scores.get((answer.system, answer.question, answer.turn, answer.generation), [])
-        return {"task": answer.task, "scores": [[one.metric, one.value, one.reason] for one in found]}
+        answer = next((one for one in same if self._seed(one) == trace.seed), same[0])
+        found = [[one.metric, one.value, one.reason] for one in self._scores.get(answer.place, [])]
+        return {"task": answer.task, "generation": answer.generation, "scores": found}
+
+    def _seed(self, answer: Answer) -> int | None:
+        """Which tells generations with the same ids apart."""
+        if answer.generation >= len(self._seeds):
+            return None
+        return prompt_seed(self._seeds[answer.generation], answer.place.prompt_id)
 
     def failures(self, system: str) -> list[list[str]]:
         """Generations without an answer: prompt and reason."""
-        return [[one.prompt_id, one.failure or ""] for one in self._failed if one.system == system]
+        return [[one.place.prompt_id, one.failure or ""] for one in self._failed if one.system == system]
 
 
 def _answer(trace: GenerationTrace, told: _Told, texts: Texts, seen: set[int]) -> dict[str, Any]:

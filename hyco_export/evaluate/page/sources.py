@@ -14,7 +14,17 @@ import numpy as np
 from hyco_export.core.keepset import KeepSet
 from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.evaluate.metrics import SystemMetrics, measure, without_evidence
-from hyco_export.evaluate.page.evaluation import Evaluation, is_evaluation, read_evaluation, read_json
+from hyco_export.evaluate.quality.evaluation_folder import (
+    NOT_TRACES,
+    Answer,
+    Score,
+    Summary,
+    answers_so_far,
+    is_evaluation,
+    read_json,
+    read_scores,
+    read_summary,
+)
 from hyco_export.evaluate.report import FINISHED
 from hyco_export.evaluate.report import JSON_NAME as REPORT_FILE
 from hyco_export.evaluate.traces import PLAN_FILE, PROGRESS_FILE, read_traces
@@ -25,17 +35,30 @@ REPORT_FOLDER, BENCH_FOLDER, EVALUATION_FOLDER = "validate", "bench", "evaluatio
 TRACE_FOLDERS = ("traces", REPORT_FOLDER)  # of a run folder, where a validation's traces may lie
 RESULT_FILE = "systems.json"  # of a finished benchmark
 TRACE_SUFFIX = ".jsonl"
-NOT_TRACES = ("answers", "scores", "judgements")  # JSON lines of an evaluation that are no traces
 JSON_MAP = dict[str, Any]
 SAME = 1e-3  # relative: figures that were computed from the same times differ less
 WITH_EVIDENCE = (
     "The means of bytes down count the p~ that was asked for to log the rounds; distributions and rounds leave it out."
 )
+DAMAGED = "make it again, or leave the folder out"
 HINT = "give a run folder, or the folder of a benchmark, an evaluation or traces"
 
 
 class NothingMeasured(HycoError):
     """A folder whose first generation was not finished."""
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """What an evaluation's folder holds beside its traces; what is not there yet is empty."""
+
+    answers: tuple[Answer, ...]
+    scores: tuple[Score, ...]
+    summary: Summary
+
+    @property
+    def failures(self) -> tuple[Answer, ...]:
+        """Generations that came to nothing."""
+        return tuple(answer for answer in self.answers if answer.failure is not None)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -151,7 +174,7 @@ def _in_run(run: Path) -> Iterator[Source]:
 
 def _validation(run: Path) -> Iterator[Source]:
     path = run / REPORT_FOLDER / REPORT_FILE
-    report = read_json(path, JSON_MAP)
+    report = read_json(path, JSON_MAP, DAMAGED)
     name = f"{run.resolve().name}/{REPORT_FOLDER}"
     folder = next((run / name for name in TRACE_FOLDERS if _trace_files(run / name)), None)
     traces = _by_system(_trace_files(folder)) if folder else {}
@@ -186,19 +209,19 @@ def _bench(folder: Path) -> Source:
 
 
 def _evaluation(folder: Path) -> Source:
-    evaluation = read_evaluation(folder)
+    evaluation = Evaluation(answers_so_far(folder), tuple(read_scores(folder)), read_summary(folder))
     rows = evaluation.summary.systems or _finished(folder / RESULT_FILE)
     return msgspec.structs.replace(_with_plan(folder, "evaluation", rows), evaluation=evaluation)
 
 
 def _finished(result: Path) -> list[dict[str, Any]]:
     """The figures of a finished benchmark; none of one that was stopped."""
-    return read_json(result, list[dict[str, Any]]) if result.is_file() else []
+    return read_json(result, list[dict[str, Any]], DAMAGED) if result.is_file() else []
 
 
 def _with_plan(folder: Path, kind: Kind, rows: Sequence[dict[str, Any]]) -> Source:
     """A folder of generations with the figures that it says, or those of the generations so far."""
-    plan = read_json(folder / PLAN_FILE, JSON_MAP) if (folder / PLAN_FILE).is_file() else {}
+    plan = read_json(folder / PLAN_FILE, JSON_MAP, DAMAGED) if (folder / PLAN_FILE).is_file() else {}
     traces = _by_system(_trace_files(folder))
     if not rows:
         note = f"{folder} was not finished: figures are of what is there."
@@ -280,7 +303,7 @@ def _belong(systems: Sequence[SystemMetrics], traces: Mapping[str, tuple[Generat
 
 def _trace_files(folder: Path) -> list[Path]:
     return sorted(
-        path for path in folder.glob(f"*{TRACE_SUFFIX}") if path.stem not in NOT_TRACES and path.stat().st_size
+        path for path in folder.glob(f"*{TRACE_SUFFIX}") if path.name not in NOT_TRACES and path.stat().st_size
     )
 
 
@@ -288,7 +311,7 @@ def _by_system(files: Sequence[Path]) -> dict[str, tuple[GenerationTrace, ...]]:
     """The finished generations of the files of one folder; what a run that goes on, or was killed, has not recorded yet
     is left out."""
     progress = files[0].parent / PROGRESS_FILE if files else Path()
-    sizes = read_json(progress, JSON_MAP) if progress.is_file() else {}
+    sizes = read_json(progress, JSON_MAP, DAMAGED) if progress.is_file() else {}
     found: list[GenerationTrace] = []
     for file in files:
         if file.stem not in sizes:

@@ -7,7 +7,7 @@ ship as `paper.yaml`, and what differs on long prompts as `paper-32k.yaml`. A li
 
 import csv
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -280,23 +280,10 @@ def with_profile(device: DeviceTimes, profile: DeviceProfile) -> DeviceTimes:
     """The graphs' times of a phone; the host's stay.
 
     Raises:
-        HycoError: it lacks a graph.
+        ArtifactError: it lacks a graph.
     """
-    missing = [name for name in (HEAD_GRAPH, SLM_TREE_GRAPH) if name not in profile.graphs]
-    if missing:
-        raise HycoError(f"the profile of {profile.device} lacks {', '.join(missing)}", "measure: hyco-export profile")
-    graphs: Mapping[str, Any] = profile.graphs
-    return msgspec.structs.replace(device, head_ms=graphs[HEAD_GRAPH].npu_ms, slm_pass_ms=graphs[SLM_TREE_GRAPH].npu_ms)
-
-
-def read_profile_file(path: Path) -> DeviceProfile:
-    """A `profile.json`.
-
-    Raises:
-        HycoError: no such file, or something else in it.
-    """
-    profile: DeviceProfile = _converted(read_values(path), DeviceProfile, str(path))
-    return profile
+    head_ms, slm_pass_ms = profile.pass_ms(HEAD_GRAPH), profile.pass_ms(SLM_TREE_GRAPH)
+    return msgspec.structs.replace(device, head_ms=head_ms, slm_pass_ms=slm_pass_ms)
 
 
 def read_values(path: Path) -> Any:

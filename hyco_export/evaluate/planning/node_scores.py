@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from hyco_export.errors import HycoError
+from hyco_export.evaluate.quality.statistics import draw_counts, interval_ends
 from hyco_export.protocol.acceptance import EPSILON, RULES, Judged, decide
 from hyco_export.protocol.trace import GenerationTrace, RoundTrace
 from hyco_export.protocol.tree import ROOT, Source, Tree, depths
 
-DRAWS, SEED, PERCENTILES = 2000, 20261011, (2.5, 97.5)  # of the bootstrap over prompts, as in the paper
 FOLDS = 2
 DEEPEST = 8  # depths with a feature of their own; what is deeper shares the last
 RIDGE, NEWTON_STEPS = 1e-2, 30
@@ -230,7 +230,6 @@ def committed(judged: Judged, kept: np.ndarray, trace: GenerationTrace) -> int:
 
 def _interval(mine: np.ndarray, calibrated: np.ndarray) -> tuple[float, float]:
     """Percentiles of the gain when prompts are drawn again; both scorings keep the same rounds, which cancel."""
-    drawn = np.random.default_rng(SEED).integers(0, len(mine), (DRAWS, len(mine)))
-    gains = calibrated[drawn].sum(axis=1) / mine[drawn].sum(axis=1) - 1
-    low, high = np.percentile(gains, PERCENTILES)
+    drawn = draw_counts(len(mine))
+    low, high = interval_ends(drawn @ calibrated / (drawn @ mine) - 1)
     return float(low), float(high)

@@ -5,75 +5,22 @@ A generation that failed has a row that says why, and no text; nothing takes its
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from hyco_export.core.keepset import MISSING, KeepSet
 from hyco_export.evaluate.metrics import evidence_bytes, taken, timed_steps, tokens_by_rule, tokens_by_source
+from hyco_export.evaluate.quality.evaluation_folder import ANSWERS, Answer, Place, read_rows
 from hyco_export.evaluate.quality.prompt_fitting import FittedPrompt
 from hyco_export.evaluate.quality.prompt_sets import Question
 from hyco_export.protocol.trace import GenerationTrace
 
-ANSWERS_FILE = "answers.jsonl"
-
-
-class Place(NamedTuple):
-    """Which answer: `turn` counts from 1, `generation` from 0."""
-
-    system: str
-    question: str
-    turn: int
-    generation: int
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """One row. Times are of undisturbed calls; `bytes_down` is without the evidence that only traces need."""
-
-    system: str
-    question: str
-    task: str
-    category: str
-    turn: int
-    generation: int
-    prompt: str  # the user's words of this turn
-    text: str = ""
-    ids: tuple[int, ...] = ()
-    finished: str = ""  # "stop", "length"; "" of a failure
-    tokens: int = 0
-    rounds: int = 0
-    prompt_tokens: int = 0
-    cut_tokens: int = 0  # ids that --truncate left out of the prompt
-    server_ms: float = 0.0
-    draft_ms: float = 0.0
-    wall_ms: float = 0.0
-    first_token_ms: float = 0.0
-    bytes_up: int = 0  # bodies, PRIME and all rounds
-    bytes_down: int = 0
-    by_source: dict[str, int] = {}
-    by_rule: dict[str, int] = {}
-    unverified: int = 0
-    keepset_misses: int = 0  # bonus tokens outside the keep set
-    failure: str | None = None
-
-    @property
-    def place(self) -> Place:
-        return Place(self.system, self.question, self.turn, self.generation)
-
 
 def failed_answer(place: Place, question: Question, failure: str) -> Answer:
     """The row of a generation that came to nothing."""
-    return Answer(
-        system=place.system,
-        question=place.question,
-        task=question.task,
-        category=question.category,
-        turn=place.turn,
-        generation=place.generation,
-        prompt=question.asked(place.turn),
-        failure=failure,
-    )
+    prompt = question.asked(place.turn)
+    return Answer(**place._asdict(), task=question.task, category=question.category, prompt=prompt, failure=failure)
 
 
 def answer_of(
@@ -85,12 +32,9 @@ def answer_of(
     bonus = np.array([token for one in trace.rounds for token in one.tokens[len(taken(one)) :]], dtype=np.int64)
     local_ms = sum(step.draft_ms for step in trace.locals)
     return Answer(
-        system=place.system,
-        question=place.question,
+        **place._asdict(),
         task=question.task,
         category=question.category,
-        turn=place.turn,
-        generation=place.generation,
         prompt=question.asked(place.turn),
         text=text,
         ids=trace.tokens,
@@ -120,7 +64,7 @@ class AnswerFile:
     """
 
     def __init__(self, folder: Path, places: Sequence[Place]) -> None:
-        self.path = folder / ANSWERS_FILE
+        self.path = folder / ANSWERS
         self._order = {place: number for number, place in enumerate(places)}
         self.rows: dict[Place, Answer] = {}
 
@@ -128,13 +72,13 @@ class AnswerFile:
         """Failed rows of the file as it lies there."""
         if not self.path.exists():
             return {}
-        found = (row for row in _readable(self.path) if row.failure is not None)
+        found = (row for row in read_rows(self.path, Answer) if row.failure is not None)
         return {row.place: row for row in found if row.place in self._order}
 
     def replace(self, rows: Iterable[Answer]) -> None:
         """Write these rows and no others."""
         self.rows = {row.place: row for row in rows}
-        draft = self.path.with_name(f"{ANSWERS_FILE}.draft")
+        draft = self.path.with_name(f"{ANSWERS}.draft")
         ordered = sorted(self.rows.values(), key=lambda row: self._order[row.place])
         draft.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in ordered))
         draft.replace(self.path)
@@ -144,15 +88,6 @@ class AnswerFile:
         self.rows[row.place] = row
         with self.path.open("ab") as stream:
             stream.write(msgspec.json.encode(row) + b"\n")
-
-
-def _readable(path: Path) -> Iterable[Answer]:
-    """The rows of the file up to the first that a kill left half written."""
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            yield msgspec.json.decode(line, type=Answer)
-        except msgspec.DecodeError:
-            return
 
 
 def coverage(rows: Iterable[Answer], places: Iterable[Place]) -> dict[str, tuple[int, int]]:

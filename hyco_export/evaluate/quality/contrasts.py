@@ -8,10 +8,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from hyco_export.evaluate.quality.evaluation_folder import Answer, Score
+from hyco_export.evaluate.quality.evaluation_folder import (
+    ALL_TASKS,
+    SERVER_TIME,
+    Answer,
+    Contrast,
+    NoSaving,
+    Quality,
+    Score,
+    Screened,
+)
 from hyco_export.evaluate.quality.statistics import (
     LEAST_PAIRS,
     Interval,
@@ -20,8 +28,6 @@ from hyco_export.evaluate.quality.statistics import (
     sample_sd,
 )
 
-ALL_TASKS = "all"
-SERVER_TIME = "g"
 JUDGE = "judge"
 JUDGE_METRICS = (JUDGE, "fluency", "recall", "precision", "f1")  # of the question-only judge, and of HELMET's
 JUDGED_APART = frozenset({"qa"})  # a judge without a reference answer is no test of facts (paper, Appendix E)
@@ -30,60 +36,6 @@ PARTS = "bleu_"  # scores that only a corpus sums up begin with it: their means 
 
 ByQuestion = Mapping[str, Mapping[int, float]]  # values by generation
 Tasks = Mapping[str, str]  # of questions
-
-
-class Contrast(msgspec.Struct, frozen=True):
-    """A system against a baseline, with the ends of the paired 95 % interval.
-
-    `measure` is `g`, whose contrast is a relative change, or a metric, whose contrast is a difference; `pairs` the
-    complete questions; `exploratory` marks contrasts of one task, which are many and not adjusted for it; `run_sd` is
-    the sample SD of the contrast over the system's generations, None for one.
-    """
-
-    baseline: str
-    system: str
-    measure: str
-    task: str
-    estimate: float
-    low: float
-    high: float
-    pairs: int
-    exploratory: bool
-    run_sd: float | None = None
-
-
-class Quality(msgspec.Struct, frozen=True):
-    """A judge's metric of a system: mean over generations of each one's mean over the answers that have a score, and
-    the sample SD of those means. `count`: questions that have a score in every generation."""
-
-    system: str
-    task: str
-    metric: str
-    value: float
-    count: int
-    run_sd: float | None
-
-
-class NoSaving(msgspec.Struct, frozen=True):
-    """Questions whose g is not below the baseline's, in one generation of a system."""
-
-    generation: int
-    count: int
-    pairs: int
-    share: float
-    questions: tuple[str, ...]
-
-
-class Screened(msgspec.Struct, frozen=True):
-    """A question whose judge score is SCREEN_POINTS or more away from the baseline's: one to read."""
-
-    baseline: str
-    system: str
-    question: str
-    task: str
-    difference: float
-    scores: tuple[float, ...]  # by generation
-    baseline_scores: tuple[float, ...]
 
 
 class Cost(NamedTuple):
@@ -104,10 +56,10 @@ class ScoredAnswers:
         for answer in answers:
             self.generations[answer.system].add(answer.generation)
             self._turns[answer.question] = max(self._turns[answer.question], answer.turn)
-        answered = {answer.key for answer in answers}
+        answered = {answer.place for answer in answers}
         self._values: dict[str, dict[str, dict[str, dict[int, float]]]] = defaultdict(lambda: defaultdict(dict))
         for score in scores:
-            if score.value is not None and score.key in answered and not score.metric.startswith(PARTS):
+            if score.value is not None and score.place in answered and not score.metric.startswith(PARTS):
                 by_question = self._values[measure_name(score)][score.system]
                 by_question.setdefault(score.question, {})[score.generation] = score.value
 
@@ -124,11 +76,11 @@ class ScoredAnswers:
         """By question and generation, where every turn of the question was answered."""
         turns: dict[tuple[str, int], list[Answer]] = defaultdict(list)
         for answer in self._answers:
-            if answer.system == system and answer.failure is None and answer.server_ms is not None:
+            if answer.system == system and answer.failure is None:
                 turns[answer.question, answer.generation].append(answer)
         found: dict[str, dict[int, Cost]] = defaultdict(dict)
         for (question, generation), rows in turns.items():
-            cost = Cost(sum(row.server_ms or 0.0 for row in rows), sum(row.tokens for row in rows))
+            cost = Cost(sum(row.server_ms for row in rows), sum(row.tokens for row in rows))
             if len(rows) == self._turns[question] and cost.tokens:
                 found[question][generation] = cost
         return found

@@ -13,9 +13,10 @@ from hyco_export.device.systems import find_system
 from hyco_export.errors import CheckpointError, HycoError, ProtocolError, RecipeError, ServerError
 from hyco_export.evaluate.bench import BenchPlan
 from hyco_export.evaluate.connect import OnStep, Prompt, require_room
-from hyco_export.evaluate.quality.answers import Answer, AnswerFile, Place, answer_of, failed_answer
+from hyco_export.evaluate.quality.answers import AnswerFile, answer_of, failed_answer
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Place
 from hyco_export.evaluate.quality.prompt_fitting import FittedPrompt, fit_prompt
-from hyco_export.evaluate.quality.prompt_sets import Question, turn_id
+from hyco_export.evaluate.quality.prompt_sets import Question
 from hyco_export.evaluate.runs import SystemRunner, prompt_seed, turns, warm_up
 from hyco_export.evaluate.traces import TraceStore
 from hyco_export.protocol.trace import GenerationTrace
@@ -126,7 +127,7 @@ class Evaluation:
 
     def _drawn(self, place: Place) -> tuple[str, int]:
         """Name of the prompt, and the seed of its draws."""
-        name = turn_id(place.question, place.turn)
+        name = place.prompt_id
         return name, prompt_seed(self._plan.seeds[place.generation], name)
 
     def _prompt(self, place: Place) -> FittedPrompt:
@@ -158,12 +159,12 @@ class Evaluation:
         """Raises ServerError: the server has no room for the prompt and its answer; others as `_prompt`."""
         prompt = self._prompt(place)
         if find_system(place.system).asks:
-            name = turn_id(place.question, place.turn)
+            name = place.prompt_id
             require_room(self._info, name, len(prompt.ids), self._plan.max_new_tokens)
         return prompt
 
     def _generate(self, place: Place, prompt: FittedPrompt) -> GenerationTrace:
-        asked = Prompt(turn_id(place.question, place.turn), prompt.ids)
+        asked = Prompt(place.prompt_id, prompt.ids)
         plan = self._plan
         return self._runner.generate(
             place.system, plan.backend, asked, plan.sampling, plan.max_new_tokens, place.generation

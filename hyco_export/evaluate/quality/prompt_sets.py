@@ -76,11 +76,6 @@ class Selection(msgspec.Struct, frozen=True):
         return tuple(chosen[: self.limit])
 
 
-def turn_id(question: str, turn: int) -> str:
-    """The name of a turn's prompt in traces; turns count from 1."""
-    return question if turn == 1 else f"{question}/turn{turn}"
-
-
 def questions_digest(questions: Sequence[Question]) -> str:
     """Of everything that is asked, in its order; references are not asked."""
     return content_digest([(one.id, [[(m.role, m.content) for m in turn] for turn in one.turns]) for one in questions])

@@ -7,26 +7,25 @@ import msgspec
 
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.quality.contrasts import (
-    Contrast,
-    NoSaving,
-    Quality,
     ScoredAnswers,
-    Screened,
     contrasts,
-    is_judged,
     qualities,
     questions_without_saving,
     screen,
 )
 from hyco_export.evaluate.quality.evaluation_folder import (
     Answer,
+    Contrast,
+    NoSaving,
+    Quality,
     Score,
+    Screened,
     read_answers,
     read_scores,
-    read_summary,
     systems_of,
     update_summary,
 )
+from hyco_export.evaluate.quality.reference_metrics import SCORED, quality
 
 
 class QualitySummary(msgspec.Struct, frozen=True):
@@ -61,10 +60,12 @@ def summarise(folders: Sequence[Path], baselines: Sequence[str] = ()) -> Quality
     chosen = tuple(dict.fromkeys(baselines or systems[:1]))
     scored = ScoredAnswers(answers, scores)
     found = [one for name in chosen for one in contrasts(scored, systems, name)]
+    by_references = [score for score in scores if score.metric in SCORED and score.question in scored.tasks]
+    measured = quality(by_references, scored.tasks)
     return QualitySummary(
         systems=tuple(systems),
         baselines=chosen,
-        quality=tuple(qualities(scored, systems)),
+        quality=(*sorted(measured, key=lambda row: systems.index(row.system)), *qualities(scored, systems)),
         contrasts=tuple(found),
         questions_without_saving=questions_without_saving(scored, systems, chosen[0]),
         screen=tuple(screen(scored, systems, chosen[0])),
@@ -73,16 +74,9 @@ def summarise(folders: Sequence[Path], baselines: Sequence[str] = ()) -> Quality
 
 
 def write_quality(folder: Path, found: QualitySummary) -> None:
-    """Put it into `summary.json`. Its other parts stay as they are, and so do rows of `quality` of metrics that are no
-    judge's."""
-    others = [row for row in read_summary(folder).get("quality", []) if not is_judged(row["metric"])]
-    parts = {
-        "quality": [*others, *found.quality],
-        "contrasts": found.contrasts,
-        "questions_without_saving": found.questions_without_saving,
-        "screen": found.screen,
-    }
-    update_summary(folder, parts)
+    """Put it into `summary.json`, whose other parts stay as they are."""
+    names = ("quality", "contrasts", "questions_without_saving", "screen")
+    update_summary(folder, {name: getattr(found, name) for name in names})
 
 
 def _put_together(folders: Sequence[Path]) -> tuple[list[str], list[Answer], list[Score]]:

@@ -10,7 +10,6 @@
 Only first turns are scored: no set has references for later ones.
 """
 
-import math
 import re
 import statistics
 import string
@@ -20,11 +19,9 @@ from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any
 
-import msgspec
-
-from hyco_export.evaluate.quality.answers import Answer
-from hyco_export.evaluate.quality.evaluation_folder import Score
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Quality, Score
 from hyco_export.evaluate.quality.novels import NOVELS
+from hyco_export.evaluate.quality.statistics import sample_sd
 
 BLEU, ROUGE_L, ROUGE_L_SUM, ACCURACY, CONTAINMENT = "bleu", "rougeL", "rougeLsum", "accuracy", "containment"
 BLEU_ORDERS = 4
@@ -40,20 +37,6 @@ ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 Measures = Callable[[str, Sequence[str]], dict[str, float]]
-
-
-class Quality(msgspec.Struct, frozen=True):
-    """A metric of a system over a task: the mean of its generations' values, and their sample SD; null for one.
-
-    `count`: questions that have a value in every generation.
-    """
-
-    system: str
-    task: str
-    metric: str
-    value: float
-    count: int
-    run_sd: float | None
 
 
 def bleu_parts(text: str, references: Sequence[str]) -> dict[str, float]:
@@ -131,7 +114,6 @@ METRICS: dict[Measures, tuple[str, ...]] = {
     containment: (CONTAINMENT,),
 }
 SCORED = tuple(metric for metrics in METRICS.values() for metric in metrics)  # of an answer
-SUMMARISED = (BLEU, ROUGE_L, ROUGE_L_SUM, ACCURACY, CONTAINMENT)
 
 
 def score_answers(answers: Iterable[Answer], references: Mapping[str, Sequence[str]]) -> Iterator[Score]:
@@ -149,7 +131,7 @@ def score_answers(answers: Iterable[Answer], references: Mapping[str, Sequence[s
             values = measures(answer.text, known)
         reason = "" if answer.failure is None else f"no answer: {answer.failure}"
         for metric, value in values.items():
-            yield Score(answer.system, answer.question, answer.turn, answer.generation, metric, value, reason)
+            yield Score(*answer.place, metric, value, reason)
 
 
 def quality(scores: Iterable[Score], tasks: Mapping[str, str]) -> list[Quality]:
@@ -184,5 +166,4 @@ def _quality(
     system: str, task: str, metric: str, values: Sequence[float], generations: Mapping[int, Mapping[str, float]]
 ) -> Quality:
     common = set.intersection(*(set(questions) for questions in generations.values()))
-    spread = statistics.stdev(values) if len(values) > 1 else math.nan
-    return Quality(system, task, metric, statistics.fmean(values), len(common), None if math.isnan(spread) else spread)
+    return Quality(system, task, metric, statistics.fmean(values), len(common), sample_sd(values))

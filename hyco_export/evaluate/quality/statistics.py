@@ -49,7 +49,9 @@ def mean_difference(system: np.ndarray, baseline: np.ndarray) -> Interval:
     """
     _require_pairs(system, baseline)
     difference = system - baseline
-    return _interval(difference.mean(axis=0), draw_counts(len(difference)) @ difference / len(difference))
+    return Interval(
+        difference.mean(axis=0), *interval_ends(draw_counts(len(difference)) @ difference / len(difference))
+    )
 
 
 def ratio_change(
@@ -72,7 +74,8 @@ def ratio_change(
 
     parts = (system_ms, system_tokens, baseline_ms, baseline_tokens)
     counts = draw_counts(len(system_ms))
-    return _interval(change([part.sum(axis=0) for part in parts]), change([counts @ part for part in parts]))
+    sums = [part.sum(axis=0) for part in parts]
+    return Interval(change(sums), *interval_ends(change([counts @ part for part in parts])))
 
 
 def sample_sd(values: Sequence[float]) -> float | None:
@@ -80,11 +83,11 @@ def sample_sd(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def _interval(estimate: np.ndarray, draws: np.ndarray) -> Interval:
-    """Percentile interval of `draws`, (DRAWS, ...); numpy's linear interpolation between order statistics."""
+def interval_ends(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The percentile interval of `draws`, (DRAWS, ...); numpy's linear interpolation between order statistics."""
     tail = (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(draws, (tail, 1.0 - tail), axis=0)
-    return Interval(estimate, low, high)
+    return low, high
 
 
 def _require_pairs(*parts: np.ndarray) -> None:

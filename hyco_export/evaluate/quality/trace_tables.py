@@ -11,12 +11,12 @@ import msgspec
 
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.metrics import SOURCE_NAMES, chain_acceptance, chain_rows, taken, timed_steps
+from hyco_export.evaluate.quality.evaluation_folder import NOT_TRACES
 from hyco_export.evaluate.traces import PLAN_FILE, read_traces
 from hyco_export.protocol.trace import GenerationTrace, RoundTrace
 from hyco_export.protocol.tree import Source
 
 P90 = 9  # of the nine cuts between tenths, the last
-NOT_TRACES = ("answers.jsonl", "scores.jsonl", "judgements.jsonl")
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ def test_contrasts_are_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert any(line[:5] == ["hyco", "cloud-mtp", "judge", "translation", "(exploratory)"] for line in lines)
     assert "hyco: 1 of 4 questions without saving, generation 0: 0" in said
     assert "hyco: judge score 20 points or more lower at 1, higher at 0: 3" in said
-    assert "next:" not in said
+    assert said.endswith(f" report {folder}\n")
     table, summary = (json.loads(path.read_bytes()) for path in (tmp_path / "table.json", folder / "summary.json"))
     assert table["contrasts"] == summary["contrasts"] and len(table["contrasts"]) == 6
     assert table["baselines"] == [BASELINE]
@@ -55,6 +55,6 @@ def test_the_command_line_says_what_comes_next(tmp_path: Path) -> None:
     folder = evaluation(tmp_path / "a run", judged=False)
     done = run("contrast", str(folder))
     assert done.returncode == 0, done.stderr
-    assert f"next: hyco-export judge '{folder}' --model MODEL" in done.stdout
+    assert done.stdout.endswith(f"\nnext: hyco-export judge '{folder}' --model MODEL\n")
     with pytest.raises(HycoError, match="none of the systems here"):
         contrast_folders([folder], ["hycoo"], None)

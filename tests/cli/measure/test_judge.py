@@ -1,10 +1,7 @@
 """`judge` against a fake endpoint: what it prints, keeps and refuses, also after a kill."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hyco_export.cli.measure.judge import JudgeOptions, judge_folder
+from hyco_export.cli.measure.judge import NO_PRICES, JudgeOptions, judge_folder
 from hyco_export.core.files import folder_lock
 from hyco_export.errors import ArtifactError, HycoError
 from hyco_export.evaluate.quality.judge.endpoint import Endpoint
@@ -21,12 +18,11 @@ from hyco_export.evaluate.quality.judge.log import Prices
 from tests.cli.test_app import refused, run
 from tests.support.evaluations import read_jsonl, small_evaluation, write_helmet
 from tests.support.fake_judge import MODEL, Answer, FakeJudge, completion
-from tests.support.interrupts import listen_to_interrupts
+from tests.support.interrupts import started
 from tests.support.live_server import running
 
 KEY = "sk-secret-0123456789"
 OPTIONS = JudgeOptions(None, False, None, (), 2, False, False)
-NO_PRICES = Prices(None, None)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +50,7 @@ def test_a_judged_folder_has_replies_scores_and_a_summary_and_no_key(
     assert {headers["authorization"] for headers in fake.headers} == {f"Bearer {KEY}"}
     assert "missing: 1 score, malformed" in done.stdout and "missing: 1 score, no answer" in done.stdout
     assert "asked: 5 calls, 500 tokens sent, 35 of replies, cost 0.00" in done.stdout
-    assert f"next: hyco-export contrast {folder}" in done.stdout
+    assert done.stdout.endswith(f"\nnext: hyco-export report {folder}\n")
     files = [path for path in folder.iterdir() if path.is_file()]
     assert {path.name for path in files} >= {"judgements.jsonl", "scores.jsonl", "summary.json"}
     assert (
@@ -82,16 +78,7 @@ def test_a_stopped_run_goes_on_and_asks_for_no_logged_reply_again(tmp_path: Path
     fake = FakeJudge(reply)
     with endpoint(fake) as place:
         words = ("judge", str(folder), "--model", MODEL, "--base-url", place.base_url, "--concurrency", "1")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-m", "hyco_export", *words]
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=listen_to_interrupts,
-        )
+        process = started(*words)
         assert hanging.wait(60)
         process.send_signal(stop)
         said = process.communicate(timeout=60)[1]
@@ -138,7 +125,7 @@ def test_an_endpoint_that_is_not_there_ends_in_one_line_and_keeps_what_was_judge
         judge_folder(folder, place, first, NO_PRICES)
     logged = (folder / "judgements.jsonl").read_bytes()
     said = refused("judge", str(folder), "--model", MODEL, "--base-url", place.base_url, "--retries", "0")
-    assert f"error: {place.base_url} cannot be reached: " in said and "next: correct --base-url or start" in said
+    assert f"error: {place.base_url} cannot be reached: " in said and "next: correct the judge's URL or start" in said
     assert (folder / "judgements.jsonl").read_bytes() == logged
     assert [row["system"] for row in read_jsonl(folder / "scores.jsonl") if row["value"] is not None] == ["hyco"] * 3
 

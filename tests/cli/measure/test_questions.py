@@ -10,7 +10,7 @@ import pytest
 from hyco_export.cli.measure.questions import Answered, prompt_limit, read_questions, show_coverage
 from hyco_export.cli.measure.set_options import SetOptions
 from hyco_export.errors import RecipeError
-from hyco_export.evaluate.quality.answers import Answer
+from hyco_export.evaluate.quality.evaluation_folder import Answer
 from tests.evaluate.synthetic_run import KEEPSET, RECIPE
 from tests.support.words import WordTokenizer
 

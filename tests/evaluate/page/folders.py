@@ -122,6 +122,8 @@ def evaluation_folder(folder: Path) -> Path:
     }
     write_lines(folder / "scores.jsonl", [score])
     contrast = {"baseline": "cloud-mtp", "system": "hyco", "pairs": 4, "exploratory": False}
+    unsaved = {"generation": 0, "count": 1, "pairs": 4, "share": 0.25, "questions": ["q2"]}
+    screened = {"baseline": "cloud-mtp", "system": "hyco", "question": "q1", "task": "qa"}
     summary = {
         "coverage": {"cloud-mtp": [4, 4], "hyco": [4, 5]},
         "systems": figures(traces),
@@ -130,11 +132,11 @@ def evaluation_folder(folder: Path) -> Path:
             {"system": "hyco", "task": "qa", "metric": "judge", "value": 90.34, "count": 4, "run_sd": None},
         ],
         "contrasts": [
-            {**contrast, "measure": "g", "task": "all", "estimate": -38.6, "low": -39.5, "high": -37.7, "unit": "%"},
+            {**contrast, "measure": "g", "task": "all", "estimate": -0.386, "low": -0.395, "high": -0.377},
             {**contrast, "measure": "judge", "task": "qa", "estimate": -0.26, "low": -1.2, "high": 0.8},
         ],
-        "questions_without_saving": {"hyco": [{"generation": 0, "count": 1, "pairs": 4, "questions": ["q2"]}]},
-        "screen": [{"baseline": "cloud-mtp", "system": "hyco", "question": "q1", "difference": -25.0}],
+        "questions_without_saving": {"hyco": [unsaved]},
+        "screen": [{**screened, "difference": -25.0, "scores": [65.0], "baseline_scores": [90.0]}],
     }  # fmt: skip
     write_json(folder / "summary.json", summary)
     return folder

@@ -5,7 +5,7 @@ import pytest
 
 from hyco_export.evaluate.page.parts import Part, part
 from hyco_export.evaluate.page.sources import Source, read_sources
-from hyco_export.evaluate.page.system_tables import compare
+from hyco_export.evaluate.page.tables import compare
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import re
 import msgspec
 
 from hyco_export.evaluate.page.distributions import distributions
-from hyco_export.evaluate.page.evaluation import Contrast
 from hyco_export.evaluate.page.plots import contrast_picture, ridges, trade_off, trade_off_points
 from hyco_export.evaluate.page.sources import Source
-from hyco_export.evaluate.page.system_tables import compare
+from hyco_export.evaluate.page.tables import compare
+from hyco_export.evaluate.quality.evaluation_folder import Contrast
 
 
 def words(svg: str) -> list[str]:
@@ -47,7 +47,9 @@ def test_every_system_has_a_row_and_the_pages_colours(bench: Source) -> None:
 
 def test_contrasts_are_drawn_with_their_unit() -> None:
     rows = (
-        Contrast("cloud-mtp", "hyco", "g", "all", -38.6, -39.5, -37.7, 480, unit="%"),
-        Contrast("a", "b", "g", "qa"),
+        Contrast("cloud-mtp", "hyco", "g", "all", -0.386, -0.395, -0.377, 480, False),
+        Contrast("a", "b", "g", "qa", -0.2, -0.3, -0.1, 40, True),
     )
     assert {"hyco, all", "b, qa", "difference, %"} <= set(words(contrast_picture(rows)))
+    points = [msgspec.structs.replace(row, measure="judge") for row in rows]
+    assert "difference" in words(contrast_picture(points))

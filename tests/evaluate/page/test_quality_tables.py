@@ -1,15 +1,15 @@
 """Tables of an evaluation."""
 
-from hyco_export.evaluate.page.evaluation import Contrast
 from hyco_export.evaluate.page.quality_tables import (
     contrasts_table,
     coverage_table,
     failures_table,
     quality_table,
-    rows_table,
+    screen_table,
     unsaved_table,
 )
 from hyco_export.evaluate.page.sources import Source
+from hyco_export.evaluate.quality.evaluation_folder import Contrast
 
 
 def test_metrics_stand_by_task_and_system(evaluation: Source) -> None:
@@ -21,23 +21,32 @@ def test_metrics_stand_by_task_and_system(evaluation: Source) -> None:
     assert (baseline.note, hyco.note) == ("4 ± 0.61", "4")
 
 
-def test_contrasts_have_their_interval_and_unit() -> None:
-    rows = (Contrast("cloud-mtp", "hyco", "g", estimate=-38.6, low=-39.5, high=-37.7, pairs=480, unit="%"),)
-    rows += (Contrast("cloud-mtp", "hyco", "judge", task="qa", exploratory=True),)
+def test_g_is_a_change_in_percent_and_a_metric_a_difference() -> None:
+    rows = (Contrast("cloud-mtp", "hyco", "g", "all", -0.386, -0.395, -0.377, 480, False),)
+    rows += (Contrast("cloud-mtp", "hyco", "judge", "qa", -0.26, -1.2, 0.8, 40, True),)
     first, second = contrasts_table(rows).rows
-    assert (first[4].shown, first[4].note, first[4].value) == ("−38.60 %", "−39.50 … −37.70", -38.6)  # noqa: RUF001
-    assert second[3].note == "exploratory" and second[4].value is None and second[4].note == ""
+    assert (first[4].shown, first[4].note, first[4].value) == ("−38.6 %", "−39.5 … −37.7", -0.386)  # noqa: RUF001
+    assert (second[4].shown, second[4].note) == ("−0.26", "−1.20 … +0.80")  # noqa: RUF001
+    assert second[3].note == "exploratory" and second[4].value == -0.26
 
 
 def test_coverage_and_failures_are_counted(evaluation: Source) -> None:
     assert evaluation.evaluation is not None
     assert [row[3].shown for row in coverage_table(evaluation.evaluation).rows] == ["100.0 %", "80.0 %"]
     assert [row[1].shown for row in failures_table(evaluation.evaluation).rows] == ["q9"]
-    assert [cell.shown for cell in unsaved_table(evaluation.evaluation).rows[0]] == ["hyco", "0", "1", "4", "q2"]
+    assert evaluation.evaluation.failures[0].failure == "went away"
+    assert [cell.shown for cell in unsaved_table(evaluation.evaluation).rows[0]] == [
+        "hyco",
+        "0",
+        "1",
+        "4",
+        "25.0 %",
+        "q2",
+    ]
 
 
-def test_a_question_leads_to_its_rounds() -> None:
-    rows = [{"system": "hyco", "question": "81/turn2", "difference": -25.0}]
-    (row,) = rows_table("Screen", rows, "an evaluation").rows
-    assert row[1].link == "#rounds/an%20evaluation/hyco/81%2Fturn2"
-    assert row[2].value == -25.0 and not rows_table("Screen", rows).rows[0][1].link
+def test_a_question_leads_to_its_rounds(evaluation: Source) -> None:
+    assert evaluation.evaluation is not None
+    (row,) = screen_table(evaluation.evaluation, "an evaluation").rows
+    assert row[1].link == "#rounds/an%20evaluation/hyco/q1"
+    assert row[3].value == -25.0 and row[3].note == "65 against 90"

@@ -4,15 +4,22 @@ import base64
 import gzip
 import json
 
+import msgspec
 import pytest
+from tokenizers import Tokenizer
 
-from hyco_export.evaluate.page.rounds import address, packed, viewer_data
+from hyco_export.core.data.conversations import Conversation, Message
+from hyco_export.core.files import resource_path
+from hyco_export.evaluate.page.rounds import Texts, address, packed, prompt_texts, viewer_data
 from hyco_export.evaluate.page.sources import Source
-from hyco_export.evaluate.page.texts import Texts
+from hyco_export.evaluate.quality.evaluation_folder import Score
+from hyco_export.evaluate.runs import prompt_seed
 from hyco_export.protocol.trace import GenerationTrace
 from hyco_export.protocol.wire import encode
 from tests.evaluate.page.folders import answers
 from tests.evaluate.synthetic_traces import generation, local_trace, prime_trace, round_trace
+
+TOKENIZER = Tokenizer.from_file(str(resource_path("hyco_export/dev/tiny/checkpoints/verifier/tokenizer.json")))
 
 
 def steps_of(trace: GenerationTrace) -> dict:
@@ -104,3 +111,48 @@ def test_of_too_many_rounds_every_nth_answer_is_held(bench: Source) -> None:
 
 def test_an_address_has_no_sign_that_parts_it() -> None:
     assert address("tiny/bench", "hyco", "q1/turn2", 7, 3) == "#rounds/tiny%2Fbench/hyco/q1%2Fturn2/7/3"
+
+
+def test_pieces_join_to_the_whole_text() -> None:
+    said = "def naïve(x):\n    return '한글 → ok'  # done"
+    ids = TOKENIZER.encode(said, add_special_tokens=False).ids
+    pieces = Texts(TOKENIZER).pieces(ids)
+    assert len(pieces) == len(ids) and "".join(pieces) == TOKENIZER.decode(ids)
+
+
+def test_without_a_tokenizer_ids_stand_for_themselves() -> None:
+    texts = Texts()
+    assert not texts.known
+    assert texts.pieces([5, 17]) == ["5 ", "17 "] and texts.of_ids([17, 5, 17]) == {5: "5", 17: "17"}
+
+
+def test_single_ids_have_their_text() -> None:
+    ids = TOKENIZER.encode("return None", add_special_tokens=False).ids
+    found = Texts(TOKENIZER).of_ids(ids)
+    assert found == {token: TOKENIZER.decode([token], skip_special_tokens=False) for token in ids}
+
+
+def test_a_prompts_text_is_its_last_question() -> None:
+    turns = (Message("user", "first"), Message("assistant", "reply"), Message("user", "second"))
+    texts = Texts(prompts=prompt_texts([Conversation("c1", turns)]))
+    assert texts.prompt("c1") == "second" and texts.prompt("c2") == ""
+
+
+def test_generations_with_the_same_text_keep_their_own_scores(evaluation: Source) -> None:
+    assert evaluation.evaluation is not None
+    trace = evaluation.traces["hyco"][0]
+    first = next(one for one in evaluation.evaluation.answers if one.place[:2] == ("hyco", trace.prompt_id))
+    both = (first, msgspec.structs.replace(first, generation=1))
+    scores = tuple(Score(*one.place, "judge", 10.0 * one.generation) for one in both)
+    again = msgspec.structs.replace(trace, seed=prompt_seed(8, trace.prompt_id))
+    source = msgspec.structs.replace(
+        evaluation,
+        evaluation=msgspec.structs.replace(evaluation.evaluation, answers=both, scores=scores),
+        plan={"seeds": [7, 8]},
+        traces={"hyco": (msgspec.structs.replace(trace, seed=prompt_seed(7, trace.prompt_id)), again)},
+    )
+    shown = viewer_data([source], Texts())["sources"][0]["systems"][0]["answers"]
+    assert [(one["generation"], one["scores"]) for one in shown] == [
+        (0, [["judge", 0.0, ""]]),
+        (1, [["judge", 10.0, ""]]),
+    ]

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hyco_export.core.device_profile import DeviceProfile, GraphProfile
+from hyco_export.core.device_profile import DeviceProfile, GraphProfile, read_profile_file
 from hyco_export.device.systems import SYSTEMS
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.planning.inputs import (
@@ -20,7 +20,6 @@ from hyco_export.evaluate.planning.inputs import (
     read_curve,
     read_link,
     read_parts,
-    read_profile_file,
     shape_of,
     with_profile,
 )
@@ -149,5 +148,5 @@ def test_a_profile_replaces_the_graphs_times(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(profile))
     before = DeviceTimes(head_ms=20.0, slm_pass_ms=15.0, host_ms=6.0)
     assert with_profile(before, read_profile_file(path)) == DeviceTimes(head_ms=8.0, slm_pass_ms=3.0, host_ms=6.0)
-    with pytest.raises(HycoError, match="lacks head"):
+    with pytest.raises(HycoError, match="no times of head"):
         with_profile(before, msgspec.structs.replace(profile, graphs={"slm_tree": graph}))

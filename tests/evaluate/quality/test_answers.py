@@ -7,16 +7,8 @@ import numpy as np
 
 from hyco_export.core.data.conversations import Message
 from hyco_export.core.keepset import KeepSet
-from hyco_export.evaluate.quality.answers import (
-    ANSWERS_FILE,
-    Answer,
-    AnswerFile,
-    Place,
-    answer_of,
-    coverage,
-    failed_answer,
-)
-from hyco_export.evaluate.quality.evaluation_folder import read_rows
+from hyco_export.evaluate.quality.answers import AnswerFile, answer_of, coverage, failed_answer
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Place, read_answers
 from hyco_export.evaluate.quality.prompt_fitting import FittedPrompt
 from hyco_export.evaluate.quality.prompt_sets import Question
 from hyco_export.protocol import wire
@@ -68,7 +60,7 @@ def test_the_file_keeps_the_plans_order_and_forgets_what_is_half_written(tmp_pat
     again = AnswerFile(tmp_path, places)
     assert again.failures() == {places[3]: failed_answer(places[3], QUESTION, "no room")}
     again.replace([fourth, third, second, first])
-    assert list(read_rows(tmp_path / ANSWERS_FILE, Answer)) == [first, second, third, fourth]
+    assert list(read_answers(tmp_path)) == [first, second, third, fourth]
     shorter = AnswerFile(tmp_path, places[:1])
     file.add(failed_answer(places[3], QUESTION, "no room"))
     assert shorter.failures() == {}  # a row of no place of this plan

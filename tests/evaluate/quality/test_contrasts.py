@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 
 from hyco_export.evaluate.quality.contrasts import (
-    Contrast,
-    NoSaving,
     ScoredAnswers,
     contrasts,
     qualities,
     questions_without_saving,
     screen,
 )
-from hyco_export.evaluate.quality.evaluation_folder import Answer
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Contrast, NoSaving
 from hyco_export.evaluate.quality.statistics import mean_difference
 from tests.support.evaluations import BASELINE, OTHER, SYSTEM, answer, score
 
@@ -44,7 +42,7 @@ def test_g_pools_sums_and_puts_both_turns_of_a_question_together() -> None:
 def test_a_question_counts_only_with_all_turns_and_all_generations() -> None:
     answers = [answer(name, question) for name in SYSTEMS for question in "abc"]
     answers += [answer(SYSTEM, question, generation=1) for question in "ab"]
-    answers += [answer(SYSTEM, "c", generation=1, text=None, failure="cut off after 10 tokens")]
+    answers += [answer(SYSTEM, "c", generation=1, text="", failure="cut off after 10 tokens")]
     answers += [answer(BASELINE, "a", turn=2), answer(BASELINE, "d")]
     for name in SYSTEMS:
         answers += [answer(name, "e"), answer(name, "f")]

@@ -6,17 +6,16 @@ import msgspec
 import pytest
 
 from hyco_export.core.data.conversations import Message
-from hyco_export.core.recipe import Drafting
 from hyco_export.errors import ArtifactError, ProtocolError, UnreachableError
-from hyco_export.evaluate.quality.answers import ANSWERS_FILE, Answer, Place, coverage
+from hyco_export.evaluate.quality.answers import coverage
 from hyco_export.evaluate.quality.evaluation import Evaluation, EvaluationPlan, first_prompt_tokens, places
-from hyco_export.evaluate.quality.evaluation_folder import read_rows
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Place, read_answers
 from hyco_export.evaluate.quality.prompt_sets import Question, questions_digest
 from hyco_export.evaluate.runs import WARM_UP_TOKENS, prompt_seed
 from hyco_export.evaluate.traces import TraceStore
-from hyco_export.protocol.wire import PAPER_SAMPLING
 from tests.evaluate.synthetic_run import INFO, KEEPSET
 from tests.evaluate.synthetic_traces import generation, round_trace
+from tests.evaluate.test_bench import PLAN as BENCH_PLAN
 from tests.support.words import WordTokenizer
 
 SEED = 5
@@ -30,26 +29,14 @@ def question(name: str, *turns: str) -> Question:
 
 QUESTIONS = (question("a", "one two", "three four"), question("b", "five"), question("c", LONG, "six"))
 PLAN = EvaluationPlan(
-    systems=SYSTEMS,
-    backend="torch",
-    prompts=("a", "a/turn2", "b", "c", "c/turn2"),
-    texts=questions_digest(QUESTIONS),
-    seeds=(SEED, SEED + 1),
-    sampling=PAPER_SAMPLING,
-    max_new_tokens=16,
-    artifacts="c" * 64,
-    verifier="v" * 64,
-    drafting=Drafting(),
-    epsilon=0.005,
-    first_reply_rows=0,
-    threads=1,
-    machine="one core",
-    code="0" * 64,
-    server="hyco-export 0.1.0",
-    clock="thread-cpu",
-    link=None,
-    link_waits=False,
-    evidence=True,
+    **{
+        **msgspec.structs.asdict(BENCH_PLAN),
+        "systems": SYSTEMS,
+        "prompts": ("a", "a/turn2", "b", "c", "c/turn2"),
+        "texts": questions_digest(QUESTIONS),
+        "seeds": (SEED, SEED + 1),
+        "evidence": True,
+    },
     prompt_set="talks.jsonl",
 )
 LIMITED = msgspec.structs.replace(INFO, prompt_limit=40)
@@ -86,10 +73,6 @@ class EchoRunner:
 def evaluation(folder: Path, runner: EchoRunner, info=LIMITED, plan=PLAN) -> Evaluation:  # type: ignore[no-untyped-def]
     store = TraceStore(folder, plan, plan.systems)
     return Evaluation(plan, QUESTIONS, runner, info, runner.words, KEEPSET, store)  # type: ignore[arg-type]
-
-
-def rows_in(folder: Path) -> tuple[Answer, ...]:
-    return tuple(read_rows(folder / ANSWERS_FILE, Answer))
 
 
 def answers(folder: Path, runner: EchoRunner, **options: bool) -> tuple[Answer, ...]:
@@ -153,7 +136,7 @@ def test_a_run_stopped_anywhere_ends_with_the_same_rows(tmp_path: Path, finished
     else:
         answers(folder, stopped)
     rest = EchoRunner(words)
-    assert answers(folder, rest) == whole == rows_in(folder)
+    assert answers(folder, rest) == whole == read_answers(folder)
     assert len(stopped.prompts) + len(rest.prompts) == 12
     assert (folder / "answers.jsonl").read_bytes() == (tmp_path / "whole" / "answers.jsonl").read_bytes()
     assert rest.warmed == ([] if finished == 12 else list(SYSTEMS))
@@ -179,14 +162,14 @@ def test_failures_are_tried_again_only_when_asked(tmp_path: Path) -> None:
     after = answers(tmp_path, retried, retry_failed=True)
     assert [prompt[1] for prompt in retried.prompts] == ["b"] * 4
     assert [row.text for row in after if row.question == "b"] == ["five", "<answer>", "<answer>", "<answer>"]
-    assert answers(tmp_path, EchoRunner(words)) == after == rows_in(tmp_path)
+    assert answers(tmp_path, EchoRunner(words)) == after == read_answers(tmp_path)
 
 
 def test_a_server_that_goes_away_ends_the_run_and_is_no_failure(tmp_path: Path) -> None:
     words = WordTokenizer()
     with pytest.raises(UnreachableError):
         answers(tmp_path, EchoRunner(words, limit=3, stop=UnreachableError))
-    assert [row.failure for row in rows_in(tmp_path)] == [None] * 3
+    assert [row.failure for row in read_answers(tmp_path)] == [None] * 3
     assert len(answers(tmp_path, EchoRunner(words))) == 20
 
 

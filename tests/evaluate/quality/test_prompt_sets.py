@@ -9,7 +9,8 @@ import pytest
 from hyco_export.core.data.conversations import Message
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.quality import prompt_sets
-from hyco_export.evaluate.quality.prompt_sets import Question, Selection, check_set, questions_digest, read_set, turn_id
+from hyco_export.evaluate.quality.evaluation_folder import turn_id
+from hyco_export.evaluate.quality.prompt_sets import Question, Selection, check_set, questions_digest, read_set
 from tests.support.words import WordTokenizer
 
 SPEC_BENCH = Path(__file__).parents[4] / "shared" / "data" / "spec_bench" / "question.jsonl"

@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from hyco_export.errors import HycoError
-from hyco_export.evaluate.quality.evaluation_folder import read_summary, update_summary
+from hyco_export.evaluate.quality.evaluation_folder import NoSaving, read_summary, replace_scores, update_summary
 from hyco_export.evaluate.quality.quality_summary import summarise, write_quality
 from tests.support.evaluations import BASELINE, OTHER, SYSTEM, answer, score, small_evaluation, write_evaluation
-
-CORPUS_ROW = {"system": SYSTEM, "task": "translation", "metric": "bleu", "value": 33.9, "count": 80, "run_sd": None}
 
 
 def judged(folder: Path, systems: tuple[str, ...] = (BASELINE, SYSTEM), value: float = 80.0) -> Path:
@@ -56,23 +53,25 @@ def test_what_could_not_be_compared_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_rows_of_other_commands_stay_and_our_own_are_renewed(tmp_path: Path) -> None:
+def test_scores_of_references_and_of_the_judge_are_summed_up_and_other_parts_stay(tmp_path: Path) -> None:
     judged(tmp_path)
+    replace_scores(tmp_path, ["rougeL"], [score(answer(SYSTEM, "a"), 30.0, "rougeL")])
     stale = {"system": SYSTEM, "task": "all", "metric": "judge", "value": 1.0, "count": 1, "run_sd": None}
-    update_summary(tmp_path, {"coverage": {SYSTEM: [2, 2]}, "quality": [CORPUS_ROW, stale], "screen": ["old"]})
+    update_summary(tmp_path, {"coverage": {SYSTEM: [2, 2]}, "quality": [stale]})
     for _ in range(2):  # the second time nothing is added
         write_quality(tmp_path, summarise([tmp_path]))
         summary = read_summary(tmp_path)
-        assert [row["metric"] for row in summary["quality"]] == ["bleu", "judge", "judge"]
-        assert summary["quality"][0] == CORPUS_ROW and summary["quality"][1]["value"] == 80.0
-        assert summary["coverage"] == {SYSTEM: [2, 2]} and summary["screen"] == []
+        assert [(row.metric, row.task) for row in summary.quality] == [
+            ("rougeL", "translation"),
+            *[("judge", "all")] * 2,
+        ]
+        assert [row.value for row in summary.quality] == [30.0, 80.0, 80.0]
+        assert summary.coverage == {SYSTEM: (2, 2)} and not summary.screen
 
 
-def test_contrasts_have_the_fields_that_readers_of_the_summary_expect(tmp_path: Path) -> None:
-    write_quality(judged(tmp_path), summarise([tmp_path]))
-    (row, _) = read_summary(tmp_path)["contrasts"]
-    fields = {"baseline", "system", "measure", "task", "estimate", "low", "high", "pairs", "exploratory"}
-    assert fields <= {*row} and row["measure"] == "g"
-    assert msgspec.json.decode((tmp_path / "summary.json").read_bytes())["questions_without_saving"][SYSTEM] == [
-        {"generation": 0, "count": 2, "pairs": 2, "share": 1.0, "questions": ["a", "b"]}
-    ]
+def test_readers_of_the_summary_find_what_was_worked_out(tmp_path: Path) -> None:
+    found = summarise([judged(tmp_path)])
+    write_quality(tmp_path, found)
+    summary = read_summary(tmp_path)
+    assert summary.contrasts == found.contrasts and [row.measure for row in summary.contrasts] == ["g", "judge"]
+    assert summary.questions_without_saving == {SYSTEM: (NoSaving(0, 2, 2, 1.0, ("a", "b")),)}

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 import sacrebleu
 
-from hyco_export.evaluate.quality.answers import Answer
+from hyco_export.evaluate.quality.evaluation_folder import Answer
 from hyco_export.evaluate.quality.reference_metrics import (
     BLEU_PARTS,
     bleu_parts,

@@ -302,7 +302,8 @@
   function showAnswer(answer) {
     const scores = (answer.scores ?? []).map(([metric, value, reason]) => `${metric} ${value === null ? `missing (${reason})` : +value.toFixed(2)}`);
     const rule = answer.rule ? `rule ${answer.rule}${answer.epsilon < 1 ? `, ε = ${answer.epsilon}` : ""}` : "";
-    $("about").textContent = [data.sources[at.source].name, system().name, answer.task, `seed ${answer.seed}`].filter(Boolean).join(" · ");
+    $("about").textContent = [data.sources[at.source].name, system().name, answer.task,
+      answer.generation === undefined ? "" : `generation ${answer.generation}`, `seed ${answer.seed}`].filter(Boolean).join(" · ");
     $("about").title = system().means;
     $("title").textContent = answer.id;
     $("asked").hidden = !answer.prompt;

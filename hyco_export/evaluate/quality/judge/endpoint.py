@@ -179,7 +179,7 @@ class JudgeClient:
             )
         if code == 404:
             message = f"{place} has no model {model!r}, or no chat completions (HTTP 404): {text}"
-            return HycoError(message, "correct --model or --base-url, which mostly ends in /v1")
+            return HycoError(message, "correct the judge's model or URL, which mostly ends in /v1")
         if code == 429:
             message = f"{place} takes no further calls (HTTP 429), after {self._endpoint.retries} retries: {text}"
             return HycoError(message, f"wait or raise the account's limit, lower --concurrency; then {AGAIN}")
@@ -192,7 +192,7 @@ class JudgeClient:
             return HycoError(message, f"raise --timeout-s or lower --concurrency; then {AGAIN}")
         reason = self._struck(first_line(error.__cause__ or error))
         message = f"{endpoint.place} cannot be reached: {reason}"
-        return HycoError(message, f"correct --base-url or start the server; then {AGAIN}")
+        return HycoError(message, f"correct the judge's URL or start its server; then {AGAIN}")
 
     def _struck(self, text: str) -> str:
         return text.replace(self._key, STRUCK_OUT) if self._key else text
@@ -206,7 +206,7 @@ def read_key(endpoint: Endpoint) -> str:
     """
     url = urlsplit(endpoint.base_url)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise HycoError(f"--base-url {endpoint.place!r} is no http(s) URL", f"give one like {OPENAI_URL}")
+        raise HycoError(f"the judge's URL {endpoint.place!r} is no http(s) URL", f"give one like {OPENAI_URL}")
     key = os.environ.get(endpoint.key_variable, "").strip()
     if not key and (endpoint.key_variable != KEY_VARIABLE or endpoint.base_url == OPENAI_URL):
         raise HycoError(

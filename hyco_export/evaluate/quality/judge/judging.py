@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hyco_export.core.artifact import content_digest
 from hyco_export.errors import HycoError, counted
 from hyco_export.evaluate.quality.contrasts import JUDGE, JUDGE_METRICS
-from hyco_export.evaluate.quality.evaluation_folder import Answer, AnswerKey, Score
+from hyco_export.evaluate.quality.evaluation_folder import Answer, Place, Score
 from hyco_export.evaluate.quality.judge import helmet
 from hyco_export.evaluate.quality.judge.endpoint import JudgeClient, Message
 from hyco_export.evaluate.quality.judge.helmet import Book, book_messages
@@ -55,13 +55,13 @@ class Size(NamedTuple):
 
 def requests_for(answers: Iterable[Answer], model: str, books: Books, first_turns: bool) -> list[JudgeRequest]:
     """Every request about answers that have a text; of later turns only where those before have one too."""
-    texts = {answer.key: answer for answer in answers if answer.failure is None and answer.text is not None}
+    texts = {answer.place: answer for answer in answers if answer.failure is None}
     found: list[JudgeRequest] = []
     for answer in texts.values():
         if answer.question in books.references:
             found += _book_requests(answer, model, books)
         elif answer.turn == 1 or not first_turns:
-            earlier = [texts.get(answer.key._replace(turn=turn)) for turn in range(1, answer.turn)]
+            earlier = [texts.get(answer.place._replace(turn=turn)) for turn in range(1, answer.turn)]
             if None not in earlier:
                 found.append(_question_request([*filter(None, earlier), answer], model))
     return found
@@ -135,19 +135,19 @@ async def judge(
 def scores(answers: Iterable[Answer], model: str, books: Books, first_turns: bool, log: JudgementLog) -> list[Score]:
     """A row for every request with a logged reply, F1 where its three parts were asked for, and rows without a
     value for every answer that has no text."""
-    found: dict[AnswerKey, list[Score]] = {}
+    found: dict[Place, list[Score]] = {}
     answers = list(answers)
     for request in requests_for(answers, model, books, first_turns):
         row = log.find(request.key)
         if row is not None:
-            key = AnswerKey(row.system, row.question, row.turn, row.generation)
+            key = Place(row.system, row.question, row.turn, row.generation)
             found.setdefault(key, []).append(Score(*key, row.metric, row.value, row.reason))
     for key, rows in found.items():
         parts = {row.metric: row.value for row in rows if row.metric in helmet.ASKED}
         if len(parts) == len(helmet.ASKED):
             rows.append(_f1_score(key, parts))
     without = [
-        Score(*answer.key, metric, None, f"no answer: {answer.failure}")
+        Score(*answer.place, metric, None, f"no answer: {answer.failure}")
         for answer in answers
         if answer.failure is not None and (answer.turn == 1 or not first_turns)
         for metric in (BOOK_METRICS if answer.question in books.references else (JUDGE,))
@@ -166,7 +166,7 @@ async def _first_replies(
             return rows
         if len(rows) == min(FIRST_TRIES, planned):
             what = f"the first {counted(len(rows), 'request')} to the judge got no reply; {row.reason}"
-            raise HycoError(what, "correct --model and --base-url; nothing was logged")
+            raise HycoError(what, "correct its model and URL; nothing was logged")
     return rows
 
 
@@ -184,14 +184,14 @@ async def _ask(request: JudgeRequest, client: JudgeClient) -> tuple[Judgement, b
 
 
 def _question_request(turns: Sequence[Answer], model: str) -> JudgeRequest:
-    messages = question_messages([Turn(turn.prompt, turn.text or "") for turn in turns])
+    messages = question_messages([Turn(turn.prompt, turn.text) for turn in turns])
     return JudgeRequest(_key(turns[-1], JUDGE, model, messages), messages, read_score)
 
 
 def _book_requests(answer: Answer, model: str, books: Books) -> Iterator[JudgeRequest]:
     book = books.references[answer.question]
     for metric in helmet.ASKED:
-        messages = book_messages(metric, books.prompts, book, answer.text or "")
+        messages = book_messages(metric, books.prompts, book, answer.text)
         read = partial(_read_book, metric, book)
         yield JudgeRequest(_key(answer, metric, model, messages), messages, read)
 
@@ -200,7 +200,7 @@ def _read_book(metric: str, book: Book, reply: str) -> float:
     return helmet.read_value(metric, reply, book)
 
 
-def _f1_score(key: AnswerKey, parts: Mapping[str, float | None]) -> Score:
+def _f1_score(key: Place, parts: Mapping[str, float | None]) -> Score:
     fluency, recall, precision = (parts[name] for name in helmet.ASKED)
     if fluency is None or recall is None or precision is None:
         missing = ", ".join(name for name in helmet.ASKED if parts[name] is None)
@@ -209,4 +209,4 @@ def _f1_score(key: AnswerKey, parts: Mapping[str, float | None]) -> Score:
 
 
 def _key(answer: Answer, metric: str, model: str, messages: Sequence[Message]) -> JudgementKey:
-    return JudgementKey(*answer.key, metric, model, content_digest([dict(message) for message in messages]))
+    return JudgementKey(*answer.place, metric, model, content_digest([dict(message) for message in messages]))

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hyco_export.evaluate.quality.evaluation_folder import read_rows
+from hyco_export.evaluate.quality.evaluation_folder import JUDGEMENTS, read_rows
 
-JUDGEMENTS = "judgements.jsonl"
 TOKENS_A_PRICE = 1_000_000  # prices are given for a million tokens
 
 

@@ -119,7 +119,11 @@ def test_retry_after_is_waited_for(waits: list[float]) -> None:
             "does not accept a call without a key",
             "put a valid key in",
         ),
-        (failure(404, "no such model"), "has no model 'fake-judge', or no chat completions (HTTP 404)", "--base-url"),
+        (
+            failure(404, "no such model"),
+            "has no model 'fake-judge', or no chat completions (HTTP 404)",
+            "the judge's model or URL",
+        ),
         (failure(429, "quota"), "takes no further calls (HTTP 429), after 1 retries: quota", "lower --concurrency"),
         (failure(503, "overloaded"), "answers with HTTP 503: overloaded", "run the command again"),
     ],
@@ -177,8 +181,8 @@ REFUSED_PLACES: Sequence[tuple[Endpoint, str | None, str]] = (
     (Endpoint(MODEL), None, "no key in the environment variable OPENAI_API_KEY"),
     (Endpoint(MODEL, LOCAL, "JUDGE_KEY"), None, "no key in the environment variable JUDGE_KEY"),
     (Endpoint(MODEL, "http://judge.example/v1"), KEY, "would go to judge.example without TLS"),
-    (Endpoint(MODEL, "ftp://user:word@judge.example"), KEY, "--base-url 'ftp://judge.example' is no http"),
-    (Endpoint(MODEL, "judge"), KEY, "--base-url 'judge' is no http"),
+    (Endpoint(MODEL, "ftp://user:word@judge.example"), KEY, "the judge's URL 'ftp://judge.example' is no http"),
+    (Endpoint(MODEL, "judge"), KEY, "the judge's URL 'judge' is no http"),
 )
 
 

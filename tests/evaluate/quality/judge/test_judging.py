@@ -38,7 +38,7 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def answers(tmp_path: Path) -> list[EvaluationAnswer]:
+def answers(tmp_path: Path) -> tuple[EvaluationAnswer, ...]:
     return read_answers(small_evaluation(tmp_path))
 
 
