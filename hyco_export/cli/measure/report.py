@@ -48,10 +48,10 @@ def write_report(
         output.print(f"note: {note}", style="dim", soft_wrap=True)
     told = f"{counted(len(sources), 'folder')}, {counted(rounds, 'round')}, {size / BYTES_PER_MB:.1f} MB"
     output.print(f"page: {path} ({told})", soft_wrap=True)
-    show_next(_next(sources))
+    show_next(next_command(sources))
 
 
-def _next(sources: Sequence["Source"]) -> str:
+def next_command(sources: Sequence["Source"]) -> str:
     """Judge the recorded trees by other rules where they can be; else measure more."""
     from hyco_export.evaluate.metrics import headline
     from hyco_export.evaluate.page.sources import has_evidence

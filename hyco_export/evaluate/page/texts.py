@@ -8,6 +8,8 @@ from hyco_export.core.data.conversations import Conversation, prompt_messages
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+BROKEN = "\ufffd"  # in the place of bytes that spell no character
+
 
 class Texts:
     """What a page's ids and prompts say.
@@ -42,10 +44,47 @@ class Texts:
         """What each token adds to the text before it: a character of several tokens stands with its last one."""
         if self._tokenizer is None:
             return [f"{token} " for token in ids]
-        from tokenizers.decoders import DecodeStream
+        stream = TextStream(self._tokenizer)
+        return [stream.step(token) for token in ids]
 
-        stream = DecodeStream(skip_special_tokens=False)
-        return [stream.step(self._tokenizer, token) or "" for token in ids]
+
+class TextStream:
+    """A text from tokens that come one by one.
+
+    What a token adds is seen beside the token before it, since a decoder may treat a text's first token otherwise. A
+    text that ends with U+FFFD may end inside a character that bytes spell: it is held back. `tokenizers`' own
+    DecodeStream does the same, and raises where later bytes make an earlier one invalid.
+
+    Args:
+        tokenizer: the verifier's.
+        skip_special: tokens such as the end of a turn add nothing.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", skip_special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._known: list[int] = []  # tokens whose text was given, as far as later ones need them
+        self._held: list[int] = []
+
+    def step(self, token: int) -> str:
+        """What this token adds; nothing where a character is not complete, or for a special token that is skipped."""
+        self._held.append(token)
+        added = self._added()
+        if not added or added.endswith(BROKEN):
+            return ""
+        self._known, self._held = self._held, []
+        return added
+
+    def rest(self) -> str:
+        """What was held back, at the end of the text."""
+        added, self._held = self._added(), []
+        return added
+
+    def _added(self) -> str:
+        return self._decoded([*self._known, *self._held])[len(self._decoded(self._known)) :]
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special))
 
 
 def prompt_texts(conversations: Iterable[Conversation]) -> dict[str, str]:
