@@ -181,14 +181,19 @@ class Chat:
     def _next_line(self) -> str | None:
         """A line without its spaces; None at the end of the input, or where the user ends it by Ctrl-C.
 
-        Ctrl-C at the prompt drops the line; the next one ends the chat.
+        Ctrl-C drops what is typed; at the empty prompt the second in a row ends the chat.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C while a pipe is waited for.
         """
         while True:
             try:
                 line = self._read()
             except KeyboardInterrupt:
+                if not self._typed:
+                    raise
                 self._notes.print("")
-                if self._interrupted or not self._typed:
+                if self._interrupted and not _half_line():
                     return None
                 self._interrupted = True
                 self._notes.print("Ctrl-C once more ends the chat", style="dim")
@@ -274,6 +279,13 @@ class Chat:
         last = address(self._sources[0].name, self._system, traces[-1].prompt_id, traces[-1].seed)
         self._notes.print(f"page: {page} ({counted(self._sources[0].rounds, 'round')})", soft_wrap=True)
         self._notes.print(f"open: {page.as_uri()}{last}", soft_wrap=True)
+
+
+def _half_line() -> str:
+    """What is typed of a line that was interrupted."""
+    import readline
+
+    return readline.get_line_buffer()
 
 
 class Interrupts:

@@ -67,6 +67,7 @@ class TerminalView:
             self._status = ""
         self._draw()
         self._live.stop()
+        output.print("")
 
     def show(self, pieces: Sequence[Piece], figures: Figures) -> None:
         for piece in pieces:
