@@ -25,7 +25,7 @@ HOW = How("hyco-exact", "scripted", GREEDY, 24)
 
 
 class LastTokenModel(ToyLanguageModel):
-    """Says letters. What follows depends on the last one alone: the scripted head, whose ring is short, drafts rightly."""
+    """Says letters; each depends on the one before alone, so that the scripted head, whose ring is short, is right."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(WORDS, seed, stop_bias=-NEVER)

@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 CHAT_FOLDER, PAGE_FILE = "chat", "rounds.html"  # in a run folder, one folder a conversation
 NAME_FORMAT = "%Y-%m-%d-%H%M%S"
 MARK = "> "  # before what a user types
+QUIT = "/quit"
 HINTS = {
     "/rounds": "write the page with every round of this conversation, and say where it is",
     "/again": "ask the last question once more, with other draws",
     "/reset": "begin a new conversation",
     "/help": "this list",
-    "/quit": "end, as Ctrl-D does",
+    QUIT: "end, as Ctrl-D does",
 }
 TURNS = (
     "Every turn sends the whole conversation as a new prompt: messages are kept from turn to turn, K/V are not. "
@@ -165,50 +166,57 @@ class Chat:
 
     def run(self) -> int:
         """Until the input ends, or Ctrl-C comes twice in a row; the exit code."""
-        commands = {"/rounds": self._rounds, "/again": self._again, "/reset": self._reset, "/help": self._help}
         try:
-            while (line := self._next_line()) is not None and line != "/quit":
-                if line.startswith("/") and line not in commands:
-                    self._notes.print(f"{line.split()[0]} is no command; /help lists them", soft_wrap=True)
-                elif line:
-                    self._guarded(commands.get(line) or partial(self._ask, line))
+            while self._goes_on():
+                pass
         except KeyboardInterrupt:
-            return INTERRUPTED
+            if not self._typed:
+                return INTERRUPTED
         if self._typed and self.is_shown:
             show_next(next_command(self._sources) if self._sources else command_line("bench"))
         return HycoError.exit_code if self._failed and not self._typed else 0
 
-    def _next_line(self) -> str | None:
-        """A line without its spaces; None at the end of the input, or where the user ends it by Ctrl-C.
-
-        Ctrl-C drops what is typed; at the empty prompt the second in a row ends the chat.
+    def _goes_on(self) -> bool:
+        """Do what one line says; is there more to come.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C while a pipe is waited for.
+            KeyboardInterrupt: the second in a row, or one while a pipe is waited for.
         """
-        while True:
-            try:
-                line = self._read()
-            except KeyboardInterrupt:
-                if not self._typed:
-                    raise
-                self._notes.print("")
-                if self._interrupted and not _half_line():
-                    return None
-                self._interrupted = True
-                self._notes.print("Ctrl-C once more ends the chat", style="dim")
-                continue
-            if self._typed:
-                self._interrupted = False
-            return None if line is None else line.strip()
+        try:
+            line = self._read()
+            if line is not None:
+                self._do(line.strip())
+            return line is not None and line.strip() != QUIT
+        except KeyboardInterrupt:
+            self._notes.print("")
+            if self._interrupted or not self._typed:
+                raise
+            self._interrupted = True
+            self._notes.print("Ctrl-C once more ends the chat", style="dim")
+            return True
+
+    def _do(self, line: str) -> None:
+        if self._typed:
+            self._interrupted = False
+        commands = {"/rounds": self._rounds, "/again": self._again, "/reset": self._reset, "/help": self._help}
+        if line in commands:
+            self._guarded(commands[line])
+        elif line.startswith("/") and line != QUIT:
+            self._notes.print(f"{line.split()[0]} is no command; /help lists them", soft_wrap=True)
+        elif line and line != QUIT:
+            self._guarded(partial(self._ask, line))
 
     def _read(self) -> str | None:
+        """A line; None at the end of the input. A line that Ctrl-C drops was no empty prompt."""
         if self._typed and sys.stdout.isatty():
             try:
                 return input(MARK)
             except EOFError:
                 self._notes.print("")
                 return None
+            except KeyboardInterrupt:
+                self._interrupted = self._interrupted and not _half_line()
+                raise
         line = sys.stdin.readline()
         if line.strip() and self.is_shown:
             self._notes.print(f"{MARK}{line.strip()}", soft_wrap=True)
@@ -237,11 +245,13 @@ class Chat:
         """
         from hyco_export.cli.measure.reply_view import view
 
+        before = self._interrupted
         with view() as shown, Interrupts(shown.ending) as interrupts:
-            ask(shown.show, lambda: interrupts.seen)
-        again = self._interrupted and interrupts.seen
-        self._interrupted = interrupts.seen
-        if again:
+            try:
+                ask(shown.show, lambda: interrupts.seen)
+            finally:
+                self._interrupted = interrupts.seen
+        if before and self._interrupted:
             raise KeyboardInterrupt
 
     def _reset(self) -> None:

@@ -74,8 +74,9 @@ class TerminalView:
             first, *others = readable(piece.text).split("\n")
             self._line.append(first, style_of(piece.source))
             for part in others:
-                output.print(self._line)
-                self._line = Text().append(part, style_of(piece.source))
+                done, self._line = self._line, Text().append(part, style_of(piece.source))
+                self._live.update(self._drawing())  # shown with the line that is printed above it
+                output.print(done)
         self._status = told(figures)
         if self._ending and not figures.finished:
             self._status += " · ended by Ctrl-C"
@@ -85,8 +86,11 @@ class TerminalView:
         self._ending = True
 
     def _draw(self) -> None:
+        self._live.update(self._drawing(), refresh=True)
+
+    def _drawing(self) -> Group:
         rows = [self._line] if self._line.plain else []
-        self._live.update(Group(*rows, Text(self._status, style="dim")), refresh=True)
+        return Group(*rows, Text(self._status, style="dim"))
 
 
 class PlainView:

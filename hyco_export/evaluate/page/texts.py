@@ -81,7 +81,10 @@ class TextStream:
         return added
 
     def _added(self) -> str:
-        return self._decoded([*self._known, *self._held])[len(self._decoded(self._known)) :]
+        known, whole = self._decoded(self._known), self._decoded([*self._known, *self._held])
+        if whole.startswith(known):
+            return whole[len(known) :]
+        return self._decoded(self._held)  # bytes that make the ones before invalid, whose text was given
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special))

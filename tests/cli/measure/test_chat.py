@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -168,9 +169,8 @@ def test_ctrl_c_at_a_terminal_ends_the_reply_that_runs_and_not_the_chat(tmp_path
         seen.until("ended by Ctrl-C")
         os.write(keyboard, b"And then?\n")
         seen.until("cut at --max-new-tokens")
-        process.send_signal(signal.SIGINT)
-        seen.until("Ctrl-C once more ends the chat")
-        process.send_signal(signal.SIGINT)
+        os.write(keyboard, b"/quit\n")
+        seen.until("next: ")
         assert process.wait(60) == 0
     finally:
         process.kill()
@@ -179,18 +179,68 @@ def test_ctrl_c_at_a_terminal_ends_the_reply_that_runs_and_not_the_chat(tmp_path
     assert "\x1b[" in seen.text  # coloured
 
 
+class Keyboard:
+    """A terminal's lines, and Ctrl-C where None stands."""
+
+    def __init__(self, *lines: str | None) -> None:
+        self._lines = list(lines)
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self) -> str:
+        if (line := self._lines.pop(0)) is None:
+            raise KeyboardInterrupt
+        return line
+
+
+@pytest.mark.parametrize(
+    ("lines", "asked"),
+    [
+        ((None, None), 0),
+        (("One?\n", None, "Two?\n", None, None), 2),  # a line in between: it was not twice in a row
+        (("One?\n", ""), 1),
+        (("One?\n", "/quit\n"), 1),
+    ],
+)
+def test_the_second_ctrl_c_at_the_empty_prompt_ends_the_chat(
+    lines: tuple[str | None, ...],
+    asked: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keyboard = Keyboard(*lines)
+    monkeypatch.setattr(sys, "stdin", keyboard)
+    conversation, starter = scripted_conversation()
+    assert Chat(conversation, TOKENIZER.backend_tokenizer, tmp_path, HOW.system, problems).run() == 0
+    assert len(starter.started) == asked and not keyboard._lines
+    hints = capsys.readouterr().err.count("Ctrl-C once more ends the chat")
+    assert hints == min(1, lines.count(None)) + (lines.count(None) > 2)
+
+
+def test_after_a_reply_that_was_ended_one_ctrl_c_at_the_prompt_ends_the_chat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Keyboard("One?\n", None))
+    conversation, _ = scripted_conversation({2: lambda: signal.raise_signal(signal.SIGINT)})
+    assert Chat(conversation, TOKENIZER.backend_tokenizer, tmp_path, HOW.system, problems).run() == 0
+
+
 class Screen:
     """What a pseudo-terminal was sent."""
 
     def __init__(self, keyboard: int) -> None:
         self._keyboard = keyboard
         self.text = ""
+        self._searched = 0
 
     def until(self, words: str) -> None:
         """Read on to these words, behind which the next search begins; raises OSError where the process is gone."""
-        before = len(self.text)
-        while words not in self.text[before:]:
+        while words not in self.text[self._searched :]:
+            assert select.select([self._keyboard], [], [], 60)[0], self.text
             self.text += os.read(self._keyboard, 1 << 16).decode(errors="replace")
+        self._searched = self.text.index(words, self._searched) + len(words)
 
 
 def wait_for(happened: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
