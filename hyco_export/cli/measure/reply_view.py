@@ -75,7 +75,7 @@ class TerminalView:
             self._line.append(first, style_of(piece.source))
             for part in others:
                 done, self._line = self._line, Text().append(part, style_of(piece.source))
-                self._live.update(self._drawing())  # shown with the line that is printed above it
+                self._draw()  # first: what is printed draws the rest once more below
                 output.print(done)
         self._status = told(figures)
         if self._ending and not figures.finished:
@@ -86,11 +86,8 @@ class TerminalView:
         self._ending = True
 
     def _draw(self) -> None:
-        self._live.update(self._drawing(), refresh=True)
-
-    def _drawing(self) -> Group:
         rows = [self._line] if self._line.plain else []
-        return Group(*rows, Text(self._status, style="dim"))
+        self._live.update(Group(*rows, Text(self._status, style="dim")), refresh=True)
 
 
 class PlainView:
