@@ -146,7 +146,9 @@ def style_of(source: str) -> Style:
 
 
 def told(figures: Figures) -> str:
-    """The figures in one line."""
+    """The figures in one line; nothing before the first token."""
+    if not figures.tokens:
+        return ""
     mat, speed = figures.mat, figures.tokens_per_s
     parts = [
         f"MAT {mat:.2f}" if mat is not None else "",

@@ -94,6 +94,7 @@ def test_figures_without_a_round_say_no_mat() -> None:
     assert told(Figures(0, 0, {"unverified": 5}, 10.0, 100.0, "length")) == (
         "50.0 tok/s · 5 tokens · unverified 5 · first after 0.01 s · cut at --max-new-tokens"
     )
+    assert told(Figures()) == ""
 
 
 def test_control_characters_are_spelt_out_and_joined_emoji_stay() -> None:
