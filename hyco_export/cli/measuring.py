@@ -265,3 +265,35 @@ def report(
     from hyco_export.cli.measure.report import write_report
 
     write_report(folders, out, recipe, run, rounds)
+
+
+@measuring.command()
+def chat(
+    server: Annotated[str, typer.Option("--server", help="URL of a running `hyco-export serve`.")],
+    path: RecipeArgument = None,
+    recipe: RecipeOption = None,
+    run: RunOption = None,
+    target: TargetOption = None,
+    system: Annotated[str, typer.Option(help="Who drafts, and by which rule tokens are taken.")] = "hyco",
+    backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Of a reply. Default: the recipe's.", min=2, show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the verifier's draws. Default: the recipe's.", min=0, show_default=False)
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0 in place of the recipe's sampling.")] = False,
+    without_evidence: Annotated[
+        bool, typer.Option("--without-evidence", help="Smaller replies, and no p~ on the page of rounds.")
+    ] = False,
+    token_file: TokenOption = None,
+    ca: CaOption = None,
+    insecure: InsecureOption = False,
+) -> None:
+    """Talk to a verifier server by the device's driver: tokens coloured by who proposed them, MAT, every round."""
+    from hyco_export.cli.connection import connect_options
+    from hyco_export.cli.measure.chat import ChatOptions, chat_run
+
+    options = ChatOptions(system, backend, max_new_tokens, seed, greedy, not without_evidence)
+    connecting = connect_options(token_file, ca, insecure, None, False)
+    raise typer.Exit(chat_run(server, only(path, recipe), run, target, options, connecting))

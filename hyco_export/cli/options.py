@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from hyco_export.cli.console import output
+from hyco_export.cli.console import LiteralConsole, output
 from hyco_export.core.recipe import Validation
 from hyco_export.core.recipe_loading import check_recipe, embedded_recipe, load_recipe, recipe_file
 from hyco_export.core.targets import find_target
@@ -13,14 +13,16 @@ from hyco_export.errors import ArtifactError, HycoError, RecipeError
 from hyco_export.stages.run_folder import RunFolder
 
 
-def open_run(recipe_path: Path | None, run_dir: Path | None, target: str | None = None) -> RunFolder:
-    """The run folder of a recipe; says so when it is the embedded one.
+def open_run(
+    recipe_path: Path | None, run_dir: Path | None, target: str | None = None, notes: LiteralConsole = output
+) -> RunFolder:
+    """The run folder of a recipe; says so, on `notes`, when it is the embedded one.
 
     Raises:
         RecipeError: the recipe cannot be used.
     """
     if recipe_path is None:
-        output.print("recipe: the embedded tiny family (give --recipe for another)")
+        notes.print("recipe: the embedded tiny family (give --recipe for another)")
     file = recipe_file(recipe_path) if recipe_path else embedded_recipe()
     recipe = load_recipe(file)
     if target is not None:

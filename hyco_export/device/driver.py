@@ -55,7 +55,15 @@ def generate(
         ServerError: the server cannot be reached, retries included.
         ProtocolError: a refusal that cannot be mended, or a reply that does not fit what was sent.
     """
-    generation = Generation(prompt_ids, request, drafter, transport, clock, policy)
+    return finish(Generation(prompt_ids, request, drafter, transport, clock, policy))
+
+
+def finish(generation: "Generation") -> GenerationTrace:
+    """Take steps until the answer is finished, and free the session.
+
+    Raises:
+        ServerError, ProtocolError: as `Generation.step`.
+    """
     try:
         while not generation.finished:
             generation.step()

@@ -263,12 +263,16 @@ def tokens_by_source(rounds: Iterable[RoundTrace]) -> dict[str, int]:
     """Tokens committed by VERIFY rounds: chain, runner-up, slm (who proposed them) and bonus (the verifier's own)."""
     counts = dict.fromkeys((*SOURCE_NAMES.values(), BONUS), 0)
     for record in rounds:
-        rows = taken(record)
-        for row in rows:
-            source = Source.CHAIN if record.drafted else record.tree.sources[row]
-            counts[SOURCE_NAMES[Source(source)]] += 1
-        counts[BONUS] += len(record.tokens) - len(rows)
+        for source in sources_of(record):
+            counts[source] += 1
     return counts
+
+
+def sources_of(record: RoundTrace) -> tuple[str, ...]:
+    """Who proposed each token that a VERIFY round committed, by the names of `tokens_by_source`."""
+    rows = taken(record)
+    sources = (Source.CHAIN if record.drafted else record.tree.sources[row] for row in rows)
+    return (*(SOURCE_NAMES[Source(source)] for source in sources), *(BONUS,) * (len(record.tokens) - len(rows)))
 
 
 def tokens_by_rule(rounds: Iterable[RoundTrace]) -> dict[str, int]:

@@ -11,7 +11,7 @@ import msgspec
 from hyco_export.core.recipe import Recipe
 from hyco_export.device.backends import Device, open_device
 from hyco_export.device.drafters import Drafter
-from hyco_export.device.driver import generate
+from hyco_export.device.driver import Generation, finish
 from hyco_export.device.interfaces import Transport
 from hyco_export.device.systems import Settings, find_system, make_drafter, make_policy, make_request
 from hyco_export.evaluate.connect import OnStep, Prompt, RunArtifacts, require_room, require_same
@@ -65,6 +65,20 @@ class DeviceRunner:
             HycoError: no such system or back end.
             ServerError: the server went away, came back as another one, or has no room for the prompt and its answer.
         """
+        trace = finish(self.start(system, backend, prompt, sampling, max_new_tokens, repeat))
+        if trace.disturbed:
+            self.require_same_server()
+        return trace
+
+    def start(
+        self, system: str, backend: str, prompt: Prompt, sampling: Sampling, max_new_tokens: int, repeat: int = 0
+    ) -> Generation:
+        """The same generation before its first step, for a caller that looks at every round.
+
+        Raises:
+            HycoError: no such system or back end.
+            ServerError: the server has no room for the prompt and its answer.
+        """
         chosen = find_system(system)
         if chosen.asks:
             require_room(self._info, prompt.id, len(prompt.ids), max_new_tokens)
@@ -74,10 +88,15 @@ class DeviceRunner:
             request = msgspec.structs.replace(request, first_rows=self._recipe.validation.first_reply_rows)
         policy = make_policy(chosen, self._settings)
         drafter = self._drafter(system, backend)
-        trace = generate(prompt.ids, request, drafter, self._transport, self._clock, policy=policy)
-        if trace.disturbed:
-            require_same(self._transport.info(), self._info)
-        return trace
+        return Generation(prompt.ids, request, drafter, self._transport, self._clock, policy)
+
+    def prepare(self, system: str, backend: str) -> None:
+        """Open what the system drafts with: the first generation does not wait for it."""
+        self._drafter(system, backend)
+
+    def require_same_server(self) -> None:
+        """Raises ServerError: after an outage another server answers than before it, or none."""
+        require_same(self._transport.info(), self._info)
 
     def _drafter(self, name: str, backend: str) -> Drafter:
         key = (name, backend)

@@ -49,14 +49,15 @@ def world(monkeypatch):
     def make_drafter(system, settings, device):
         return ("drafter", system.name, device) if system.needs_device else NullDrafter()
 
-    def generate(ids, request, drafter, transport, clock, policy):
+    def begin(ids, request, drafter, transport, clock, policy):
         assert isinstance(policy, AskForAll)
         generated.append((ids, request, drafter, transport))
         return TRACE
 
     monkeypatch.setattr(runs, "open_device", open_device)
     monkeypatch.setattr(runs, "make_drafter", make_drafter)
-    monkeypatch.setattr(runs, "generate", generate)
+    monkeypatch.setattr(runs, "Generation", begin)
+    monkeypatch.setattr(runs, "finish", lambda trace: trace)
     return opened, generated
 
 
@@ -151,7 +152,7 @@ def test_after_an_outage_the_same_server_must_answer(monkeypatch, world):
 
     back = Back()
     disturbed = generation(round_trace((0,), lost_ms=5.0))
-    monkeypatch.setattr(runs, "generate", lambda *_, **__: disturbed)
+    monkeypatch.setattr(runs, "finish", lambda _: disturbed)
     with DeviceRunner(ARTIFACTS, RECIPE, back, INFO) as runner:
         assert runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 8) is disturbed
         back.info_now = msgspec.structs.replace(INFO, verifier_digest="w" * 64)

@@ -12,8 +12,8 @@ from hyco_export.core.numerics import BYTES_PER_MB
 from hyco_export.errors import HycoError, counted
 
 if TYPE_CHECKING:
-    from hyco_export.evaluate.page.rounds import Texts
     from hyco_export.evaluate.page.sources import Source
+    from hyco_export.evaluate.page.texts import Texts
     from hyco_export.stages.run_folder import RunFolder
 
 PAGE_FILE = "report.html"
@@ -48,10 +48,10 @@ def write_report(
         output.print(f"note: {note}", style="dim", soft_wrap=True)
     told = f"{counted(len(sources), 'folder')}, {counted(rounds, 'round')}, {size / BYTES_PER_MB:.1f} MB"
     output.print(f"page: {path} ({told})", soft_wrap=True)
-    show_next(_next(sources))
+    show_next(next_command(sources))
 
 
-def _next(sources: Sequence["Source"]) -> str:
+def next_command(sources: Sequence["Source"]) -> str:
     """Judge the recorded trees by other rules where they can be; else measure more."""
     from hyco_export.evaluate.metrics import headline
     from hyco_export.evaluate.page.sources import has_evidence
@@ -72,7 +72,7 @@ def find_texts(sources: Sequence["Source"], recipe: Path | None, root: Path | No
     Raises:
         RecipeError: a recipe was given and cannot be used.
     """
-    from hyco_export.evaluate.page.rounds import Texts
+    from hyco_export.evaluate.page.texts import Texts
 
     if not any(source.traces for source in sources):
         return Texts(), ""
@@ -86,7 +86,7 @@ def find_texts(sources: Sequence["Source"], recipe: Path | None, root: Path | No
 
 
 def _texts_of(run: "RunFolder", wanted: set[str]) -> tuple["Texts", str]:
-    from hyco_export.evaluate.page.rounds import Texts, prompt_texts
+    from hyco_export.evaluate.page.texts import Texts, prompt_texts
     from hyco_export.models.checkpoints import checkpoint_digest, local_checkpoint, next_step
     from hyco_export.models.text.tokenizer import open_tokenizer
 

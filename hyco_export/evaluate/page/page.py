@@ -9,9 +9,10 @@ from hyco_export.device.systems import SYSTEMS
 from hyco_export.evaluate import pictures
 from hyco_export.evaluate.charts import css_colors
 from hyco_export.evaluate.page.parts import part
-from hyco_export.evaluate.page.rounds import MOST_ROUNDS, Texts, packed, viewer_data
+from hyco_export.evaluate.page.rounds import MOST_ROUNDS, packed, viewer_data
 from hyco_export.evaluate.page.sources import Source
 from hyco_export.evaluate.page.tables import compare, overview_table
+from hyco_export.evaluate.page.texts import Texts
 from hyco_export.evaluate.report import page_template, replace_file
 
 TEMPLATE = "page.html.j2"

@@ -7,23 +7,20 @@ import base64
 import gzip
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from hyco_export.core.data.conversations import Conversation, prompt_messages
 from hyco_export.device.systems import find_system
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.metrics import evidence_bytes
 from hyco_export.evaluate.page.sources import Source
+from hyco_export.evaluate.page.texts import Texts
 from hyco_export.evaluate.quality.evaluation_folder import Answer, Place, Score
 from hyco_export.evaluate.runs import prompt_seed
 from hyco_export.protocol.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
 from hyco_export.protocol.tree import Source as Drafter
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Step = PrimeTrace | RoundTrace | LocalTrace
 VIEWER = "#rounds"  # the page's address of its viewer
@@ -31,54 +28,6 @@ PRIME, ROUND, LOCAL = "prime", "round", "local"
 MOST_ROUNDS = 20_000  # of 32 nodes: about 4.5 MB of a page
 MS_DIGITS = 3  # behind the point
 PROBABILITY_DIGITS = 4  # significant ones
-
-
-class Texts:
-    """What a page's ids and prompts say; without a tokenizer ids stand for themselves.
-
-    Args:
-        tokenizer: the verifier's; None where it is not at hand.
-        prompts: text of a prompt by its id.
-    """
-
-    def __init__(self, tokenizer: "Tokenizer | None" = None, prompts: Mapping[str, str] | None = None) -> None:
-        self._tokenizer = tokenizer
-        self._prompts = prompts or {}
-
-    @property
-    def known(self) -> bool:
-        """Is there a tokenizer."""
-        return self._tokenizer is not None
-
-    def prompt(self, prompt_id: str) -> str:
-        """A prompt's text; empty where it is not known."""
-        return self._prompts.get(prompt_id, "")
-
-    def of_ids(self, ids: Iterable[int]) -> dict[int, str]:
-        """The text of every single id; a part of a character that bytes spell is U+FFFD."""
-        wanted = sorted(set(ids))
-        if self._tokenizer is None:
-            return {token: str(token) for token in wanted}
-        found = self._tokenizer.decode_batch([[token] for token in wanted], skip_special_tokens=False)
-        return dict(zip(wanted, found, strict=True))
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """What each token adds to the text before it: a character of several tokens stands with its last one."""
-        if self._tokenizer is None:
-            return [f"{token} " for token in ids]
-        from tokenizers.decoders import DecodeStream
-
-        stream = DecodeStream(skip_special_tokens=False)
-        return [stream.step(self._tokenizer, token) or "" for token in ids]
-
-
-def prompt_texts(conversations: Iterable[Conversation]) -> dict[str, str]:
-    """The last question of every conversation, by its id."""
-    found = {}
-    for conversation in conversations:
-        asked = [message.content for message in prompt_messages(conversation) if message.role == "user"]
-        found[conversation.id] = asked[-1] if asked else ""
-    return found
 
 
 def packed(data: Mapping[str, Any]) -> str:

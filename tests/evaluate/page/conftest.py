@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hyco_export.evaluate.page.page import write_page
-from hyco_export.evaluate.page.rounds import Texts
 from hyco_export.evaluate.page.sources import Source, read_sources
+from hyco_export.evaluate.page.texts import Texts
 from tests.evaluate.page.folders import bench_folder, evaluation_folder, run_folder
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hyco_export.evaluate.charts import DARK, LIGHT
 from hyco_export.evaluate.page.page import render, write_page
-from hyco_export.evaluate.page.rounds import Texts
 from hyco_export.evaluate.page.sources import read_sources
+from hyco_export.evaluate.page.texts import Texts
 from hyco_export.evaluate.traces import write_traces
 from tests.evaluate.page.folders import answers
 

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from hyco_export.core.data.conversations import Conversation, Message
 from hyco_export.core.files import resource_path
-from hyco_export.evaluate.page.rounds import Texts, address, packed, prompt_texts, viewer_data
+from hyco_export.evaluate.page.rounds import address, packed, viewer_data
 from hyco_export.evaluate.page.sources import Source
+from hyco_export.evaluate.page.texts import Texts
 from hyco_export.evaluate.quality.evaluation_folder import Score
 from hyco_export.evaluate.runs import prompt_seed
 from hyco_export.protocol.trace import GenerationTrace
@@ -111,31 +111,6 @@ def test_of_too_many_rounds_every_nth_answer_is_held(bench: Source) -> None:
 
 def test_an_address_has_no_sign_that_parts_it() -> None:
     assert address("tiny/bench", "hyco", "q1/turn2", 7, 3) == "#rounds/tiny%2Fbench/hyco/q1%2Fturn2/7/3"
-
-
-def test_pieces_join_to_the_whole_text() -> None:
-    said = "def naïve(x):\n    return '한글 → ok'  # done"
-    ids = TOKENIZER.encode(said, add_special_tokens=False).ids
-    pieces = Texts(TOKENIZER).pieces(ids)
-    assert len(pieces) == len(ids) and "".join(pieces) == TOKENIZER.decode(ids)
-
-
-def test_without_a_tokenizer_ids_stand_for_themselves() -> None:
-    texts = Texts()
-    assert not texts.known
-    assert texts.pieces([5, 17]) == ["5 ", "17 "] and texts.of_ids([17, 5, 17]) == {5: "5", 17: "17"}
-
-
-def test_single_ids_have_their_text() -> None:
-    ids = TOKENIZER.encode("return None", add_special_tokens=False).ids
-    found = Texts(TOKENIZER).of_ids(ids)
-    assert found == {token: TOKENIZER.decode([token], skip_special_tokens=False) for token in ids}
-
-
-def test_a_prompts_text_is_its_last_question() -> None:
-    turns = (Message("user", "first"), Message("assistant", "reply"), Message("user", "second"))
-    texts = Texts(prompts=prompt_texts([Conversation("c1", turns)]))
-    assert texts.prompt("c1") == "second" and texts.prompt("c2") == ""
 
 
 def test_generations_with_the_same_text_keep_their_own_scores(evaluation: Source) -> None:

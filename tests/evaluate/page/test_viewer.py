@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hyco_export.evaluate.page.page import write_page
-from hyco_export.evaluate.page.rounds import Texts
 from hyco_export.evaluate.page.sources import read_sources
+from hyco_export.evaluate.page.texts import Texts
 from hyco_export.evaluate.traces import write_traces
 from tests.evaluate.page.folders import answers
 from tests.support.browser import Browser
