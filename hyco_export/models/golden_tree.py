@@ -179,7 +179,7 @@ def _distribution(
     """
     log_probs = (logits.double() / kind.temperature).log_softmax(dim=-1)
     warped = _warped(logits, kind)
-    edges = _edges(log_probs, kind)
+    edges = cut_distances(log_probs, kind)
     cumulative = [
         CumulativeDistribution(*each)
         for each in zip(log_probs.numpy(), warped.isfinite().numpy(), edges.numpy(), strict=True)
@@ -199,10 +199,10 @@ def _distribution(
     )
 
 
-def _edges(log_probs: torch.Tensor, kind: Sampling) -> torch.Tensor:
-    """[R, V]: distance of log p from the cut that decides about the token: the k-th score, or top-p's mass.
-
-    Negative outside the cut.
+def cut_distances(log_probs: torch.Tensor, kind: Sampling) -> torch.Tensor:
+    """[R, V]: distance of log p from the cut that decides about the token, negative outside: from the k-th score, or
+    from top-p's mass or the last token inside it, whichever is nearer. Where many tokens are about as likely, rounding
+    changes their ranks, and with them the mass behind each.
     """
     order = log_probs.argsort(dim=-1, descending=True)
     ranked = log_probs.gather(1, order)
@@ -215,6 +215,12 @@ def _edges(log_probs: torch.Tensor, kind: Sampling) -> torch.Tensor:
         tail = left.flip(-1).cumsum(dim=-1).flip(-1)  # mass of a token and all behind it
         by_mass = torch.log(tail / (1 - kind.top_p))
         by_mass[:, 0] = FAR  # one token stays
+        kept = by_mass > 0
+        last = kept.sum(dim=-1, keepdim=True) - 1
+        inside = ranked.gather(1, last)
+        outside = ranked.gather(1, (last + 1).clamp(max=ranked.shape[1] - 1))
+        by_score = torch.where(kept, ranked - outside, inside - ranked)
+        by_mass = by_mass.sign() * torch.minimum(by_mass.abs(), by_score)
         edges = torch.where(edges < 0, edges, torch.minimum(edges, by_mass))
     return torch.empty_like(edges).scatter(1, order, edges.clamp(-FAR, FAR))
 

@@ -1,9 +1,11 @@
-"""Golden draws: the numbers of PROTOCOL.md's example, and the tokens that a plain reading of a distribution gives."""
+"""Golden draws and distances from the cuts: the numbers of PROTOCOL.md's example, and the tokens that a plain reading of a distribution gives."""
 
 import numpy as np
 import pytest
+import torch
 
-from hyco_export.models.golden_tree import CumulativeDistribution, draw_number, golden_draws
+from hyco_export.models.golden_tree import CumulativeDistribution, _warped, cut_distances, draw_number, golden_draws
+from hyco_export.protocol.wire import Sampling
 
 SEED = 20261011
 FAR = np.full(10, 99.0)
@@ -47,3 +49,21 @@ def test_every_stored_seed_draws_the_root() -> None:
     assert len(draws) == 24 and all(draw_number(draw.seed, 7, 0) < 0.25 for draw in draws)
     assert {draw.tokens for draw in draws} == {(1,)} and {draw.margins for draw in draws} == {(1.0,)}
     assert golden_draws(4, 8, [0], [before, row]) == ()
+
+
+def test_tokens_about_as_likely_as_the_last_one_kept_are_close_to_the_cut() -> None:
+    """Rounding changes their ranks, and with them the mass behind each: the mass alone would call them far from it."""
+    log_probs = torch.log(torch.tensor([[0.1, *[0.09] * 2, *[0.08, 0.0799, 0.0798] * 3]], dtype=torch.float64))
+    kind = Sampling(1.0, 0, 0.9)
+    found, inside = cut_distances(log_probs, kind)[0], _warped(log_probs, kind)[0].isfinite()
+    assert inside.sum() == 11
+    assert torch.equal(found > 0, inside)
+    assert found[3:].abs().max() <= np.log(0.08 / 0.0798) + 1e-9
+    assert found[:3].min() > 0.1  # by their own log p
+
+
+@pytest.mark.parametrize("kind", [Sampling(1.0, 64, 0.95), Sampling(0.7, 0, 0.5), Sampling(1.0, 5, 1.0)])
+def test_the_sign_of_a_distance_says_what_the_cuts_say(kind: Sampling) -> None:
+    logits = torch.randn(20, 300, generator=torch.Generator().manual_seed(1)) * 2
+    log_probs = (logits.double() / kind.temperature).log_softmax(dim=-1)
+    assert torch.equal(cut_distances(log_probs, kind) > 0, _warped(logits, kind).isfinite())
