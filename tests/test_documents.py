@@ -30,6 +30,7 @@ DOCUMENTS = (
     README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "notebooks" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     PACKAGE / "protocol" / "PROTOCOL.md",
 )

@@ -107,12 +107,17 @@ FONT = '"Inter", "Segoe UI", "Helvetica Neue", "Noto Sans", system-ui, sans-seri
 
 def write_picture(path: Path, inline: str) -> None:
     """Write an inline <svg> of `to_svg` as a file that a browser shows alone."""
+    path.write_text(standalone(inline), encoding="utf-8")
+
+
+def standalone(inline: str) -> str:
+    """An inline <svg> of `to_svg` with colours and font of its own: for a file, or a notebook."""
     opening, rest = inline.split(">", 1)
     style = (
         f"<style>svg {{ {_variables(LIGHT)} --font: {FONT}; background: var(--surface); }} "
         f"@media (prefers-color-scheme: dark) {{ svg {{ {_variables(DARK)} }} }}</style>"
     )
-    path.write_text(f"{opening}>{style}{rest}", encoding="utf-8")
+    return f"{opening}>{style}{rest}"
 
 
 def _variables(colors: dict[str, str]) -> str:

@@ -168,8 +168,10 @@ def system_input(traces: Sequence[GenerationTrace]) -> SystemInput:
     per_token, per_round = _line(
         [len(record.tokens) for record in timed.rounds], [_down_bytes(record) for record in timed.rounds]
     )
+    acceptance = acceptance_by_depth(rounds)
     return SystemInput(
-        acceptance=acceptance_by_depth(rounds),
+        acceptance=acceptance,
+        mat=None if acceptance else 1.0,  # no draft was ever taken: each round committed its bonus alone
         up_bytes=round(np.mean([record.traffic.wire_up_bytes for record in timed.rounds])),
         down_bytes=round(per_round),
         down_bytes_per_token=per_token,

@@ -126,3 +126,12 @@ def test_calls_with_more_rows_may_wait_longer_beside_their_pass() -> None:
     assert inputs.link.points[0].rtt_ms == pytest.approx(40.0)
     assert inputs.server.beside_ms == ((5.0, 0.0), (8.0, pytest.approx(7.0)))
     assert inputs.server.late_ms(33) == pytest.approx(7.0 + 25 * 7.0 / 3)
+
+
+def test_a_system_whose_drafts_were_never_taken_commits_its_bonus_alone() -> None:
+    rounds = [round_trace((), drafted=4, number=number, wait_ms=53.0, server_ms=13.0, **CLOUD) for number in (1, 2)]
+    unlucky = generation(*rounds, system="cloud-mtp", total_ms=122.0, first_token_ms=9.0)
+    inputs = measured_inputs({"cloud-mtp": (unlucky,), "hyco": (hyco(),)}, "cloud-mtp")
+    assert not inputs.systems["cloud-mtp"].acceptance
+    mats = {outcome.system: outcome.mat for outcome in simulate(inputs, Options(answers=20))}
+    assert mats["cloud-mtp"] == pytest.approx(1.0) and mats["hyco"] > 1.2
