@@ -25,6 +25,7 @@ from hyco_export.protocol.wire import ServerInfo
 from hyco_export.server import serving
 from hyco_export.server.admission import ServeOptions
 from hyco_export.server.assembly import open_server_engine, open_shard
+from hyco_export.server.chat.template import open_chat
 from hyco_export.server.engine import Engine, LocalTransport
 from hyco_export.server.http import create_app
 from hyco_export.server.passes.distributed import Followers, follow
@@ -74,7 +75,8 @@ def build_application(served: Served, followers: Followers | None = None) -> Sta
         output.print(served.listen.described(len(served.tokens)), soft_wrap=True)
         if info.head_digest:
             _self_test(run.root, engine, info)
-        return create_app(engine, info, Tokens(served.tokens), pad_bytes=served.listen.pad_bytes)
+        chat = open_chat(run.recipe, run.recipe_folder)
+        return create_app(engine, info, Tokens(served.tokens), pad_bytes=served.listen.pad_bytes, chat=chat)
     except BaseException:  # Ctrl-C too: torch aborts the process that ends while a pass is computed
         engine.shut_down()
         raise
