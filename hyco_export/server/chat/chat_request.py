@@ -14,6 +14,7 @@ from hyco_export.core.numerics import COLDEST, HOTTEST
 from hyco_export.errors import ProtocolError
 from hyco_export.protocol.refusals import shown
 from hyco_export.protocol.wire import Sampling
+from hyco_export.server.admission import SEED_LIMIT
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 MOST_STOPS, LONGEST_STOP = 4, 256  # strings, and characters of one
@@ -35,6 +36,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
 }
+MOST_TOP_K = 2**31 - 1
 PLAIN = frozenset(("role", "content"))  # of a message
 EMPTY: tuple[object, ...] = (None, [], "")  # of what a client sends back with an earlier answer: `refusal`, ...
 
@@ -62,7 +64,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     temperature: Annotated[float, Meta(ge=0, le=HOTTEST)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MOST_TOP_K)] | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)] = []
@@ -125,6 +127,8 @@ def read_request(body: bytes) -> ChatRequest:
     if request.max_tokens and request.max_completion_tokens and request.max_tokens != request.max_completion_tokens:
         seen = f"max_tokens is {request.max_tokens}, max_completion_tokens {request.max_completion_tokens}"
         raise ParameterError("value_range", "max_tokens", seen, "give one of them")
+    if request.seed is not None and request.seed >= SEED_LIMIT:
+        raise ParameterError("value_range", "seed", f"seed is {request.seed}, it must be below 2**64")
     return request
 
 
