@@ -1,8 +1,10 @@
 """The embedded verifier as a chat model: its template, its text, and an answer that is `cloud-mtp`'s."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2 as httpx
 import msgspec
 import openai
 import pytest
@@ -22,6 +24,7 @@ from hyco_export.server.chat.template import TemplateText, open_chat
 from hyco_export.server.http import create_app
 from tests.support.live_server import running
 
+ROOT = Path(__file__).parents[3]
 MESSAGES = [{"role": "user", "content": "How do I build the keep set?"}]
 
 
@@ -78,6 +81,20 @@ def test_control_tokens_are_no_part_of_a_text(folder: Path) -> None:
     text = TemplateText(read_tokenizer(folder))
     ids = text.encode(MESSAGES)
     assert "<bos>" not in text.decode(ids) and MESSAGES[0]["content"] in text.decode(ids)
+
+
+def test_the_examples_of_the_documentation_are_answered(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chapter = (
+        (ROOT / "docs" / "serving.md").read_text(encoding="utf-8").split("\n## Chat clients\n")[1].split("\n## ")[0]
+    )
+    shell, python = (chapter.split(f"```{kind}\n")[1].split("```")[0] for kind in ("sh", "python"))
+    exec(python.replace("http://127.0.0.1:8411", url), {})
+    assert len(capsys.readouterr().out) > 10
+    words = shlex.split(shell)
+    place, body = words[2].replace("http://127.0.0.1:8411", url), words[words.index("-d") + 1]
+    name, _, value = words[words.index("-H") + 1].partition(": ")
+    answer = httpx.post(place, content=body, headers={name: value})
+    assert answer.json()["choices"][0]["message"]["content"]
 
 
 def test_an_answer_is_that_of_cloud_mtp(recipe: Recipe, folder: Path, url: str) -> None:
