@@ -14,12 +14,12 @@ assert len(LETTERS) == VOCAB_SIZE
 
 
 class Letters:
-    """ChatText whose template writes the turns one after another; a turn of another letter is refused."""
+    """ChatText whose template writes the turns one after another and refuses other characters."""
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         text = "".join(message["content"] for message in messages)
-        if "!" in text:
-            raise ProtocolError("unsupported", "the chat template refuses turns with !")
+        if not text or set(text) - set(LETTERS):
+            raise ProtocolError("unsupported", "the chat template refuses these turns")
         return [LETTERS.index(letter) for letter in text]
 
     def decode(self, ids: Sequence[int]) -> str:
