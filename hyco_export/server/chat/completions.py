@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.refusals import as_refusal, headers_of, shown, status_of
+from hyco_export.server.admission import PRIME_AGAIN
 from hyco_export.server.chat.answer_text import ChatText, Detokeniser, StopStrings
 from hyco_export.server.chat.chat_request import ChatRequest, ParameterError, read_request
 from hyco_export.server.chat.generation import Generation, Usage, Work
@@ -30,6 +31,7 @@ SEED_BITS = 63
 TEXT_BYTES_PER_ID = 16  # of a body: 4 to 5 are usual, and escapes in JSON make up to three of one
 DONE = b"data: [DONE]\n\n"
 PARAMETER_OF = {"prompt_size": "messages", "token_range": "messages", "cache_size": "max_tokens"}  # by refusal code
+CALL_AGAIN = "send the call again"  # what a chat client can do where a device primes again
 AS_BAD_REQUEST = (413, 422)  # OpenAI's errors know one status for what a parameter gets wrong
 
 
@@ -258,7 +260,8 @@ def error_of(refusal: ProtocolError) -> dict[str, object]:
     """A refusal as the body of an OpenAI error."""
     kind = "invalid_request_error" if _status(refusal) < 500 else "server_error"
     parameter = refusal.parameter if isinstance(refusal, ParameterError) else None
-    return {"error": {"message": str(refusal), "type": kind, "param": parameter, "code": refusal.code}}
+    message = str(refusal).replace(PRIME_AGAIN, CALL_AGAIN)
+    return {"error": {"message": message, "type": kind, "param": parameter, "code": refusal.code}}
 
 
 def error_response(refusal: ProtocolError) -> Response:

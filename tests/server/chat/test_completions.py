@@ -22,7 +22,7 @@ from hyco_export.server.admission import Facts, Limits
 from hyco_export.server.chat.completions import DEFAULT_TOKENS, ChatModel
 from hyco_export.server.engine import Engine
 from hyco_export.server.http import create_app
-from tests.support.live_server import running
+from tests.support.live_server import LiveServer, running
 from tests.support.scripted import STOP_ID, VOCAB_SIZE, WINDOW, ScriptedSession, ToyLanguageModel
 from tests.support.toy_chat import CHAT, LETTERS, NAME, USUAL, Letters
 from tests.support.toy_service import ALICE, BOB, INFO
@@ -292,11 +292,37 @@ def test_a_failure_in_the_middle_of_a_stream_is_its_last_event() -> None:
             ):
                 seen.append(chunk)
         assert failed.value.code == "model_fault" and said(seen)
-        assert "no more" not in failed.value.message
+        assert "no more" not in failed.value.message and failed.value.message.endswith("(send the call again)")
         with pytest.raises(openai.InternalServerError) as whole:
             ask(client_of(url), seed=LONG, max_tokens=60)
         assert whole.value.code == "model_fault"
         wait_until(lambda: engine.session_count == 0)
+
+
+def test_a_server_that_stops_ends_answers_with_the_reason() -> None:
+    Held.gate.clear()
+    Held.rounds = 0
+    engine = engine_of(Held, ENDLESS)
+    server = LiveServer(lambda: create_app(engine, INFO, chat=CHAT))
+    failures: list[openai.APIError] = []
+
+    def call(asked: Any) -> None:
+        with pytest.raises(openai.APIError) as failed:
+            asked(client_of(server.url), max_tokens=2_000)
+        failures.append(failed.value)
+
+    callers = [threading.Thread(target=call, args=(asked,)) for asked in (ask, stream)]
+    for caller in callers:
+        caller.start()
+    wait_until(lambda: engine.session_count == 2 and Held.rounds == 1)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    wait_until(lambda: server._server.should_exit)
+    Held.gate.set()
+    for thread in (*callers, stopping):
+        thread.join(30)
+    assert [failure.code for failure in failures] == ["shutting_down"] * 2
+    assert not server.running
 
 
 def test_what_was_said_is_counted_and_nothing_of_it_is_shown() -> None:
