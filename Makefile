@@ -56,6 +56,7 @@ first-reply: $(STAMP)
 
 fuzz: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.fuzz
+	$(ENDURANCE) -m tests.endurance.fuzz_chat
 
 fuzz-files: $(STAMP)
 	$(ENDURANCE) -m tests.endurance.fuzz_files

@@ -18,7 +18,9 @@ from typer.core import TyperGroup
 
 from hyco_export.cli.app import app
 from hyco_export.device.systems import SYSTEMS
+from hyco_export.errors import ProtocolError
 from hyco_export.evaluate.diagnosis.finding import MEANINGS
+from hyco_export.server.chat.chat_request import read_request
 from tests.support import recipe_reference
 
 ROOT = Path(__file__).parents[1]
@@ -114,6 +116,8 @@ def require_known(command: Command) -> None:
         assert (ROOT / Path(*words[2].split("."))).with_suffix(".py").exists()
     elif program == "python":
         assert (ROOT / words[1]).exists()
+    elif program == "curl" and "/v1/chat/completions" in text:
+        read_request(words[words.index("-d") + 1].encode()).conversation()
     else:
         assert program in (".", "git"), f"{command}: nothing here knows how to check it"
 
@@ -180,13 +184,18 @@ def test_python_in_documents_finds_its_names() -> None:
 
 
 def test_wrong_commands_are_found() -> None:
-    refused = (typer.BadParameter.__mro__[2], AssertionError)  # the base of all that a command line refuses
+    refused = (
+        typer.BadParameter.__mro__[2],
+        AssertionError,
+        ProtocolError,
+    )  # the base of all that a command line refuses
     for text, message in (
         ("hyco-export serve --prot 8411", "--prot"),
         ("hyco-export serve --port many", "integer"),
         ("hyco-export convert-heads", "convert-heads"),
         ("make demonstration", "demonstration"),
         ("curl example.org", "nothing here knows"),
+        ('curl http://x/v1/chat/completions -d \'{"model": "m"}\'', "messages"),
     ):
         with pytest.raises(refused, match=message):
             require_known(Command("none", text))

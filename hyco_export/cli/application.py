@@ -26,6 +26,8 @@ from hyco_export.protocol.wire import ServerInfo
 from hyco_export.server import serving
 from hyco_export.server.admission import ServeOptions
 from hyco_export.server.assembly import open_server_engine, open_shard
+from hyco_export.server.chat.completions import ChatModel
+from hyco_export.server.chat.template import open_chat
 from hyco_export.server.engine import Engine, LocalTransport
 from hyco_export.server.http import create_app
 from hyco_export.server.passes.distributed import Followers, follow
@@ -73,10 +75,12 @@ def build_application(served: Served, followers: Followers | None = None) -> Sta
     engine, info = open_server_engine(run.recipe, run.root, device, run.recipe_folder, served.options, followers)
     try:
         say("\n".join(start_lines(run, engine, info, device)))
+        chat = open_chat(run.recipe, run.recipe_folder)
+        say(chat_line(chat))
         output.print(served.listen.described(len(served.tokens)), soft_wrap=True)
         if info.head_digest:
             _self_test(run.root, engine, info)
-        return create_app(engine, info, Tokens(served.tokens), pad_bytes=served.listen.pad_bytes)
+        return create_app(engine, info, Tokens(served.tokens), pad_bytes=served.listen.pad_bytes, chat=chat)
     except BaseException:  # Ctrl-C too: torch aborts the process that ends while a pass is computed
         engine.shut_down()
         raise
@@ -106,6 +110,13 @@ def start_lines(run: RunFolder, engine: Engine, info: ServerInfo, device: str) -
         f"trees of {info.node_limit} nodes",
         f"hand-offs: {handoffs}",
     ]
+
+
+def chat_line(chat: ChatModel) -> str:
+    """Under which name chat clients find the model, or why they cannot."""
+    if chat.text is None:
+        return f"chat clients: off, {chat.refusal}"
+    return f"chat clients: on, model {chat.name} at /v1/chat/completions"
 
 
 def follow_main(run: RunFolder, device: str | None, threads: int | None, options: ServeOptions) -> None:

@@ -1,6 +1,7 @@
 """The engine over HTTP: routes, limits on bodies, typed refusals, callers that disconnect.
 
-protocol/PROTOCOL.md says what travels; `serving` runs the application as a process.
+protocol/PROTOCOL.md says what travels, docs/serving.md what chat clients send; `serving` runs the application as a
+process.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from hyco_export.protocol.security import ANYBODY, Tokens
 from hyco_export.protocol.wire import HEADER, HEADER_DIGITS, pad
 from hyco_export.server import metrics
 from hyco_export.server.admission import shutting_down
+from hyco_export.server.chat.completions import JSON, ChatModel, Completions, error_response
 from hyco_export.server.connections import TRUSTED
 from hyco_export.server.engine import Engine
 from hyco_export.server.metrics import place_of
@@ -41,10 +43,10 @@ LINGER_BYTES = 1 << 20  # of a body that is too large: read and dropped, so that
 MAX_LENGTH_DIGITS = 18
 READY, FAILED = "ready\n", "the model failed when it was asked for a pass\n"
 ROUND = re.compile(r"0|[1-9][0-9]{0,8}")
-CLOSE = {"Connection": "close"}
 
 Answer = TypeVar("Answer")
 Handler = Callable[[Request, str], Awaitable[Response]]  # a call and its caller
+Shape = Callable[[ProtocolError], Response]  # of a refusal
 _log = logging.getLogger(__name__)
 
 
@@ -63,7 +65,13 @@ class Service:
     """
 
     def __init__(
-        self, engine: Engine, info: wire.ServerInfo, tokens: Tokens, calls: CallLimits, pad_bytes: int
+        self,
+        engine: Engine,
+        info: wire.ServerInfo,
+        tokens: Tokens,
+        calls: CallLimits,
+        pad_bytes: int,
+        chat: ChatModel | None,
     ) -> None:
         self._engine = engine
         self._tokens = tokens
@@ -80,6 +88,7 @@ class Service:
         limits = engine.limits
         self._prime_bytes = ENVELOPE_BYTES + ID_BYTES * limits.prompt_limit
         self._verify_bytes = ENVELOPE_BYTES + 2 * ID_BYTES * limits.node_limit
+        self._completions = Completions(engine, chat, self._metrics, self._work) if chat else None
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -100,18 +109,19 @@ class Service:
             self._stopped = asyncio.create_task(asyncio.to_thread(self._engine.shut_down))
         return await asyncio.shield(self._stopped)
 
-    def guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint: a handler that is called for admitted callers only, and whose errors become refusals."""
+    def guarded(self, handler: Handler, shape: Shape | None = None) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint: a handler that is called for admitted callers only, and whose errors become refusals, of the
+        protocol's shape or another one."""
 
         async def endpoint(request: Request) -> Response:
             try:
                 return await handler(request, self._admit(request))
             except HycoError as error:
-                return self._refusal(as_refusal(error))
+                return self._refusal(as_refusal(error), shape)
             except Exception as error:
                 _log.error("a call failed: %s", place_of(error))
                 return self._refusal(
-                    ProtocolError("internal", f"the server failed: {type(error).__name__}", "try again")
+                    ProtocolError("internal", f"the server failed: {type(error).__name__}", "try again"), shape
                 )
 
         return endpoint
@@ -160,6 +170,32 @@ class Service:
         self._metrics.answered("close", 0, 0)
         return Response(status_code=204)
 
+    def chat_routes(self) -> list[Route]:
+        """The calls of chat clients; none where the server takes no chats."""
+        completions = self._completions
+        if completions is None:
+            return []
+
+        async def complete(request: Request, owner: str) -> Response:
+            body = await _read(request, ENVELOPE_BYTES + completions.body_bytes, self._body_s, JSON)
+            self._require_ready()
+            async with _watched(request) as disconnected:
+                response = await completions.complete(body, owner, disconnected)
+            request.scope[TRUSTED] = True
+            return response
+
+        async def models(_: Request, __: str) -> Response:
+            return completions.models()
+
+        async def model(request: Request, _: str) -> Response:
+            return completions.model(request.path_params["name"])
+
+        return [
+            Route("/v1/chat/completions", self.guarded(complete, error_response), methods=["POST"]),
+            Route("/v1/models", self.guarded(models, error_response), methods=["GET"]),
+            Route("/v1/models/{name:path}", self.guarded(model, error_response), methods=["GET"]),
+        ]
+
     async def info(self, _: Request, __: str) -> Response:
         return self._reply("info", 0, self._info)
 
@@ -201,12 +237,12 @@ class Service:
         response.headers.update(error.headers or {})  # Allow
         return response
 
-    def _refusal(self, refusal: ProtocolError) -> Response:
+    def _refusal(self, refusal: ProtocolError, shape: Shape | None = None) -> Response:
         self._metrics.refused(refusal.code)
-        headers = headers_of(refusal) | (CLOSE if isinstance(refusal, UnreadBodyError) else {})
-        return Response(
-            wire.encode(body_of(refusal)), status_code=status_of(refusal), headers=headers, media_type=wire.MEDIA_TYPE
-        )
+        response = (shape or _refusal_message)(refusal)
+        if isinstance(refusal, UnreadBodyError):
+            response.headers["Connection"] = "close"
+        return response
 
     def _message(self, call: str, bytes_up: int, reply: msgspec.Struct) -> Response:
         """A reply whose size would tell how much was committed: padded, where the server pads."""
@@ -249,16 +285,19 @@ def create_app(
     tokens: Tokens | None = None,
     calls: CallLimits | None = None,
     pad_bytes: int = 0,
+    chat: ChatModel | None = None,
 ) -> Starlette:
     """The ASGI application of an engine; without tokens everybody may call.
 
-    `pad_bytes` > 0 pads the replies of PRIME and VERIFY to multiples of it (`wire.pad`).
+    `pad_bytes` > 0 pads the replies of PRIME and VERIFY to multiples of it (`wire.pad`). With `chat` it also takes the
+    calls of chat clients.
     """
-    service = Service(engine, info, tokens or Tokens(), calls or CallLimits(), pad_bytes)
+    service = Service(engine, info, tokens or Tokens(), calls or CallLimits(), pad_bytes, chat)
     routes = [
         Route("/v1/sessions", service.guarded(service.prime), methods=["POST"]),
         Route("/v1/sessions/{session}/rounds/{round}", service.guarded(service.verify), methods=["POST"]),
         Route("/v1/sessions/{session}", service.guarded(service.close), methods=["DELETE"]),
+        *service.chat_routes(),
         Route("/v1/info", service.guarded(service.info), methods=["GET"]),
         Route("/metrics", service.guarded(service.expose), methods=["GET"]),
         Route("/healthz", service.health, methods=["GET"]),
@@ -272,6 +311,15 @@ def create_app(
 
 class UnreadBodyError(ProtocolError):
     """A refusal of a request that has not been read to its end: the connection is closed after it."""
+
+
+def _refusal_message(refusal: ProtocolError) -> Response:
+    return Response(
+        wire.encode(body_of(refusal)),
+        status_code=status_of(refusal),
+        headers=headers_of(refusal),
+        media_type=wire.MEDIA_TYPE,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -291,7 +339,7 @@ async def _watched(request: Request) -> AsyncIterator[Callable[[], bool]]:
         watcher.cancel()
 
 
-async def _read(request: Request, limit_bytes: int, limit_s: float) -> bytes:
+async def _read(request: Request, limit_bytes: int, limit_s: float, media_type: str = wire.MEDIA_TYPE) -> bytes:
     """The request's body, never more than the limit.
 
     Raises:
@@ -304,15 +352,15 @@ async def _read(request: Request, limit_bytes: int, limit_s: float) -> bytes:
         raise UnreadBodyError("slow", f"the body took longer than {limit_s:g} s", "send it on a better link") from error
     except ClientDisconnect as error:
         raise ProtocolError("malformed", "the connection ended before the body did") from error
-    _check_media_type(request)
+    _check_media_type(request, media_type)
     return body
 
 
-def _check_media_type(request: Request) -> None:
+def _check_media_type(request: Request, wanted: str) -> None:
     """A web page can make a browser send plain text to any server, but not this type."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    hint = f"send Content-Type: {wire.MEDIA_TYPE} and no Content-Encoding"
-    if media_type != wire.MEDIA_TYPE:
+    hint = f"send Content-Type: {wanted} and no Content-Encoding"
+    if media_type != wanted:
         raise ProtocolError("media_type", f"the body is said to be {shown(media_type)}", hint)
     if "content-encoding" in request.headers:
         raise ProtocolError("media_type", "the body has a Content-Encoding, which no body here has", hint)

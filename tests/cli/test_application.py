@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from hyco_export.cli import application, serve
-from hyco_export.cli.application import start_lines, usual_device
+from hyco_export.cli.application import chat_line, start_lines, usual_device
 from hyco_export.protocol import wire
 from hyco_export.server.admission import Facts, Limits, ServeOptions
+from hyco_export.server.chat.completions import ChatModel
 from hyco_export.stages.run_folder import RunFolder
 from tests.cli.test_build import listen_options
+from tests.support.toy_chat import CHAT
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -31,6 +33,12 @@ def test_a_server_says_what_it_serves_and_why_it_hands_nothing_off(run: RunFolde
     named = wire.ServerInfo(1, "test", "v", "t", 16, [1], "key", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
     on = start_lines(run, engine, named, "cpu")[3]  # type: ignore[arg-type]
     assert on == f"hand-offs: on, in the encodings of {run.root / 'convert-head'}"
+
+
+def test_a_server_says_under_which_name_chat_clients_find_it_or_why_not() -> None:
+    assert chat_line(CHAT) == f"chat clients: on, model {CHAT.name} at /v1/chat/completions"
+    silent = ChatModel("m", None, CHAT.sampling, "its tokenizer has no chat template")
+    assert chat_line(silent) == "chat clients: off, its tokenizer has no chat template"
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, ValueError])

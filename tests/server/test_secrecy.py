@@ -16,6 +16,7 @@ from hyco_export.server.engine import Engine
 from hyco_export.server.http import Service, create_app
 from hyco_export.server.metrics import place_of
 from tests.support.scripted import VOCAB_SIZE, ScriptedSession
+from tests.support.toy_chat import CHAT
 from tests.support.toy_service import ALICE, FACTS, INFO, LIMITS, MODEL, PRIME, bearer, first_round
 
 SECRET = [3, 1, 4, 1, 5, 9, 2, 6, 5]
@@ -106,7 +107,7 @@ def test_no_handler_but_the_probes_runs_unguarded() -> None:
     engine = Engine(lambda: ScriptedSession(MODEL), FACTS, LIMITS)
     unguarded = {
         route.path
-        for route in create_app(engine, INFO).routes
+        for route in create_app(engine, INFO, chat=CHAT).routes
         if getattr(route, "endpoint", None) and route.endpoint.__qualname__.split(".")[1] != Service.guarded.__name__
     }
     assert unguarded == {"/healthz", "/readyz"}
