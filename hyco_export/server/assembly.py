@@ -31,6 +31,7 @@ from hyco_export.server.interfaces import Clock, ProcessCpuClock, ThreadCpuClock
 from hyco_export.server.passes.cache import HandoffEncoder
 from hyco_export.server.passes.distributed import Followers, LeadingVerifier
 from hyco_export.server.passes.head_drafter import ChainDrafter
+from hyco_export.server.passes.row_times import USUAL_CONTEXT, Asked, measure_rows
 from hyco_export.server.passes.verifier import Verifier
 
 WARM_UP_ROWS, WARM_UP_NODES = 40, 32  # of a prompt, and of the paper's tree
@@ -130,9 +131,18 @@ def open_server_engine(
     if options.compiled:
         warm_up(verifier, recipe.head.steps)
     clock = clock_for(place, torch.get_num_threads())
+    rows_ms = measure_rows(verifier, verifier.open, clock, _asked(recipe, facts, limits)) if options.row_times else []
     engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else (keepset.digest if keepset else "")
-    return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+    info = describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+    return engine, msgspec.structs.replace(info, rows_ms=rows_ms)
+
+
+def _asked(recipe: Recipe, facts: Facts, limits: Limits) -> Asked:
+    """The passes that are measured: as the recipe's devices will ask for them."""
+    own = recipe.sampling
+    sampling = wire.Sampling(own.temperature, own.top_k, own.top_p)
+    return Asked(facts.vocab_size, limits.node_limit, min(USUAL_CONTEXT, limits.prompt_limit), sampling)
 
 
 def _restricted(
