@@ -120,18 +120,21 @@ def _nth_largest(values: np.ndarray, count: int) -> float:
     return float(np.partition(values, len(values) - count)[len(values) - count])
 
 
+def ranking(tree: Tree) -> np.ndarray:
+    """Rows [N] of the tree, best first. Ties: smaller depth, then the order of `tree` (planted before candidates, then
+    row, then rank)."""
+    return np.lexsort((np.arange(len(tree.tokens)), depths(tree.parents), -np.asarray(tree.log_probs)))
+
+
 def trim(tree: Tree, budget: int) -> tuple[Tree, tuple[int, ...]]:
     """The `budget` best nodes and their rows in `tree`, in the order of `tree`.
 
     Every edge costs at least |L|, so the best nodes are closed under ancestors by themselves: asserted, not repaired.
-    Ties: smaller depth, then the order of `tree` (planted before candidates, then row, then rank).
     """
     count = len(tree.tokens)
     if count <= budget:
         return tree, tuple(range(count))
-    node_depths = depths(tree.parents)
-    order = np.lexsort((np.arange(count), node_depths, -np.asarray(tree.log_probs)))
-    kept = tuple(sorted(int(row) for row in order[:budget]))
+    kept = tuple(sorted(int(row) for row in ranking(tree)[:budget]))
     new_row = {ROOT: ROOT, **{row: place for place, row in enumerate(kept)}}
     assert all(tree.parents[row] in new_row for row in kept), "a kept node lost its parent: an edge costs nothing"
     trimmed = Tree(
@@ -169,7 +172,7 @@ class TreeRule(msgspec.Struct, frozen=True):
     def of_hybrid(cls, own: Drafting, passes: int = 1) -> "TreeRule":
         """An edge costs the log of the chain's assumed acceptance."""
         edge = math.log(own.chain_acceptance)
-        return cls(edge, own.budget, own.candidates_per_row, own.slm_temperature, own.second_pass_nodes, passes)
+        return cls(edge, own.largest_tree, own.candidates_per_row, own.slm_temperature, own.second_pass_nodes, passes)
 
     @classmethod
     def of_specedge(cls, drafting: Drafting) -> "TreeRule":
@@ -177,7 +180,7 @@ class TreeRule(msgspec.Struct, frozen=True):
         own = drafting.specedge
         return cls(
             math.log(own.edge_factor),
-            drafting.budget,
+            drafting.largest_tree,
             own.children_per_row,
             drafting.slm_temperature,
             passes=own.passes,

@@ -184,7 +184,7 @@ def expected_server(artifacts: RunArtifacts, tokenizer_digest: str, recipe: Reci
         vocab_size=artifacts.head.vocab_size,
         keepset_digest=artifacts.keepset.digest,
         head_digest=artifacts.head_key,
-        node_limit=recipe.drafting.budget,
+        node_limit=recipe.drafting.largest_tree,
         server_steps=recipe.head.steps,
         rules=tuple(
             sorted({find_system(name).rule for name in (*recipe.validation.systems, *recipe.validation.greedy_systems)})

@@ -131,18 +131,18 @@ def open_server_engine(
     if options.compiled:
         warm_up(verifier, recipe.head.steps)
     clock = clock_for(place, torch.get_num_threads())
-    rows_ms = measure_rows(verifier, verifier.open, clock, _asked(recipe, facts, limits)) if options.row_times else []
     engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else (keepset.digest if keepset else "")
     info = describe(engine, digest, tokenizer_digest(folder), keepset_digest)
-    return engine, msgspec.structs.replace(info, rows_ms=rows_ms)
+    return engine, _with_row_times(info, recipe, verifier, clock) if options.row_times else info
 
 
-def _asked(recipe: Recipe, facts: Facts, limits: Limits) -> Asked:
-    """The passes that are measured: as the recipe's devices will ask for them."""
+def _with_row_times(info: wire.ServerInfo, recipe: Recipe, verifier: Verifier, clock: Clock) -> wire.ServerInfo:
+    """What a pass takes by its rows, judged as the recipe's devices will ask for it."""
     own = recipe.sampling
     sampling = wire.Sampling(own.temperature, own.top_k, own.top_p)
-    return Asked(facts.vocab_size, limits.node_limit, min(USUAL_CONTEXT, limits.prompt_limit), sampling)
+    asked = Asked(info.vocab_size, info.node_limit, min(USUAL_CONTEXT, info.prompt_limit), sampling)
+    return msgspec.structs.replace(info, rows_ms=measure_rows(verifier, verifier.open, clock, asked))
 
 
 def _restricted(
