@@ -84,8 +84,7 @@ def open_server_engine(
 ) -> tuple[Engine, wire.ServerInfo]:
     """The engine of a recipe's verifier, and what it says of itself.
 
-    With a run folder that holds a converted head, sessions can be handed off in its encodings; without one the server
-    still drafts with its own head and verifies trees.
+    Hand-offs need a run folder that holds a converted head; the server's own head drafts without one.
 
     Args:
         artifacts: run folder.
