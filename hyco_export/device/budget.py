@@ -2,7 +2,8 @@
 commit the most tokens per unit of cost.
 
 A node's score is the logarithm of the probability that its path is accepted, as the drafter assumes it. What was
-accepted so far corrects it, by source and depth. The server says what a pass takes by its rows.
+accepted so far corrects it, by source and depth, and with it the order of the nodes. The server says what a pass takes
+by its rows.
 """
 
 import logging
@@ -15,7 +16,7 @@ from hyco_export.core.numerics import along
 from hyco_export.core.recipe import Price
 from hyco_export.device.systems import Settings
 from hyco_export.device.tree_builder import ranking
-from hyco_export.protocol.tree import Source, Tree, depths
+from hyco_export.protocol.tree import ROOT, Source, Tree, depths
 
 PRIOR = 4.0  # accepted nodes that the drafter's own scores weigh as much as, for each source and depth
 DEEPEST = 8  # nodes below share one correction
@@ -40,9 +41,12 @@ class Calibration:
             self._accepted[kinds[row]] += 1
 
     def probabilities(self, tree: Tree) -> np.ndarray:
-        """[N]: of each node's path being accepted."""
+        """[N]: of each node's path being accepted; no node's is above its parent's."""
         factors = [(PRIOR + self._accepted[kind]) / (PRIOR + self._expected[kind]) for kind in _kinds(tree)]
-        return np.exp(tree.log_probs) * factors
+        found = np.exp(tree.log_probs) * factors
+        for row, parent in enumerate(tree.parents):
+            found[row] = min(found[row], 1.0 if parent == ROOT else found[parent])
+        return found
 
 
 class PricedBudget:
@@ -59,17 +63,19 @@ class PricedBudget:
         self._calibration = Calibration()
         self._link_ms: float | None = None
 
-    def nodes(self, tree: Tree, draft_ms: float) -> int:
-        """How many of the best nodes of `tree`, whose drafting took `draft_ms`, to send: 1 or more where it has any.
+    def rows(self, tree: Tree, draft_ms: float) -> np.ndarray:
+        """The rows of `tree`, whose drafting took `draft_ms`, to send, best first: 1 or more where it has any.
 
         Of equal choices the largest, so that where rows cost nothing the whole tree is sent.
         """
         if not len(tree):
-            return 0
-        tokens = 1.0 + expected_accepted(tree, self._calibration.probabilities(tree))
+            return np.zeros(0, np.int64)
+        probabilities = self._calibration.probabilities(tree)
+        best_first = ranking(tree, probabilities)
+        tokens = 1.0 + expected_accepted(tree, probabilities)
         costs = np.array([self._cost(1 + count, draft_ms) for count in range(1, len(tree) + 1)])
         worth = tokens / np.maximum(costs, np.finfo(np.float64).tiny)
-        return len(tree) - int(np.argmax(worth[::-1]))
+        return best_first[: len(tree) - int(np.argmax(worth[::-1]))]
 
     def observe(self, tree: Tree, accepted: Sequence[int], link_ms: float) -> None:
         """The verdict on what was sent, and how long it was on its way."""
@@ -92,7 +98,7 @@ def expected_accepted(tree: Tree, probabilities: np.ndarray) -> np.ndarray:
     node_depths = depths(tree.parents)
     by_depth = np.zeros(max(node_depths, default=0))
     found = []
-    for row in ranking(tree):
+    for row in ranking(tree, probabilities):
         by_depth[node_depths[row] - 1] += probabilities[row]
         found.append(np.minimum.accumulate(np.minimum(by_depth, 1.0)).sum())
     return np.array(found)

@@ -120,21 +120,24 @@ def _nth_largest(values: np.ndarray, count: int) -> float:
     return float(np.partition(values, len(values) - count)[len(values) - count])
 
 
-def ranking(tree: Tree) -> np.ndarray:
-    """Rows [N] of the tree, best first. Ties: smaller depth, then the order of `tree` (planted before candidates, then
-    row, then rank)."""
-    return np.lexsort((np.arange(len(tree.tokens)), depths(tree.parents), -np.asarray(tree.log_probs)))
+def ranking(tree: Tree, scores: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Rows [N] of the tree by scores [N], best first. Ties: smaller depth, then the order of `tree` (planted before
+    candidates, then row, then rank)."""
+    return np.lexsort((np.arange(len(tree.tokens)), depths(tree.parents), -np.asarray(scores)))
 
 
-def trim(tree: Tree, budget: int) -> tuple[Tree, tuple[int, ...]]:
+def trim(tree: Tree, budget: int, best_first: Sequence[int] | np.ndarray | None = None) -> tuple[Tree, tuple[int, ...]]:
     """The `budget` best nodes and their rows in `tree`, in the order of `tree`.
 
     Every edge costs at least |L|, so the best nodes are closed under ancestors by themselves: asserted, not repaired.
+
+    best_first: rows of the best nodes by another score; None: by the tree's own.
     """
     count = len(tree.tokens)
     if count <= budget:
         return tree, tuple(range(count))
-    kept = tuple(sorted(int(row) for row in ranking(tree)[:budget]))
+    rows = ranking(tree, tree.log_probs) if best_first is None else best_first
+    kept = tuple(sorted(int(row) for row in rows[:budget]))
     new_row = {ROOT: ROOT, **{row: place for place, row in enumerate(kept)}}
     assert all(tree.parents[row] in new_row for row in kept), "a kept node lost its parent: an edge costs nothing"
     trimmed = Tree(
@@ -327,9 +330,9 @@ class TreeBuilder:
         self._slm.commit(self.base_rows)
         self.base = ()
 
-    def trim(self, budget: int) -> None:
-        """Keep the `budget` best nodes."""
-        self.tree, kept = trim(self.tree, budget)
+    def trim(self, budget: int, best_first: Sequence[int] | np.ndarray | None = None) -> None:
+        """Keep the `budget` best nodes, by their own scores or in another order."""
+        self.tree, kept = trim(self.tree, budget, best_first)
         new_row = {ROOT: ROOT, **{node: place for place, node in enumerate(kept)}}
         self._rows = {new_row[node]: row for node, row in self._rows.items() if node in new_row}
         self._after = {new_row[node]: log_probs for node, log_probs in self._after.items() if node in new_row}

@@ -45,7 +45,20 @@ def test_siblings_win_one_token_together_and_the_best_count_first() -> None:
 
 
 def test_below_a_depth_no_more_is_won_than_in_it() -> None:
-    np.testing.assert_allclose(expected_accepted(CHAIN, np.array([0.2, 0.9, 0.1, 0.1])), [0.2, 0.4, 0.5, 0.6])
+    tree = Tree((1, 2, 3), (ROOT, 0, 0), tuple(map(math.log, (0.2, 0.2, 0.1))), (Source.SLM,) * 3)
+    np.testing.assert_allclose(expected_accepted(tree, np.exp(tree.log_probs)), [0.2, 0.4, 0.4])
+
+
+def test_the_order_follows_what_was_accepted_and_keeps_ancestors() -> None:
+    tree = Tree((1, 2, 3), (ROOT, 0, ROOT), tuple(map(math.log, (0.6, 0.4, 0.3))), (Source.CHAIN,) * 2 + (Source.SLM,))
+    budget = PricedBudget(FLAT, SERVER)
+    assert budget.rows(tree, 0.0).tolist() == [0, 1, 2]
+    for _ in range(100):
+        budget.observe(tree, [2], 0.0)  # never the chain
+    assert budget.rows(tree, 0.0).tolist() == [2, 0, 1]
+    for _ in range(1000):
+        budget.observe(tree, [1], 0.0)  # a child more often than its parent, as no verdict has it
+    assert budget.rows(tree, 0.0).tolist().index(0) < budget.rows(tree, 0.0).tolist().index(1)
 
 
 def test_what_was_accepted_corrects_scores_by_source_and_depth() -> None:
@@ -66,37 +79,37 @@ def test_what_was_accepted_corrects_scores_by_source_and_depth() -> None:
 @pytest.mark.parametrize("tree", [CHAIN, wide([0.9, 0.05, 0.01])])
 @pytest.mark.parametrize("price", [SERVER, WALL, Price(1.0, 0.5)])
 def test_where_rows_cost_nothing_the_whole_tree_is_sent(tree: Tree, price: Price) -> None:
-    assert PricedBudget(FLAT, price).nodes(tree, draft_ms=3.0) == len(tree)
+    assert len(PricedBudget(FLAT, price).rows(tree, draft_ms=3.0)) == len(tree)
 
 
 def test_the_best_ratio_of_tokens_to_milliseconds_is_sent() -> None:
     budget = PricedBudget(((1.0, 10.0), (3.0, 12.0), (4.0, 20.0), (5.0, 28.0)), SERVER)
     tokens, costs = [1.5, 1.75, 1.875, 1.9375], [11.0, 12.0, 20.0, 28.0]
     best = 1 + int(np.argmax(np.array(tokens) / costs))
-    assert (budget.nodes(CHAIN, 0.0), best) == (2, 2)
+    assert (len(budget.rows(CHAIN, 0.0)), best) == (2, 2)
 
 
 def test_one_node_is_sent_at_least_and_no_tree_is_none() -> None:
     dear = PricedBudget(((1.0, 1.0), (2.0, 100.0)), SERVER)
-    assert dear.nodes(CHAIN, 0.0) == 1
-    assert dear.nodes(EMPTY_TREE, 0.0) == 0
+    assert len(dear.rows(CHAIN, 0.0)) == 1
+    assert len(dear.rows(EMPTY_TREE, 0.0)) == 0
 
 
 def test_a_round_that_takes_long_anyway_takes_more_nodes() -> None:
     steep = ((1.0, 1.0), (2.0, 2.0), (5.0, 20.0))
     by_server, by_wall = PricedBudget(steep, SERVER), PricedBudget(steep, WALL)
-    assert by_server.nodes(CHAIN, 500.0) == by_wall.nodes(CHAIN, 0.0) == 1
-    assert by_wall.nodes(CHAIN, 500.0) == 4  # of drafting
+    assert len(by_server.rows(CHAIN, 500.0)) == len(by_wall.rows(CHAIN, 0.0)) == 1
+    assert len(by_wall.rows(CHAIN, 500.0)) == 4  # of drafting
     near = PricedBudget(steep, WALL)
     near.observe(EMPTY_TREE, (), link_ms=0.0)
     far = PricedBudget(steep, WALL)
     far.observe(EMPTY_TREE, (), link_ms=500.0)
-    assert (near.nodes(CHAIN, 0.0), far.nodes(CHAIN, 0.0)) == (1, 4)
+    assert (len(near.rows(CHAIN, 0.0)), len(far.rows(CHAIN, 0.0))) == (1, 4)
     for _ in range(50):
         far.observe(EMPTY_TREE, (), link_ms=0.0)  # the link has become quick
-    assert far.nodes(CHAIN, 0.0) == 1
+    assert len(far.rows(CHAIN, 0.0)) == 1
     mixed = PricedBudget(steep, Price(server_ms=1.0, wall_ms=1e-4))
-    assert mixed.nodes(CHAIN, 500.0) == 1
+    assert len(mixed.rows(CHAIN, 500.0)) == 1
 
 
 # ------------------------------------------------------------------------------------------------------ whole systems
@@ -172,4 +185,4 @@ def test_objectives_are_prices(objective: str | Price, price: Price) -> None:
     assert found is not None
     other = PricedBudget(MOE, price)
     for draft_ms in (0.0, 10.0, 1000.0):
-        assert found.nodes(CHAIN, draft_ms) == other.nodes(CHAIN, draft_ms)
+        assert len(found.rows(CHAIN, draft_ms)) == len(other.rows(CHAIN, draft_ms))

@@ -62,7 +62,8 @@ class HybridDrafter:
                 builder.settle_base()
             builder.trim(self._rule.budget)
         if self._budget is not None:
-            builder.trim(self._budget.nodes(builder.tree, head_ms + builder.slm_ms))
+            sent = self._budget.rows(builder.tree, head_ms + builder.slm_ms)
+            builder.trim(len(sent), sent)
         return Draft(builder.tree, head_ms, builder.slm_ms)
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:

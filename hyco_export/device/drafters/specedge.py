@@ -50,7 +50,8 @@ class SpecEdgeDrafter:
 
     def _cut(self, builder: TreeBuilder, draft_ms: float) -> None:
         if self._budget is not None:
-            builder.trim(self._budget.nodes(builder.tree, draft_ms))
+            sent = self._budget.rows(builder.tree, draft_ms)
+            builder.trim(len(sent), sent)
 
     def _learn(self, builder: TreeBuilder, accepted: Sequence[int], given: Given) -> None:
         if self._budget is not None:
