@@ -7,7 +7,8 @@ by its rows.
 """
 
 import logging
-from collections import Counter
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,35 +19,47 @@ from hyco_export.device.systems import Settings
 from hyco_export.device.tree_builder import ranking
 from hyco_export.protocol.tree import ROOT, Source, Tree, depths
 
-PRIOR = 4.0  # accepted nodes that the drafter's own scores weigh as much as, for each source and depth
+PRIOR = 4.0  # accepted nodes that the scores weigh as much as for a source, and the source for one of its depths
 DEEPEST = 8  # nodes below share one correction
+ALL_DEPTHS = 0
 LINK_MEMORY = 0.8  # share of the earlier rounds in the running mean of the link's time
 OBJECTIVES = {"server-time": Price(server_ms=1.0), "delivery": Price(wall_ms=1.0)}
 _log = logging.getLogger(__name__)
 
 
 class Calibration:
-    """How often nodes were accepted beside how often their scores expected it, by source and depth."""
+    """How often nodes were accepted below an accepted parent, beside how often their scores expected it.
+
+    By source and depth; a depth of which little was seen is corrected as its source is: otherwise depths that are never
+    sent could never be found worth sending.
+    """
 
     def __init__(self) -> None:
-        self._expected: Counter[tuple[Source, int]] = Counter()
-        self._accepted: Counter[tuple[Source, int]] = Counter()
+        self._expected: defaultdict[tuple[Source, int], float] = defaultdict(float)
+        self._accepted: defaultdict[tuple[Source, int], int] = defaultdict(int)
 
     def observe(self, tree: Tree, accepted: Sequence[int]) -> None:
         """A verdict on `tree`: its accepted rows."""
-        kinds = _kinds(tree)
-        for kind, score in zip(kinds, np.exp(tree.log_probs).tolist(), strict=True):
-            self._expected[kind] += score
-        for row in accepted:
-            self._accepted[kinds[row]] += 1
+        reached = {ROOT, *accepted}
+        for row, (kind, edge) in enumerate(zip(_kinds(tree), _edges(tree), strict=True)):
+            if tree.parents[row] in reached:
+                for key in (kind, (kind[0], ALL_DEPTHS)):
+                    self._expected[key] += edge
+                    self._accepted[key] += row in reached
 
     def probabilities(self, tree: Tree) -> np.ndarray:
         """[N]: of each node's path being accepted; no node's is above its parent's."""
-        factors = [(PRIOR + self._accepted[kind]) / (PRIOR + self._expected[kind]) for kind in _kinds(tree)]
-        found = np.exp(tree.log_probs) * factors
-        for row, parent in enumerate(tree.parents):
-            found[row] = min(found[row], 1.0 if parent == ROOT else found[parent])
+        found = np.zeros(len(tree))
+        for row, (kind, edge) in enumerate(zip(_kinds(tree), _edges(tree), strict=True)):
+            above = 1.0 if tree.parents[row] == ROOT else found[tree.parents[row]]
+            found[row] = above * min(1.0, edge * self._factor(kind))
         return found
+
+    def _factor(self, kind: tuple[Source, int]) -> float:
+        factor = 1.0
+        for key in ((kind[0], ALL_DEPTHS), kind):
+            factor = (PRIOR * factor + self._accepted[key]) / (PRIOR + self._expected[key])
+        return factor
 
 
 class PricedBudget:
@@ -58,7 +71,9 @@ class PricedBudget:
     """
 
     def __init__(self, rows_ms: Sequence[tuple[float, float]], price: Price) -> None:
-        self._rows_ms = rows_ms
+        rows, ms = np.array(rows_ms, np.float64).T
+        rising = np.minimum.accumulate(ms[::-1])[::-1]  # a larger pass that took less bounds the smaller: noise
+        self._rows_ms = tuple(zip(rows.tolist(), rising.tolist(), strict=True))
         self._price = price
         self._calibration = Calibration()
         self._link_ms: float | None = None
@@ -121,3 +136,10 @@ def _kinds(tree: Tree) -> list[tuple[Source, int]]:
     """Source and depth of each node."""
     pairs = zip(tree.sources, depths(tree.parents), strict=True)
     return [(source, min(int(depth), DEEPEST)) for source, depth in pairs]
+
+
+def _edges(tree: Tree) -> list[float]:
+    """What each node's score assumes of its own edge: a probability."""
+    scores = tree.log_probs
+    pairs = zip(scores, tree.parents, strict=True)
+    return [math.exp(score - (0.0 if parent == ROOT else scores[parent])) for score, parent in pairs]

@@ -67,13 +67,23 @@ def test_what_was_accepted_corrects_scores_by_source_and_depth() -> None:
     for _ in range(1000):
         calibration.observe(CHAIN, [0, 1])
     found = calibration.probabilities(CHAIN)
-    assert found[:2] == pytest.approx([1.0, 1.0], abs=0.02)  # each round, where a half and a quarter were expected
-    assert found[2] == pytest.approx(0.125 * PRIOR / (PRIOR + 125)) and found[3] < 0.004
+    assert found[:2] == pytest.approx([1.0, 1.0], abs=0.02)  # each round, where a half was expected twice
+    source = (PRIOR + 2000) / (PRIOR + 1500)  # the third node was there and rejected, nothing is known of the fourth
+    third = 0.5 * PRIOR * source / (PRIOR + 500)
+    assert found[2:] == pytest.approx([found[1] * third, found[1] * third * 0.5 * source])
     other = wide([0.5])  # another source of the same depth
     assert calibration.probabilities(other) == pytest.approx([0.5])
 
 
 # ------------------------------------------------------------------------------------------------------------- choices
+
+
+def test_depths_that_were_never_sent_are_judged_by_their_source() -> None:
+    short = Tree(CHAIN.tokens[:2], CHAIN.parents[:2], CHAIN.log_probs[:2], CHAIN.sources[:2])
+    calibration = Calibration()
+    for _ in range(1000):
+        calibration.observe(short, [0, 1])
+    assert calibration.probabilities(CHAIN) == pytest.approx([1.0] * 4, abs=0.02)
 
 
 @pytest.mark.parametrize("tree", [CHAIN, wide([0.9, 0.05, 0.01])])
@@ -87,6 +97,12 @@ def test_the_best_ratio_of_tokens_to_milliseconds_is_sent() -> None:
     tokens, costs = [1.5, 1.75, 1.875, 1.9375], [11.0, 12.0, 20.0, 28.0]
     best = 1 + int(np.argmax(np.array(tokens) / costs))
     assert (len(budget.rows(CHAIN, 0.0)), best) == (2, 2)
+
+
+def test_a_smaller_pass_is_no_dearer_than_a_larger_one() -> None:
+    noisy = PricedBudget(((1.0, 10.0), (3.0, 50.0), (5.0, 10.0)), SERVER)
+    assert len(noisy.rows(CHAIN, 0.0)) == 4
+    assert len(noisy.rows(wide([0.5, 0.4]), 0.0)) == 2
 
 
 def test_one_node_is_sent_at_least_and_no_tree_is_none() -> None:
