@@ -179,6 +179,9 @@ def serve(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the layers at the first passes; for GPUs.")
     ] = False,
+    no_row_times: Annotated[
+        bool, typer.Option("--no-row-times", help="Do not measure at the start what passes take by their rows.")
+    ] = False,
     sessions: Annotated[int | None, typer.Option(help="Sessions held at once. Default: 16.", min=1)] = None,
     idle_s: Annotated[
         float | None, typer.Option(help="Seconds until an uncalled session is forgotten. Default: 600.", min=0.1)
@@ -197,7 +200,8 @@ def serve(
     from hyco_export.server.admission import Batching, ServeOptions
 
     cache_bytes = cache_mb * BYTES_PER_MB if cache_mb is not None else None
-    options = ServeOptions(sessions, Batching(batch, batch_wait_ms), cache_bytes, context, idle_s, compiled)
+    batching = Batching(batch, batch_wait_ms)
+    options = ServeOptions(sessions, batching, cache_bytes, context, idle_s, compiled, row_times=not no_row_times)
     listen = ListenOptions(host.strip("[]"), port, tls_cert, tls_key, token_file, insecure, pad_replies)
     serve_run(only(path, recipe), run, listen, device, threads, options, replicas)
 

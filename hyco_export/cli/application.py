@@ -109,7 +109,16 @@ def start_lines(run: RunFolder, engine: Engine, info: ServerInfo, device: str) -
         f"limits: {info.context_limit:,} positions a session; prompts of {info.prompt_limit:,} tokens, "
         f"trees of {info.node_limit} nodes",
         f"hand-offs: {handoffs}",
+        *rows_line(info),
     ]
+
+
+def rows_line(info: ServerInfo) -> list[str]:
+    """What a pass takes, by its rows; nothing where it was not measured."""
+    if not info.rows_ms:
+        return []
+    points = ", ".join(f"{rows}: {ms:.3g}" for rows, ms in info.rows_ms)
+    return [f"passes: ms by rows, {info.clock}: {points}"]
 
 
 def chat_line(chat: ChatModel) -> str:

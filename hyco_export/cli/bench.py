@@ -203,13 +203,15 @@ def show_systems(
     Raises:
         HycoError: a system has not a single round.
     """
-    from hyco_export.evaluate.bench import bench_table, measure_bench
+    from hyco_export.evaluate.bench import bench_table, chosen_budgets, measure_bench
     from hyco_export.evaluate.metrics import caveats
 
     profile = read_profile(run.root, run.recipe.target)
     measured = measure_bench(plan, store, keepset, _device_scale(profile, plan.backend, run))
     write_json(store.folder / RESULT_FILE, measured)
     output.print(bench_table(measured, _title(plan, asked, profile)), crop=False)
+    if budgets := chosen_budgets(plan, store):
+        output.print(budgets, soft_wrap=True)
     cost = ("The server's times hold the making of p~, which only the traces need.",) if plan.evidence else ()
     for line in (*caveats(measured), *cost):
         output.print(f"note: {line}", style="dim", soft_wrap=True)

@@ -1,5 +1,7 @@
 """Units, limits and measures that several rooms share, such as log-softmax and SQNR (signal to quantisation noise)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 MS_PER_S = 1e3
@@ -74,3 +76,12 @@ def output_range(reference: np.ndarray) -> float:
     """Largest minus smallest element; 0.0 for an empty or constant array."""
     values = np.asarray(reference, np.float64)
     return float(values.max() - values.min()) if values.size else 0.0
+
+
+def along(points: Sequence[tuple[float, float]], at: float) -> float:
+    """A curve of points (x, y), x increasing, at one x: linear between the points and, along the last two, beyond them;
+    before the first one its y."""
+    x, y = np.array(points, np.float64).T
+    if at > x[-1] and len(x) > 1:
+        return float(y[-1] + (at - x[-1]) * (y[-1] - y[-2]) / (x[-1] - x[-2]))
+    return float(np.interp(at, x, y))

@@ -26,6 +26,7 @@ from hyco_export.errors import RecipeError
 
 Dtype = Literal["float32", "bfloat16"]
 WeightBits = Literal[4, 8]
+PAPER_BUDGET = 32  # nodes, of which a device with budget "auto" sends a part (HyCo, §3.1)
 NAME_LIMIT = 100  # of a folder's name of at most 255 bytes, the rest for what is added to it
 
 
@@ -239,10 +240,22 @@ class Synera(SlmChain, frozen=True):
     unverified: Count = 16
 
 
-class Drafting(Section, frozen=True):
-    """The hybrid tree (§3.1), and the other systems' drafters. `budget` holds for all of them."""
+class Price(Section, frozen=True):
+    """What a round costs: so much for a millisecond of the server, and of the whole round on the device's clock."""
 
-    budget: Count = 32
+    server_ms: Annotated[float, Meta(ge=0.0)] = 0.0  # as `server_ms` of its replies
+    wall_ms: Annotated[float, Meta(ge=0.0)] = 0.0  # drafting, link and server
+
+
+class Drafting(Section, frozen=True):
+    """The hybrid tree (§3.1), and the other systems' drafters. `budget` holds for all of them.
+
+    With "auto" a device drafts trees of 32 nodes and sends as many of the best as are expected to give the most tokens
+    per unit of `objective`, by what the server says its passes take (docs/serving.md); chains are not cut.
+    """
+
+    budget: Count | Literal["auto"] = 32
+    objective: Literal["server-time", "delivery"] | Price = "server-time"  # of budget "auto"; delivery: of whole rounds
     chain_acceptance: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.66
     candidates_per_row: Count = 32
     slm_temperature: Positive = 1.0  # of q, the SLM's distribution over the keep set
@@ -251,6 +264,11 @@ class Drafting(Section, frozen=True):
     specedge: SpecEdge = SpecEdge()
     sled: SlmChain = SlmChain(confidence=0.4)
     synera: Synera = Synera(confidence=0.8)
+
+    @property
+    def largest_tree(self) -> int:
+        """Nodes that are sent at most."""
+        return PAPER_BUDGET if self.budget == "auto" else self.budget
 
 
 class Gates(Section, frozen=True):

@@ -15,7 +15,7 @@ import yaml
 
 from hyco_export.core.files import resource_path
 from hyco_export.core.numerics import COLDEST, HOTTEST, NODE_LIMIT
-from hyco_export.core.recipe import Recipe
+from hyco_export.core.recipe import Price, Recipe
 from hyco_export.core.recipe_sections import as_source, check_keepset_choice, check_source
 from hyco_export.core.targets import Target, find_target
 from hyco_export.errors import CompileError, RecipeError
@@ -190,12 +190,16 @@ def _graph_rules(recipe: Recipe) -> tuple[Rule, ...]:
             f"$.slm.rows is {recipe.slm.rows}, too few for the root and {planted} planted nodes",
         ),
         (
-            recipe.drafting.budget >= planted,
-            f"$.drafting.budget is {recipe.drafting.budget}, smaller than the {planted} planted nodes",
+            recipe.drafting.largest_tree >= planted,
+            f"$.drafting.budget is {recipe.drafting.largest_tree}, smaller than the {planted} planted nodes",
         ),
         (
-            recipe.drafting.budget <= NODE_LIMIT,
+            recipe.drafting.largest_tree <= NODE_LIMIT,
             f"$.drafting.budget is {recipe.drafting.budget}, the server takes trees of at most {NODE_LIMIT} nodes",
+        ),
+        (
+            recipe.drafting.objective != Price(),
+            "$.drafting.objective gives neither server_ms nor wall_ms a price",
         ),
     )
 

@@ -160,7 +160,7 @@ class Generation:
         self._take((reply.root,), reply.finished)
         prefill_start_ms = self._now_ms()
         if not self.finished:
-            self._begin(self._given(reply))
+            self._begin(self._given(reply, wait_ms))
         prefill_ms = self._now_ms() - prefill_start_ms
         continue_from = sent - self._prompt_length
         self._primes.append(
@@ -234,7 +234,7 @@ class Generation:
         if not self.finished:
             ours = () if reply.drafted else reply.accepted  # rows of the server's own chain are not the drafter's
             accepted = (*proposal.path, *(proposal.rows[row] for row in ours))
-            self._drafter.observe(accepted, self._ids, self._given(reply))
+            self._drafter.observe(accepted, self._ids, self._given(reply, wait_ms))
         commit_ms = self._now_ms() - commit_start_ms
         older_bytes = len(reply.handoff.older_kv) if reply.handoff else 0
         sent_twice = older_bytes > 0 and self._primes[-1].continue_from > 0
@@ -301,10 +301,10 @@ class Generation:
         assert isinstance(self._drafter, ProactiveDrafter)
         return self._waiting.call(call, self._drafter.draft_ahead())
 
-    def _given(self, reply: wire.PrimeReply | wire.VerifyReply) -> Given:
+    def _given(self, reply: wire.PrimeReply | wire.VerifyReply, wait_ms: float) -> Given:
         """Raises ProtocolError: code token_range."""
         check_ids(reply.chain, self._request.vocab_size)
-        return Given(reply.handoff, tuple(reply.chain))
+        return Given(reply.handoff, tuple(reply.chain), max(0.0, wait_ms - reply.server_ms))
 
     def _take(self, tokens: Sequence[int], finished: str) -> None:
         """Append what the server committed.

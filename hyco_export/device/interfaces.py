@@ -158,7 +158,11 @@ class Transport(Protocol):
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What a reply gives to the drafter: the head's hand-off, or the chain that the server's head drafted for it."""
+    """What a reply gives to the drafter: the head's hand-off, or the chain that the server's head drafted for it.
+
+    `link_ms`: how long the device waited for it beyond the server's own time.
+    """
 
     handoff: wire.Handoff | None = None
     chain: tuple[int, ...] = ()
+    link_ms: float = 0.0

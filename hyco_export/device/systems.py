@@ -116,6 +116,7 @@ class Settings(msgspec.Struct, frozen=True):
     vocab_size: int
     stop_ids: frozenset[int]
     trace: bool = False  # ask for what each round was judged by
+    rows_ms: tuple[tuple[float, float], ...] = ()  # of the server's passes (`wire.ServerInfo`), for budget "auto"
 
 
 def find_system(name: str) -> System:

@@ -120,18 +120,24 @@ def _nth_largest(values: np.ndarray, count: int) -> float:
     return float(np.partition(values, len(values) - count)[len(values) - count])
 
 
-def trim(tree: Tree, budget: int) -> tuple[Tree, tuple[int, ...]]:
+def ranking(tree: Tree, scores: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Rows [N] of the tree by scores [N], best first. Ties: smaller depth, then the order of `tree` (planted before
+    candidates, then row, then rank)."""
+    return np.lexsort((np.arange(len(tree.tokens)), depths(tree.parents), -np.asarray(scores)))
+
+
+def trim(tree: Tree, budget: int, best_first: Sequence[int] | np.ndarray | None = None) -> tuple[Tree, tuple[int, ...]]:
     """The `budget` best nodes and their rows in `tree`, in the order of `tree`.
 
     Every edge costs at least |L|, so the best nodes are closed under ancestors by themselves: asserted, not repaired.
-    Ties: smaller depth, then the order of `tree` (planted before candidates, then row, then rank).
+
+    best_first: rows of the best nodes by another score; None: by the tree's own.
     """
     count = len(tree.tokens)
     if count <= budget:
         return tree, tuple(range(count))
-    node_depths = depths(tree.parents)
-    order = np.lexsort((np.arange(count), node_depths, -np.asarray(tree.log_probs)))
-    kept = tuple(sorted(int(row) for row in order[:budget]))
+    rows = ranking(tree, tree.log_probs) if best_first is None else best_first
+    kept = tuple(sorted(int(row) for row in rows[:budget]))
     new_row = {ROOT: ROOT, **{row: place for place, row in enumerate(kept)}}
     assert all(tree.parents[row] in new_row for row in kept), "a kept node lost its parent: an edge costs nothing"
     trimmed = Tree(
@@ -169,7 +175,7 @@ class TreeRule(msgspec.Struct, frozen=True):
     def of_hybrid(cls, own: Drafting, passes: int = 1) -> "TreeRule":
         """An edge costs the log of the chain's assumed acceptance."""
         edge = math.log(own.chain_acceptance)
-        return cls(edge, own.budget, own.candidates_per_row, own.slm_temperature, own.second_pass_nodes, passes)
+        return cls(edge, own.largest_tree, own.candidates_per_row, own.slm_temperature, own.second_pass_nodes, passes)
 
     @classmethod
     def of_specedge(cls, drafting: Drafting) -> "TreeRule":
@@ -177,7 +183,7 @@ class TreeRule(msgspec.Struct, frozen=True):
         own = drafting.specedge
         return cls(
             math.log(own.edge_factor),
-            drafting.budget,
+            drafting.largest_tree,
             own.children_per_row,
             drafting.slm_temperature,
             passes=own.passes,
@@ -324,9 +330,9 @@ class TreeBuilder:
         self._slm.commit(self.base_rows)
         self.base = ()
 
-    def trim(self, budget: int) -> None:
-        """Keep the `budget` best nodes."""
-        self.tree, kept = trim(self.tree, budget)
+    def trim(self, budget: int, best_first: Sequence[int] | np.ndarray | None = None) -> None:
+        """Keep the `budget` best nodes, by their own scores or in another order."""
+        self.tree, kept = trim(self.tree, budget, best_first)
         new_row = {ROOT: ROOT, **{node: place for place, node in enumerate(kept)}}
         self._rows = {new_row[node]: row for node, row in self._rows.items() if node in new_row}
         self._after = {new_row[node]: log_probs for node, log_probs in self._after.items() if node in new_row}

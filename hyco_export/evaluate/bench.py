@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from rich.table import Table
 
 import hyco_export
@@ -102,6 +103,19 @@ def measure_bench(
         traces = store.traces(system)
         found.append(measure(system, traces if scale is None else [on_device(t, scale) for t in traces], keepset))
     return tuple(found)
+
+
+def chosen_budgets(plan: BenchPlan, store: TraceStore) -> str:
+    """The nodes that the systems sent a round, where the device chose them; "" where it did not."""
+    if plan.drafting.budget != "auto":
+        return ""
+    found = []
+    for system in plan.systems:
+        sizes = [len(record.tree) for trace in store.traces(system) for record in trace.rounds]
+        if any(sizes):
+            low, middle, high = np.percentile(sizes, [5, 50, 95])
+            found.append(f"{system} {np.mean(sizes):.1f} ({low:.0f} / {middle:.0f} / {high:.0f})")
+    return f"nodes sent a round, mean (p5 / p50 / p95): {', '.join(found)}" if found else ""
 
 
 HEADINGS = (

@@ -131,6 +131,7 @@ def run_settings(recipe: Recipe, head_digest: str, info: ServerInfo, trace: bool
         vocab_size=info.vocab_size,
         stop_ids=frozenset(info.stop_ids),
         trace=trace,
+        rows_ms=tuple(info.rows_ms),
     )
 
 

@@ -197,6 +197,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     rules: list[str]
     clock: str  # what server_ms is: "cuda-events", "thread-cpu" or "process-cpu"
     context_limit: int = 0  # positions of a session: prompt and max_new_tokens; 0: unknown (an older server)
+    rows_ms: list[tuple[int, float]] = []  # server_ms of one pass by its rows, which grow; empty: not measured
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

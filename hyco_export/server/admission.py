@@ -241,6 +241,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     idle_s: seconds after which a session that nobody calls is forgotten; None: the usual time.
     compiled: let torch's compiler make the layers, at the first passes: for GPUs.
     servers: replicas that share the machine's memory.
+    row_times: measure at the start what a pass of so many rows takes (`ServerInfo.rows_ms`).
     """
 
     sessions: int | None = None
@@ -250,3 +251,4 @@ class ServeOptions(msgspec.Struct, frozen=True):
     idle_s: float | None = None
     compiled: bool = False
     servers: int = 1
+    row_times: bool = False

@@ -31,6 +31,7 @@ from hyco_export.server.interfaces import Clock, ProcessCpuClock, ThreadCpuClock
 from hyco_export.server.passes.cache import HandoffEncoder
 from hyco_export.server.passes.distributed import Followers, LeadingVerifier
 from hyco_export.server.passes.head_drafter import ChainDrafter
+from hyco_export.server.passes.row_times import USUAL_CONTEXT, Asked, measure_rows
 from hyco_export.server.passes.verifier import Verifier
 
 WARM_UP_ROWS, WARM_UP_NODES = 40, 32  # of a prompt, and of the paper's tree
@@ -83,8 +84,7 @@ def open_server_engine(
 ) -> tuple[Engine, wire.ServerInfo]:
     """The engine of a recipe's verifier, and what it says of itself.
 
-    With a run folder that holds a converted head, sessions can be handed off in its encodings; without one the server
-    still drafts with its own head and verifies trees.
+    Hand-offs need a run folder that holds a converted head; the server's own head drafts without one.
 
     Args:
         artifacts: run folder.
@@ -132,7 +132,16 @@ def open_server_engine(
     clock = clock_for(place, torch.get_num_threads())
     engine = Engine(verifier.open, facts, limits, clock, models=verifier, batching=options.batching)
     keepset_digest = artifact.spec.keepset_digest if artifact else (keepset.digest if keepset else "")
-    return engine, describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+    info = describe(engine, digest, tokenizer_digest(folder), keepset_digest)
+    return engine, _with_row_times(info, recipe, verifier, clock) if options.row_times else info
+
+
+def _with_row_times(info: wire.ServerInfo, recipe: Recipe, verifier: Verifier, clock: Clock) -> wire.ServerInfo:
+    """What a pass takes by its rows, judged as the recipe's devices will ask for it."""
+    own = recipe.sampling
+    sampling = wire.Sampling(own.temperature, own.top_k, own.top_p)
+    asked = Asked(info.vocab_size, info.node_limit, min(USUAL_CONTEXT, info.prompt_limit), sampling)
+    return msgspec.structs.replace(info, rows_ms=measure_rows(verifier, verifier.open, clock, asked))
 
 
 def _restricted(

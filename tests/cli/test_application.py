@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
@@ -30,6 +31,10 @@ def test_a_server_says_what_it_serves_and_why_it_hands_nothing_off(run: RunFolde
     ]
     why = f"{run.root} holds no convert-head" if there else f"run folder {run.root} does not exist"
     assert lines[3] == f"hand-offs: off: {why}; build it: hyco-export convert-head"
+    assert len(lines) == 4
+    measured = msgspec.structs.replace(info, rows_ms=[(1, 2.5), (5, 3.25), (33, 12.04)])
+    line = start_lines(run, engine, measured, "cpu")[4]  # type: ignore[arg-type]
+    assert line == "passes: ms by rows, thread-cpu: 1: 2.5, 5: 3.25, 33: 12"
     named = wire.ServerInfo(1, "test", "v", "t", 16, [1], "key", "", 32, 64, 4, ["exact"], "thread-cpu", 4096)
     on = start_lines(run, engine, named, "cpu")[3]  # type: ignore[arg-type]
     assert on == f"hand-offs: on, in the encodings of {run.root / 'convert-head'}"

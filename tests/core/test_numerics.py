@@ -6,6 +6,7 @@ import pytest
 from hyco_export.core.numerics import (
     EXACT_DB,
     LOG_SOFTMAX_BOUND,
+    along,
     decibels,
     log_softmax,
     log_softmax_rows,
@@ -67,3 +68,9 @@ def test_kl_against_the_closed_form_and_shift_invariance() -> None:
     wanted = float(np.sum(p * np.log(p / q)))
     assert logit_kl(np.log(p)[None], np.log(q)[None] + 100.0) == pytest.approx(wanted)
     assert logit_kl(np.log(p)[None], np.log(p)[None]) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_curve_is_straight_between_its_points_and_goes_on_along_the_last_two() -> None:
+    points = ((1, 2.0), (5, 6.0), (9, 8.0))
+    assert [along(points, at) for at in (0, 1, 3, 5, 7, 9, 13)] == [2.0, 2.0, 4.0, 6.0, 7.0, 8.0, 10.0]
+    assert along(((4, 3.0),), 9) == 3.0

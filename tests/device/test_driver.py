@@ -65,6 +65,32 @@ class RandomTrees:
         pass
 
 
+class Slow(ScriptedServer):
+    """Every call takes 30 ms, of which it says 12 are its own."""
+
+    now_s = 0.0
+
+    def prime(self, request: wire.PrimeRequest) -> wire.PrimeReply:
+        self.now_s += 0.03
+        return msgspec.structs.replace(super().prime(request), server_ms=12.0)
+
+    def verify(self, session: str, round_number: int, request: wire.VerifyRequest) -> wire.VerifyReply:
+        self.now_s += 0.03
+        return msgspec.structs.replace(super().verify(session, round_number, request), server_ms=12.0)
+
+
+def test_drafters_hear_how_long_a_reply_was_on_its_way() -> None:
+    heard: list[float] = []
+
+    class Listening(NullDrafter):
+        def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
+            heard.append(given.link_ms)
+
+    server = Slow(ToyLanguageModel(stop_bias=NO_STOP))
+    generate(PROMPT, request(4), Listening(), server, lambda: server.now_s)
+    assert heard == pytest.approx([18.0, 18.0])  # after the last round nothing is drafted
+
+
 def test_null_drafter_commits_one_token_a_round() -> None:
     model = ToyLanguageModel(stop_bias=NO_STOP)
     trace = generate(PROMPT, request(24), NullDrafter(), ScriptedServer(model))

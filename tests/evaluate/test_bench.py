@@ -12,6 +12,7 @@ from hyco_export.errors import ArtifactError
 from hyco_export.evaluate.bench import (
     BenchPlan,
     bench_table,
+    chosen_budgets,
     code_digest,
     measure_bench,
     run_bench,
@@ -154,3 +155,14 @@ def test_the_table_of_disturbed_systems_keeps_their_names_and_fits_80_columns():
 def test_machine_and_code_have_names():
     assert re.fullmatch(r".+, \d+ cores", this_machine())
     assert re.fullmatch("[0-9a-f]{64}", code_digest()) and code_digest() == code_digest()
+
+
+def test_what_a_device_chose_to_send_is_said_and_a_fixed_number_is_not(tmp_path):
+    auto = msgspec.structs.replace(PLAN, drafting=Drafting(budget="auto"))
+    store = TraceStore(tmp_path, auto, auto.systems)
+    run_bench(auto, CountingRunner(), PROMPTS, store, ignore)
+    sent = len(round_trace((0, 1, 2)).tree)
+    each = f"{sent:.1f} ({sent} / {sent} / {sent})"
+    line = f"nodes sent a round, mean (p5 / p50 / p95): cloud-mtp {each}, hyco {each}"
+    assert chosen_budgets(auto, store) == line
+    assert chosen_budgets(PLAN, store) == ""

@@ -148,6 +148,16 @@ def test_info_says_what_the_server_is(served: tuple[Engine, wire.ServerInfo], ch
     assert info.rules == list(RULES) and info.clock in ("thread-cpu", "process-cpu")
 
 
+def test_a_server_measures_its_passes_where_it_is_asked_to(
+    recipe: Recipe, served: tuple[Engine, wire.ServerInfo]
+) -> None:
+    assert served[1].rows_ms == []
+    engine, info = open_server_engine(recipe, options=ServeOptions(row_times=True))
+    assert [rows for rows, _ in info.rows_ms] == [1, 5, 9, 17, 33, 65]
+    assert all(0 < ms < 10_000 for _, ms in info.rows_ms)
+    assert (engine.session_count, engine.reserved_bytes) == (0, 0)
+
+
 @pytest.mark.parametrize("length", [1, gemma.WINDOW, 30])
 def test_greedy_text_equals_transformers_whoever_drafts(served: tuple[Engine, wire.ServerInfo], length: int) -> None:
     engine, _ = served

@@ -27,7 +27,7 @@ from hyco_export.evaluate.planning.measured import measured_inputs, read_folder
 from hyco_export.evaluate.planning.simulation import Options
 from hyco_export.evaluate.traces import PLAN_FILE, PROGRESS_FILE
 
-CURVE_FIELD = "rows_ms"  # of /v1/info: points [rows, ms], once a server says them
+CURVE_FIELD = "rows_ms"  # of /v1/info: points [rows, ms] that a server measured at its start
 
 
 class Places(msgspec.Struct, frozen=True):

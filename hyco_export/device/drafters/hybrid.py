@@ -6,6 +6,7 @@ from typing import Protocol
 
 from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.backends import Device
+from hyco_export.device.budget import PricedBudget, priced_budget
 from hyco_export.device.drafters.drafter import Draft
 from hyco_export.device.interfaces import Given, HeadDraft
 from hyco_export.device.kv_state import HeadState, ReplyChain
@@ -31,12 +32,14 @@ class HybridDrafter:
         slm: its rings follow the committed tokens.
         rule: scores, budget and passes: the first over the root and all planted nodes; a second one over the nodes
             that the tree keeps and that have no children yet, as many as fit (HyCo-2P, a reading of §3.1).
+        budget: cuts the finished tree by what its rows cost; None: the rule's budget stands.
     """
 
-    def __init__(self, planter: Planter, slm: SlmState, rule: TreeRule) -> None:
+    def __init__(self, planter: Planter, slm: SlmState, rule: TreeRule, budget: PricedBudget | None = None) -> None:
         self._planter = planter
         self._slm = slm
         self._rule = rule
+        self._budget = budget
         self._builder: TreeBuilder | None = None
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
@@ -58,11 +61,16 @@ class HybridDrafter:
             if builder.base:
                 builder.settle_base()
             builder.trim(self._rule.budget)
+        if self._budget is not None:
+            sent = self._budget.rows(builder.tree, head_ms + builder.slm_ms)
+            builder.trim(len(sent), sent)
         return Draft(builder.tree, head_ms, builder.slm_ms)
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         self._planter.observe(ids, given)
         assert self._builder is not None  # a verdict follows a proposal
+        if self._budget is not None:
+            self._budget.observe(self._builder.tree, accepted, given.link_ms)
         self._builder.commit(accepted)
         self._slm.forget()
 
@@ -79,4 +87,4 @@ def make_reply_chain(device: Device, settings: Settings) -> HybridDrafter:
 
 def _make(planter: Planter, device: Device, settings: Settings, passes: int = 1) -> HybridDrafter:
     slm = SlmState(device.slm, device.slm_ids, settings.stop_ids)
-    return HybridDrafter(planter, slm, TreeRule.of_hybrid(settings.drafting, passes))
+    return HybridDrafter(planter, slm, TreeRule.of_hybrid(settings.drafting, passes), priced_budget(settings))

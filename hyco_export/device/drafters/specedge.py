@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hyco_export.device.backends import Device
+from hyco_export.device.budget import PricedBudget, priced_budget
 from hyco_export.device.drafters.drafter import Draft
 from hyco_export.device.interfaces import Given
 from hyco_export.device.systems import Settings
@@ -20,11 +21,13 @@ class SpecEdgeDrafter:
     Args:
         slm: its rings follow the committed tokens.
         rule: scores, budget and passes; it stops earlier when no new child beats the last node kept.
+        budget: cuts the finished tree by what its rows cost; None: the rule's budget stands.
     """
 
-    def __init__(self, slm: SlmState, rule: TreeRule) -> None:
+    def __init__(self, slm: SlmState, rule: TreeRule, budget: PricedBudget | None = None) -> None:
         self._slm = slm
         self._rule = rule
+        self._budget = budget
         self._builder: TreeBuilder | None = None
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
@@ -36,12 +39,23 @@ class SpecEdgeDrafter:
         if self._grow(builder):
             builder.settle_base()
             self._grow_for(builder, self._rule.passes - 1)
+        self._cut(builder, builder.slm_ms)
         return Draft(builder.tree, 0.0, builder.slm_ms)
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         assert self._builder is not None  # a verdict follows a proposal
+        self._learn(self._builder, accepted, given)
         self._builder.commit(accepted)
         self._slm.forget()
+
+    def _cut(self, builder: TreeBuilder, draft_ms: float) -> None:
+        if self._budget is not None:
+            sent = self._budget.rows(builder.tree, draft_ms)
+            builder.trim(len(sent), sent)
+
+    def _learn(self, builder: TreeBuilder, accepted: Sequence[int], given: Given) -> None:
+        if self._budget is not None:
+            self._budget.observe(builder.tree, accepted, given.link_ms)
 
     def _grow_for(self, builder: TreeBuilder, passes: int) -> None:
         for _ in range(passes):
@@ -74,8 +88,8 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
     after a hit are deeper, as HyCo's Table 2 has them (MAT 3.69 with, 3.53 without).
     """
 
-    def __init__(self, slm: SlmState, rule: TreeRule) -> None:
-        super().__init__(slm, rule)
+    def __init__(self, slm: SlmState, rule: TreeRule, budget: PricedBudget | None = None) -> None:
+        super().__init__(slm, rule, budget)
         self._guess: Guess | None = None
         self._next: TreeBuilder | None = None  # the tree that a right guess left
         self._passes_ahead = 0
@@ -94,7 +108,8 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
         left = self._rule.passes - (self._passes_ahead if self._rule.counts_ahead else 0)
         self._passes_ahead = 0
         self._grow_for(builder, left)
-        return Draft(builder.tree, 0.0, builder.slm_ms - spent_ms, reused)
+        self._cut(builder, builder.slm_ms - spent_ms)
+        return Draft(builder.tree, 0.0, builder.slm_ms - spent_ms, min(reused, len(builder.tree)))
 
     def draft_ahead(self) -> Iterator[None]:
         assert self._builder is not None  # there is a verdict to wait for
@@ -117,6 +132,8 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
             self._passes_ahead = 0
             super().observe(accepted, ids, given)
             return
+        assert self._builder is not None
+        self._learn(self._builder, accepted, given)
         guess.builder.settle_base()  # the accepted path and the new root
         self._slm.forget(guess.builder.oldest_row())
         self._next = guess.builder
@@ -134,10 +151,10 @@ class ProactiveSpecEdgeDrafter(SpecEdgeDrafter):
 def make_specedge(device: Device, settings: Settings) -> SpecEdgeDrafter:
     """Waits for every verdict."""
     slm = SlmState(device.slm, device.slm_ids, settings.stop_ids)
-    return SpecEdgeDrafter(slm, TreeRule.of_specedge(settings.drafting))
+    return SpecEdgeDrafter(slm, TreeRule.of_specedge(settings.drafting), priced_budget(settings))
 
 
 def make_proactive(device: Device, settings: Settings) -> ProactiveSpecEdgeDrafter:
     """Drafts on meanwhile."""
     slm = SlmState(device.slm, device.slm_ids, settings.stop_ids)
-    return ProactiveSpecEdgeDrafter(slm, TreeRule.of_specedge(settings.drafting))
+    return ProactiveSpecEdgeDrafter(slm, TreeRule.of_specedge(settings.drafting), priced_budget(settings))

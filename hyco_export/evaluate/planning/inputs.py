@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from hyco_export.core.device_profile import DeviceProfile
 from hyco_export.core.device_spec import HEAD_GRAPH, SLM_TREE_GRAPH
-from hyco_export.core.numerics import MS_PER_S
+from hyco_export.core.numerics import MS_PER_S, along
 from hyco_export.core.recipe_loading import read_yaml
 from hyco_export.core.recipe_sections import Count, NonNegative, Positive, Section, Share
 from hyco_export.device.link import PRESETS, Link, find_link
@@ -56,18 +55,11 @@ class ServerTimes(Section, frozen=True):
 
     def verify_ms(self, rows: float) -> float:
         """A pass of so many rows: linear between the points and, along the last two, beyond them."""
-        return _along(self.pass_ms, rows)
+        return along(self.pass_ms, rows)
 
     def late_ms(self, rows: float) -> float:
         """`beside_ms` in the same way."""
-        return _along(self.beside_ms, rows) if self.beside_ms else 0.0
-
-
-def _along(points: Sequence[tuple[float, float]], rows: float) -> float:
-    at, ms = np.array(points).T
-    if rows > at[-1] and len(at) > 1:
-        return float(ms[-1] + (rows - at[-1]) * (ms[-1] - ms[-2]) / (at[-1] - at[-2]))
-    return float(np.interp(rows, at, ms))
+        return along(self.beside_ms, rows) if self.beside_ms else 0.0
 
 
 class LinkPoint(Section, frozen=True, kw_only=True):

@@ -55,7 +55,8 @@ def test_points_that_differ_in_acceptance_alone_share_a_run() -> None:
     [
         ({"drafting.bugdet": 8}, RecipeError, r"\$.drafting.bugdet is no field"),
         ({"budget": 8}, RecipeError, r"\$.budget is no field"),
-        ({"drafting.budget": "many"}, RecipeError, r"\$.drafting.budget: Expected `int`"),
+        ({"drafting.budget": "many"}, RecipeError, r"\$.drafting.budget: Invalid enum value 'many'"),
+        ({"drafting.budget": 2.5}, RecipeError, r"\$.drafting.budget: Expected `int"),
         ({"drafting.budget": 65}, RecipeError, "drafting.budget"),
         ({"head.steps": 2}, RecipeError, r"\$.qat.unrolled_steps is 4, more than"),
         ({"rule": "lenient"}, ProtocolError, "lenient"),
