@@ -155,6 +155,8 @@ def test_after_an_outage_the_same_server_must_answer(monkeypatch, world):
     monkeypatch.setattr(runs, "finish", lambda _: disturbed)
     with DeviceRunner(ARTIFACTS, RECIPE, back, INFO) as runner:
         assert runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 8) is disturbed
+        back.info_now = msgspec.structs.replace(INFO, rows_ms=[(1, 2.0), (5, 2.5)])  # measured anew at every start
+        assert runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 8) is disturbed
         back.info_now = msgspec.structs.replace(INFO, verifier_digest="w" * 64)
         with pytest.raises(ServerError, match="another server answers than at the start of the run: verifier_digest"):
             runner.generate("plain", "torch", PROMPT, PAPER_SAMPLING, 8)
