@@ -156,7 +156,7 @@ def test_marks_line_ends_and_compression_change_nothing(tmp_path):
         ("a.jsonl", b'{"messages": [{"role": "user", "content": [{"text": "x"}]}]}', "content", "every line must be"),
         ("a.jsonl", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "line 1", "every line must be"),
         ("a.jsonl", b'{"conversations": [{"from": "human", "value": "x"}]}', "only 'conversations'", "ShareGPT"),
-        ("a.jsonl.gz", gzip.compress(GOOD.encode())[:-9], "cannot be read to its end", "fetch or write it again"),
+        ("a.jsonl.gz", gzip.compress(GOOD.encode(), mtime=0)[:-9], "cannot be read to its end", "fetch or write it again"),
         ("a.jsonl.gz", GOOD.encode(), "cannot be read to its end", "fetch or write it again"),
     ],
 )
