@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -100,6 +101,34 @@ def test_a_recipe_for_the_groups_server_names_whole_paths(base: RunFolder, tmp_p
     assert Path(beside.models.verifier.model).is_absolute()
     assert isinstance(beside, Recipe)
     assert beside.drafting == RECIPE.drafting
+
+
+def test_every_run_of_a_recipe_elsewhere_finds_what_lies_beside_it(
+    base: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative model paths mean files beside the recipe, whatever the working folder is."""
+    beside = tmp_path / "mine"
+    (beside / "checkpoint").mkdir(parents=True)
+    verifier = msgspec.structs.replace(RECIPE.models.verifier, model="checkpoint")
+    recipe = msgspec.structs.replace(RECIPE, models=msgspec.structs.replace(RECIPE.models, verifier=verifier))
+    found: list[str] = []
+
+    def measured(own: RunFolder) -> None:
+        found.append(str(own.source("verifier", own.recipe.models.verifier)))
+        raise InterruptedError
+
+    monkeypatch.chdir(base.root)
+    monkeypatch.setattr(command, "subject_of", measured)
+    monkeypatch.setattr(command, "transport_to", lambda *given: (None, None))
+    monkeypatch.setattr("hyco_export.stages.run_folder.checkpoint_folder", lambda one, at: Path(one.model).resolve())
+    grid = Grid(fields={"drafting.budget": [8, 32]})
+    groups = grouped(RunFolder(base.root, recipe, beside), runs_of(points_of(grid, recipe)), tmp_path / "out")
+    server = SimpleNamespace(url="http://127.0.0.1:1", require_running=None)
+    for group in groups:
+        for run in group.runs:
+            with pytest.raises(InterruptedError):
+                command._generations(run, grid, group, server, tmp_path / "out", ConnectOptions())
+    assert found == [str(beside / "checkpoint")] * 2
 
 
 def test_a_dry_run_says_the_plan_and_builds_nothing(
