@@ -19,17 +19,23 @@ from hyco_export.core.device_profile import DeviceProfile
 from hyco_export.core.device_spec import HEAD_GRAPH, SLM_TREE_GRAPH
 from hyco_export.core.numerics import MS_PER_S
 from hyco_export.core.recipe_loading import read_yaml
-from hyco_export.core.recipe_sections import Count, NonNegative, Positive, Section, Share
+from hyco_export.core.recipe_sections import Count, NonNegative, Section, Share
 from hyco_export.device.link import PRESETS, Link, find_link
 from hyco_export.device.systems import SYSTEMS, System
 from hyco_export.errors import HycoError, RecipeError
 
 PAPER, PAPER_32K = "paper", "paper-32k"
 SHIPPED = {name: Path(__file__).parent / f"{name}.yaml" for name in (PAPER, PAPER_32K)}
-Milliseconds = Annotated[float, Meta(ge=0.0)]
 Part = TypeVar("Part")
 LINK_COLUMNS = ("from_s", "rtt_ms", "down_mbit_s", "up_mbit_s")
+MOST_MS = 3_600_000.0  # an hour, the most that a pass or a round trip may take
+LEAST_MBIT_S, MOST_MBIT_S = 1e-6, 1e6  # 1 bit and 1 Tbit a second
+MOST_S = 31_536_000.0  # a year of a link
 CURVE_COLUMNS = ("rows", "ms")
+Milliseconds = Annotated[float, Meta(ge=0.0, le=MOST_MS)]
+Rows = Annotated[float, Meta(gt=0.0, le=1e6)]
+PassMilliseconds = Annotated[float, Meta(gt=0.0, le=MOST_MS)]
+Bandwidth = Annotated[float, Meta(ge=LEAST_MBIT_S, le=MOST_MBIT_S)]
 
 
 class DeviceTimes(Section, frozen=True):
@@ -49,8 +55,8 @@ class ServerTimes(Section, frozen=True):
     `beside_ms`: such points of what a call waits beyond pass and link, for host work or a busy machine; no part of g.
     """
 
-    pass_ms: Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1)]
-    beside_ms: tuple[tuple[Positive, Milliseconds], ...] = ()
+    pass_ms: Annotated[tuple[tuple[Rows, PassMilliseconds], ...], Meta(min_length=1)]
+    beside_ms: tuple[tuple[Rows, Milliseconds], ...] = ()
     head_ms: Milliseconds = 0.0  # K steps of the verifier's own head, once for a batch
     prefill_ms: Milliseconds = 0.0  # one prompt
 
@@ -73,10 +79,10 @@ def _along(points: Sequence[tuple[float, float]], rows: float) -> float:
 class LinkPoint(Section, frozen=True, kw_only=True):
     """What the link is like from a time on; None: the bandwidth takes no time."""
 
-    from_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    from_s: Annotated[float, Meta(ge=0.0, le=MOST_S)] = 0.0
     rtt_ms: Milliseconds
-    down_mbit_s: Positive | None = None
-    up_mbit_s: Positive | None = None
+    down_mbit_s: Bandwidth | None = None
+    up_mbit_s: Bandwidth | None = None
 
 
 class LinkTimes(Section, frozen=True):
@@ -261,7 +267,7 @@ def read_curve(path: Path) -> tuple[tuple[float, float], ...]:
         HycoError: no such file, or something else in it.
     """
     rows = _csv(path, CURVE_COLUMNS) if path.suffix == ".csv" else read_values(path)
-    return check_curve(_converted(rows, tuple[tuple[Positive, Positive], ...], str(path)), str(path))
+    return check_curve(_converted(rows, tuple[tuple[Rows, PassMilliseconds], ...], str(path)), str(path))
 
 
 def check_curve(points: Sequence[Sequence[float]], where: str) -> tuple[tuple[float, float], ...]:
