@@ -221,7 +221,7 @@ def _generations(
     from hyco_export.evaluate.bench import run_bench, texts_digest
     from hyco_export.evaluate.connect import connect, read_prompts
     from hyco_export.evaluate.runs import DeviceRunner
-    from hyco_export.evaluate.traces import TraceStore
+    from hyco_export.evaluate.traces import TraceStore, read_traces
 
     limits = run.recipe.validation
     own = RunFolder(group.folder.root, run.recipe, None)
@@ -239,7 +239,7 @@ def _generations(
         numbers = ", ".join(str(point.number) for point in run.points)
         label = f"{run.system}, points {numbers}" if numbers else f"{run.system}, baseline"
         run_bench(made, runner, prompts, store, lambda _, done, total: bars.step(label, done, total))
-    return store.traces(run.system), connection.artifacts.keepset
+    return read_traces(store.path(run.system)), connection.artifacts.keepset
 
 
 def _finish(
