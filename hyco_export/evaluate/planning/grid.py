@@ -79,14 +79,18 @@ def read_grid(path: Path) -> Grid:
 
 
 def points_of(grid: Grid, recipe: Recipe) -> tuple[Point, ...]:
-    """Every combination of the fields' values, then the single points.
+    """Every combination of the fields' values, then the single points; of equal ones the first.
 
     Raises:
         HycoError: an unknown field, system or rule, or a value that the recipe cannot have.
     """
     names = list(grid.fields)
     combined = [dict(zip(names, values, strict=True)) for values in product(*grid.fields.values())] if names else []
-    return tuple(_point(number, changes, grid, recipe) for number, changes in enumerate([*combined, *grid.points], 1))
+    found: dict[str, Point] = {}
+    for changes in (*combined, *grid.points):
+        point = _point(len(found) + 1, changes, grid, recipe)
+        found.setdefault(content_digest([point.system, point.acceptance, point.recipe]), point)
+    return tuple(found.values())
 
 
 def runs_of(points: Sequence[Point]) -> tuple[Run, ...]:

@@ -109,3 +109,13 @@ def test_an_unknown_field_is_refused_with_those_that_are_there(tmp_path: Path) -
     with pytest.raises(HycoError, match="unknown field `field`") as caught:
         read_grid(path)
     assert "`fields: {drafting.budget: [8, 32]}`" in caught.value.hint
+
+
+def test_equal_points_are_one() -> None:
+    twice = grid(fields={"drafting.budget": [8, 8, 16]}, points=({"drafting.budget": 16}, {"rule": "exact"}))
+    points = points_of(twice, RECIPE)
+    assert [(point.number, point.recipe.drafting.budget, point.acceptance.rule) for point in points] == [
+        (1, 8, "epsilon"),
+        (2, 16, "epsilon"),
+        (3, RECIPE.drafting.budget, "exact"),
+    ]
