@@ -211,7 +211,7 @@ def plan(
 
 @measuring.command()
 def sweep(
-    grid: Annotated[Path, typer.Argument(help="YAML of fields and their values: docs/measuring.md.")],
+    grid: Annotated[Path, typer.Argument(help="YAML of `fields`, each with a list of values, and of single `points`.")],
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,

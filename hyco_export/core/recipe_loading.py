@@ -297,7 +297,9 @@ def load_recipe(path: Path) -> Recipe:
     try:
         recipe = msgspec.convert(read_yaml(path), Recipe, strict=True)
     except msgspec.ValidationError as error:
-        raise RecipeError(f"recipe {path.name}: {error}", "see recipes/tiny.yaml for every field") from error
+        raise RecipeError(
+            f"recipe {path.name}: {error}", "`hyco-export recipes show tiny` prints one with its fields explained"
+        ) from error
     check_recipe(recipe)
     return recipe
 

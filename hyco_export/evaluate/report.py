@@ -8,7 +8,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -237,7 +237,18 @@ def _fact(name: str, value: str, detail: str) -> dict[str, str]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write beside `path`, then rename over it."""
+    """Write beside `path`, then rename over it; a failure leaves nothing behind.
+
+    Raises:
+        OSError: about `path`, whichever of the two was refused.
+    """
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except BaseException as error:
+        with suppress(OSError):  # never made, or on a disk that is gone
+            partial.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
+        raise

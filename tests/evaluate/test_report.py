@@ -15,7 +15,14 @@ from hyco_export.device.systems import find_system
 from hyco_export.errors import HycoError, ServerError
 from hyco_export.evaluate.metrics import caveats, headline, measure
 from hyco_export.evaluate.pictures import acceptance_by_depth, pick_tree
-from hyco_export.evaluate.report import Unfinished, key_facts, render_html, unfinished_report, write_report
+from hyco_export.evaluate.report import (
+    Unfinished,
+    key_facts,
+    render_html,
+    replace_file,
+    unfinished_report,
+    write_report,
+)
 from hyco_export.evaluate.summary import summary
 from hyco_export.protocol.wire import Traffic
 from tests.evaluate.synthetic_reports import SWAPPED_NORM, synthetic_report
@@ -281,3 +288,13 @@ def test_a_report_is_read_and_written_without_onnx_runtime_and_torch():
     )
     shown = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
+
+
+def test_a_file_that_cannot_be_replaced_is_named_and_leaves_no_part_behind(tmp_path):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    for path in (taken, tmp_path / "nowhere" / "page.html"):
+        with pytest.raises(OSError) as caught:
+            replace_file(path, b"page")
+        assert caught.value.filename == str(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"] and not list(taken.iterdir())

@@ -9,7 +9,7 @@ from hyco_export.cli.console import output, show_next
 from hyco_export.cli.invocation import command_line, imply
 from hyco_export.cli.options import open_run
 from hyco_export.core.numerics import BYTES_PER_MB
-from hyco_export.errors import HycoError, counted
+from hyco_export.errors import HycoError, StorageError, counted
 
 if TYPE_CHECKING:
     from hyco_export.evaluate.page.sources import Source
@@ -26,19 +26,21 @@ def write_report(
     """Write the page and say where it is.
 
     Raises:
-        HycoError: a folder without a measurement, or a recipe that cannot be used.
+        HycoError: a folder without a measurement, a recipe that cannot be used, or a folder where the page goes.
     """
     from hyco_export.evaluate.page.page import write_page
     from hyco_export.evaluate.page.rounds import MOST_ROUNDS, every_nth
     from hyco_export.evaluate.page.sources import read_sources, run_of
 
+    first = folders[0]
+    path = out or (first.parent if first.is_file() else first) / PAGE_FILE
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder", f"give a file: --out {shlex.quote(str(path / PAGE_FILE))}")
     sources = read_sources(folders)
     root = run_dir or next(filter(None, map(run_of, folders)), None)
     if root is not None:
         imply(run=root)
     texts, note = find_texts(sources, recipe, root)
-    first = folders[0]
-    path = out or (first.parent if first.is_file() else first) / PAGE_FILE
     most = rounds_wanted or MOST_ROUNDS
     size = write_page(sources, texts, path, most)
     rounds = sum(source.rounds for source in sources)

@@ -95,14 +95,16 @@ def _quality(options: SweepOptions) -> dict[str, float]:
 
 
 def grouped(base: RunFolder, runs: Sequence[Run], out: Path) -> tuple[Group, ...]:
-    """Runs by the artifacts that they need: the run's own folder where its keys are the same."""
+    """Runs by the artifacts that they need: the run's own folder where its keys are the same. Paths of the runs'
+    recipes are whole in them: no group has a recipe's folder."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        alike.setdefault(_made_of(run.recipe), []).append(run)
+        whole = _with_whole_paths(run.recipe, base.recipe_folder)
+        alike.setdefault(_made_of(run.recipe), []).append(msgspec.structs.replace(run, recipe=whole))
     own = plan(base, stages_of(base.recipe))[-1].key
     groups: dict[str, Group] = {}
     for same in alike.values():  # a plan reads every artifact: one for each set of configurations
-        recipe = _with_whole_paths(same[0].recipe, base.recipe_folder)
+        recipe = same[0].recipe
         folder = RunFolder(base.root, recipe, None)
         chain = plan(folder, stages_of(recipe))
         key = chain[-1].key
@@ -219,11 +221,10 @@ def _generations(
     from hyco_export.evaluate.bench import run_bench, texts_digest
     from hyco_export.evaluate.connect import connect, read_prompts
     from hyco_export.evaluate.runs import DeviceRunner
-    from hyco_export.evaluate.traces import TraceStore
+    from hyco_export.evaluate.traces import TraceStore, read_traces
 
-    recipe = _with_whole_paths(run.recipe, group.folder.recipe_folder)
-    limits = recipe.validation
-    own = RunFolder(group.folder.root, recipe, None)
+    limits = run.recipe.validation
+    own = RunFolder(group.folder.root, run.recipe, None)
     reach = msgspec.structs.replace(reach, still_there=server.require_running)
     transport, clock = transport_to(server.url, reach, limits.seed)
     subject = subject_of(own)
@@ -233,12 +234,12 @@ def _generations(
     ids = tuple(prompt.id for prompt in prompts)
     made = bench_plan(own, connection, reach, options, ids, texts_digest(prompts))
     store = TraceStore(out / trace_folder(run), made, made.systems)
-    device = DeviceRunner(connection.artifacts, recipe, transport, connection.info, trace=True, clock=clock)
+    device = DeviceRunner(connection.artifacts, run.recipe, transport, connection.info, trace=True, clock=clock)
     with device as runner, ConsoleProgress() as bars:
         numbers = ", ".join(str(point.number) for point in run.points)
         label = f"{run.system}, points {numbers}" if numbers else f"{run.system}, baseline"
         run_bench(made, runner, prompts, store, lambda _, done, total: bars.step(label, done, total))
-    return store.traces(run.system), connection.artifacts.keepset
+    return read_traces(store.path(run.system)), connection.artifacts.keepset
 
 
 def _finish(

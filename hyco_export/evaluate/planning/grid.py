@@ -23,6 +23,10 @@ from hyco_export.protocol import wire
 from hyco_export.protocol.acceptance import EPSILON, RULES, STOP_NEEDS_DRAW, check_acceptance
 
 SYSTEM, RULE = "system", "rule"  # fields that are no recipe's
+GRID_HINT = (
+    "a grid is like `fields: {drafting.budget: [8, 32]}` or `points: [{rule: exact}]`;"
+    " system, baseline, prompts, max_new_tokens and backend may stand beside those"
+)
 KEY_DIGITS = 12  # of a digest, in a folder's name
 
 
@@ -67,7 +71,7 @@ def read_grid(path: Path) -> Grid:
     try:
         grid = msgspec.convert(read_values(path), Grid)
     except msgspec.ValidationError as error:
-        raise HycoError(f"{path}: {error}", "docs/measuring.md shows a grid") from error
+        raise HycoError(f"{path}: {error}", GRID_HINT) from error
     if not grid.fields and not grid.points:
         raise HycoError(f"{path} has neither `fields` nor `points`", "give values of at least one field")
     find_baseline(grid.baseline)
@@ -75,14 +79,18 @@ def read_grid(path: Path) -> Grid:
 
 
 def points_of(grid: Grid, recipe: Recipe) -> tuple[Point, ...]:
-    """Every combination of the fields' values, then the single points.
+    """Every combination of the fields' values, then the single points; of equal ones the first.
 
     Raises:
         HycoError: an unknown field, system or rule, or a value that the recipe cannot have.
     """
     names = list(grid.fields)
     combined = [dict(zip(names, values, strict=True)) for values in product(*grid.fields.values())] if names else []
-    return tuple(_point(number, changes, grid, recipe) for number, changes in enumerate([*combined, *grid.points], 1))
+    found: dict[str, Point] = {}
+    for changes in (*combined, *grid.points):
+        point = _point(len(found) + 1, changes, grid, recipe)
+        found.setdefault(content_digest([point.system, point.acceptance, point.recipe]), point)
+    return tuple(found.values())
 
 
 def runs_of(points: Sequence[Point]) -> tuple[Run, ...]:
@@ -114,11 +122,13 @@ def with_field(recipe: Recipe, name: str, value: Any) -> Recipe:
     """
     values = msgspec.to_builtins(recipe)
     *sections, last = name.removeprefix("$.").split(".")
-    place = values
+    place = known = values
     for section in sections:
         place = place.get(section) if isinstance(place, dict) else None
+        known = place if isinstance(place, dict) else known
     if not isinstance(place, dict) or last not in place:
-        raise RecipeError(f"$.{name} is no field of a recipe", "docs/recipes.md has them all; also `system` and `rule`")
+        also = "; also `system` and `rule`" if known is values else ""
+        raise RecipeError(f"$.{name} is no field of a recipe", f"known there: {', '.join(known)}{also}")
     place[last] = value
     try:
         return msgspec.convert(values, Recipe)

@@ -18,17 +18,26 @@ from hyco_export.core.device_profile import DeviceProfile
 from hyco_export.core.device_spec import HEAD_GRAPH, SLM_TREE_GRAPH
 from hyco_export.core.numerics import MS_PER_S, along
 from hyco_export.core.recipe_loading import read_yaml
-from hyco_export.core.recipe_sections import Count, NonNegative, Positive, Section, Share
+from hyco_export.core.recipe_sections import Count, NonNegative, Section, Share
 from hyco_export.device.link import PRESETS, Link, find_link
 from hyco_export.device.systems import SYSTEMS, System
 from hyco_export.errors import HycoError, RecipeError
 
 PAPER, PAPER_32K = "paper", "paper-32k"
 SHIPPED = {name: Path(__file__).parent / f"{name}.yaml" for name in (PAPER, PAPER_32K)}
-Milliseconds = Annotated[float, Meta(ge=0.0)]
 Part = TypeVar("Part")
 LINK_COLUMNS = ("from_s", "rtt_ms", "down_mbit_s", "up_mbit_s")
+INPUTS_HINT = "`inputs` in the plan.json that `hyco-export plan` writes shows the form of every section"
+LINK_HINT = "give times of 0 or more, up to an hour for rtt_ms, and bandwidths above 0, up to 1,000,000 Mbit/s"
+CURVE_HINT = "give a list of [rows, ms], sorted by rows"
+MOST_MS = 3_600_000.0  # an hour, the most that a pass or a round trip may take
+LEAST_MBIT_S, MOST_MBIT_S = 1e-6, 1e6  # 1 bit and 1 Tbit a second
+MOST_S = 31_536_000.0  # a year of a link
 CURVE_COLUMNS = ("rows", "ms")
+Milliseconds = Annotated[float, Meta(ge=0.0, le=MOST_MS)]
+Rows = Annotated[float, Meta(gt=0.0, le=1e6)]
+PassMilliseconds = Annotated[float, Meta(gt=0.0, le=MOST_MS)]
+Bandwidth = Annotated[float, Meta(ge=LEAST_MBIT_S, le=MOST_MBIT_S)]
 
 
 class DeviceTimes(Section, frozen=True):
@@ -48,8 +57,8 @@ class ServerTimes(Section, frozen=True):
     `beside_ms`: such points of what a call waits beyond pass and link, for host work or a busy machine; no part of g.
     """
 
-    pass_ms: Annotated[tuple[tuple[Positive, Positive], ...], Meta(min_length=1)]
-    beside_ms: tuple[tuple[Positive, Milliseconds], ...] = ()
+    pass_ms: Annotated[tuple[tuple[Rows, PassMilliseconds], ...], Meta(min_length=1)]
+    beside_ms: tuple[tuple[Rows, Milliseconds], ...] = ()
     head_ms: Milliseconds = 0.0  # K steps of the verifier's own head, once for a batch
     prefill_ms: Milliseconds = 0.0  # one prompt
 
@@ -65,10 +74,10 @@ class ServerTimes(Section, frozen=True):
 class LinkPoint(Section, frozen=True, kw_only=True):
     """What the link is like from a time on; None: the bandwidth takes no time."""
 
-    from_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    from_s: Annotated[float, Meta(ge=0.0, le=MOST_S)] = 0.0
     rtt_ms: Milliseconds
-    down_mbit_s: Positive | None = None
-    up_mbit_s: Positive | None = None
+    down_mbit_s: Bandwidth | None = None
+    up_mbit_s: Bandwidth | None = None
 
 
 class LinkTimes(Section, frozen=True):
@@ -215,7 +224,7 @@ def read_parts(path: Path) -> dict[str, Any]:
     for name in values:
         if name not in known:
             raise HycoError(f"{path}: unknown section {name!r}", f"known ones: {', '.join(known)}")
-    return {name: _converted(value, known[name], f"{path}: {name}") for name, value in values.items()}
+    return {name: _converted(value, known[name], f"{path}: {name}", INPUTS_HINT) for name, value in values.items()}
 
 
 def paper_inputs() -> Inputs:
@@ -242,7 +251,7 @@ def read_link(name: str) -> LinkTimes:
     starts = [row[0] for row in rows]
     if starts[0] != 0.0 or sorted(set(starts)) != starts:
         raise HycoError(f"{name}: from_s must start with 0 and grow", "sort the lines")
-    series: LinkTimes = _converted({"name": name, "points": points}, LinkTimes, name)
+    series: LinkTimes = _converted({"name": name, "points": points}, LinkTimes, name, LINK_HINT)
     return series
 
 
@@ -253,7 +262,8 @@ def read_curve(path: Path) -> tuple[tuple[float, float], ...]:
         HycoError: no such file, or something else in it.
     """
     rows = _csv(path, CURVE_COLUMNS) if path.suffix == ".csv" else read_values(path)
-    return check_curve(_converted(rows, tuple[tuple[Positive, Positive], ...], str(path)), str(path))
+    points = _converted(rows, tuple[tuple[Rows, PassMilliseconds], ...], str(path), CURVE_HINT)
+    return check_curve(points, str(path))
 
 
 def check_curve(points: Sequence[Sequence[float]], where: str) -> tuple[tuple[float, float], ...]:
@@ -264,7 +274,7 @@ def check_curve(points: Sequence[Sequence[float]], where: str) -> tuple[tuple[fl
     """
     at = [rows for rows, _ in points]
     if not at or sorted(set(at)) != at:
-        raise HycoError(f"{where}: rows must grow from point to point", "give a list of [rows, ms], sorted by rows")
+        raise HycoError(f"{where}: rows must grow from point to point", CURVE_HINT)
     return tuple((float(rows), float(ms)) for rows, ms in points)
 
 
@@ -307,8 +317,8 @@ def _csv(path: Path, columns: Sequence[str]) -> list[list[float]]:
     return rows
 
 
-def _converted(value: Any, kind: Any, where: str) -> Any:
+def _converted(value: Any, kind: Any, where: str, hint: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise HycoError(f"{where}: {error}", "docs/measuring.md shows the form") from error
+        raise HycoError(f"{where}: {error}", hint) from error

@@ -15,9 +15,12 @@ import numpy as np
 
 from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.link import LinkDice
+from hyco_export.errors import HycoError
 from hyco_export.evaluate.planning.inputs import Inputs, LinkTimes, acceptance_of, shape_of
 
 BONUS = "bonus"
+MOST_CLIENTS = 1_000  # a pass looks through all calls that wait
+MOST_TOKENS = 10_000_000  # of a system: some minutes for all of them
 LEAF_PASSES = 1  # of drafting ahead: the sent tree's leaves are forwarded before one is guessed
 
 
@@ -238,6 +241,25 @@ class _Link:
         return self._dice[self._link.at(now_ms)].down_ms(size_bytes)
 
 
+def check_size(inputs: Inputs, options: Options) -> None:
+    """Refuse what would not end within minutes.
+
+    Raises:
+        HycoError: more than MOST_CLIENTS, or more than MOST_TOKENS.
+    """
+    clients, answers, length = options.clients, options.answers, inputs.workload.answer_tokens
+    if clients > MOST_CLIENTS:
+        raise HycoError(f"--clients {clients:,} is above {MOST_CLIENTS:,}, the most that are simulated", "give fewer")
+    if (tokens := clients * answers * length) > MOST_TOKENS:
+        fitting = MOST_TOKENS // (clients * length)
+        raise HycoError(
+            f"--clients {clients:,} x --answers {answers:,} x {length:,} tokens of an answer are {tokens:,} tokens;"
+            f" at most {MOST_TOKENS:,} are simulated",
+            f"give --answers {fitting}" if fitting else "give fewer clients or shorter answers (--answer-tokens)",
+        )
+
+
 def simulate(inputs: Inputs, options: Options) -> tuple[Outcome, ...]:
-    """Every system of the inputs, in their order. Raises as `Simulation`."""
+    """Every system of the inputs, in their order. Raises as `Simulation`, and as `check_size`."""
+    check_size(inputs, options)
     return tuple(Simulation(name, inputs, options).run() for name in inputs.systems)

@@ -85,6 +85,10 @@ class ScoredAnswers:
                 found[question][generation] = cost
         return found
 
+    def has_complete(self, measure: str, system: str) -> bool:
+        """Has any question a score in every generation."""
+        return any(self.is_complete(system, row) for row in self.values(measure, system).values())
+
     def is_complete(self, system: str, generations: Iterable[int]) -> bool:
         """Are these all generations of the system."""
         return self.generations[system] == set(generations)
@@ -114,7 +118,7 @@ def contrasts(scored: ScoredAnswers, systems: Sequence[str], baseline: str) -> l
 
 
 def qualities(scored: ScoredAnswers, systems: Sequence[str]) -> list[Quality]:
-    """Every metric of a judge and every system, over all tasks, then task by task."""
+    """Every metric of a judge and every system, over all tasks, then task by task, where a question is complete."""
     found = []
     for system in systems:
         for measure in filter(is_judged, scored.measures):
@@ -123,8 +127,8 @@ def qualities(scored: ScoredAnswers, systems: Sequence[str]) -> list[Quality]:
                 rows = [values[question] for question in questions]
                 runs = [[row[run] for row in rows if run in row] for run in sorted(scored.generations[system])]
                 means = [float(np.mean(run)) for run in runs if run]
-                if means:
-                    count = sum(scored.is_complete(system, row) for row in rows)
+                count = sum(scored.is_complete(system, row) for row in rows)
+                if count:
                     found.append(Quality(system, task, measure, float(np.mean(means)), count, sample_sd(means)))
     return found
 

@@ -9,6 +9,7 @@ from hyco_export.errors import HycoError
 from hyco_export.evaluate.quality.contrasts import (
     ScoredAnswers,
     contrasts,
+    is_judged,
     qualities,
     questions_without_saving,
     screen,
@@ -69,7 +70,7 @@ def summarise(folders: Sequence[Path], baselines: Sequence[str] = ()) -> Quality
         contrasts=tuple(found),
         questions_without_saving=questions_without_saving(scored, systems, chosen[0]),
         screen=tuple(screen(scored, systems, chosen[0])),
-        notes=tuple(_notes(systems, chosen, found, answers)),
+        notes=(*_notes(systems, chosen, found, answers), *_left_out(scored, found)),
     )
 
 
@@ -114,4 +115,18 @@ def _notes(
         failed = sum(row.failure is not None for row in rows)
         if failed:
             notes.append(f"{system}: {failed} of {len(rows)} answers failed; their questions are left out, not imputed")
+    return notes
+
+
+def _left_out(scored: ScoredAnswers, found: Sequence[Contrast]) -> list[str]:
+    """A judge's metrics that have scores, and too few for a contrast."""
+    there = {(one.system, one.baseline, one.measure) for one in found}
+    notes = []
+    for system, baseline in dict.fromkeys((one.system, one.baseline) for one in found):
+        for measure in filter(is_judged, scored.measures):
+            if (system, baseline, measure) in there:
+                continue
+            empty = [name for name in (system, baseline) if not scored.has_complete(measure, name)]
+            why = f"of {' and of '.join(empty)} no question has" if empty else "fewer than two questions have for both"
+            notes.append(f"{measure}, {system} against {baseline}: {why} a score in every generation; no contrast")
     return notes

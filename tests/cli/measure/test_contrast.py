@@ -38,6 +38,27 @@ def test_contrasts_are_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert table["baselines"] == [BASELINE]
 
 
+def test_a_judge_without_a_complete_question_has_no_value_and_the_missing_contrast_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of hyco every question lacks the score of one generation."""
+    answers = [
+        answer(name, question, generation=run)
+        for name in (BASELINE, SYSTEM)
+        for question in ("0", "1", "2")
+        for run in (0, 1)
+    ]
+    scores = [score(one, 70.0) for one in answers if one.system == BASELINE or one.generation == 0]
+    contrast_folders([write_evaluation(tmp_path, answers, scores)], [], None)
+    said = capsys.readouterr().out
+    assert (
+        "note: judge, hyco against cloud-mtp: of hyco no question has a score in every generation; no contrast" in said
+    )
+    summary = json.loads((tmp_path / "summary.json").read_bytes())
+    assert [(row["system"], row["count"]) for row in summary["quality"]] == [(BASELINE, 3)]
+    assert {row["measure"] for row in summary["contrasts"]} == {"g"}
+
+
 def test_of_several_folders_nothing_is_written(tmp_path: Path) -> None:
     folders = [evaluation(tmp_path / "before"), evaluation(tmp_path / "after")]
     contrast_folders(folders, ["before:hyco"], None)

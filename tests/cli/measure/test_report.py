@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from hyco_export.cli.app import app
 from hyco_export.cli.measure.report import find_texts
 from hyco_export.core.files import resource_path
+from hyco_export.errors import StorageError
 from hyco_export.evaluate.page.sources import read_sources
 from hyco_export.evaluate.traces import write_traces
 from hyco_export.models.checkpoints import checkpoint_digest
@@ -51,6 +52,16 @@ def test_traces_that_say_no_verifier_need_a_recipe(tmp_path: Path) -> None:
     assert not texts.known and "do not say which verifier" in note
     texts, note = find_texts(sources, Path("tiny"), None)
     assert texts.known and not note
+
+
+def test_a_folder_in_the_pages_place_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    folder, taken = bench_folder(tmp_path / "bench", 2, 2), tmp_path / "taken"
+    taken.mkdir()
+    done = CliRunner().invoke(app, ["report", str(folder), "--out", str(taken)])
+    assert isinstance(done.exception, StorageError)
+    assert done.exception.message == f"{taken} is a folder"
+    assert done.exception.hint == f"give a file: --out {taken}/report.html"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench", "taken"] and not list(taken.iterdir())
 
 
 @pytest.mark.parametrize("given", ["nowhere", "."])

@@ -2,8 +2,9 @@
 
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from hyco_export.core.recipe import Recipe
 from hyco_export.core.recipe_loading import embedded_recipe, load_recipe
 from hyco_export.errors import HycoError
 from hyco_export.evaluate.planning.grid import Grid, points_of, runs_of
+from hyco_export.protocol.wire import Evidence
 from hyco_export.stages.plan import PlannedStage
 from hyco_export.stages.run_folder import RunFolder
 from hyco_export.stages.table import stages_of
@@ -100,6 +102,61 @@ def test_a_recipe_for_the_groups_server_names_whole_paths(base: RunFolder, tmp_p
     assert Path(beside.models.verifier.model).is_absolute()
     assert isinstance(beside, Recipe)
     assert beside.drafting == RECIPE.drafting
+
+
+def test_every_run_of_a_recipe_elsewhere_finds_what_lies_beside_it(
+    base: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative model paths mean files beside the recipe, whatever the working folder is."""
+    beside = tmp_path / "mine"
+    (beside / "checkpoint").mkdir(parents=True)
+    verifier = msgspec.structs.replace(RECIPE.models.verifier, model="checkpoint")
+    recipe = msgspec.structs.replace(RECIPE, models=msgspec.structs.replace(RECIPE.models, verifier=verifier))
+    found: list[str] = []
+
+    def measured(own: RunFolder) -> None:
+        found.append(str(own.source("verifier", own.recipe.models.verifier)))
+        raise InterruptedError
+
+    monkeypatch.chdir(base.root)
+    monkeypatch.setattr(command, "subject_of", measured)
+    monkeypatch.setattr(command, "transport_to", lambda *given: (None, None))
+    monkeypatch.setattr("hyco_export.stages.run_folder.checkpoint_folder", lambda one, at: Path(one.model).resolve())
+    grid = Grid(fields={"drafting.budget": [8, 32]})
+    groups = grouped(RunFolder(base.root, recipe, beside), runs_of(points_of(grid, recipe)), tmp_path / "out")
+    server = SimpleNamespace(url="http://127.0.0.1:1", require_running=None)
+    for group in groups:
+        for run in group.runs:
+            with pytest.raises(InterruptedError):
+                command._generations(run, grid, group, server, tmp_path / "out", ConnectOptions())
+    assert found == [str(beside / "checkpoint")] * 2
+
+
+def test_generations_come_back_with_what_a_replay_needs(
+    base: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store keeps p~ in its files alone; points of other rules are judged by it."""
+    drawn = generation(round_trace((0,), evidence=Evidence([2], [-1], [2, 3], [0.5], [0.5], [0.1, 0.2])))
+    connection = SimpleNamespace(tokenizer=None, info=None, artifacts=SimpleNamespace(keepset=KEEPSET))
+    monkeypatch.setattr(command, "transport_to", lambda *given: (None, None))
+    monkeypatch.setattr(command, "subject_of", lambda own: SimpleNamespace(prompts=()))
+    monkeypatch.setattr(command, "bench_plan", lambda *given: Plan(("hyco",)))
+    monkeypatch.setattr("hyco_export.evaluate.connect.connect", lambda *given: connection)
+    monkeypatch.setattr("hyco_export.evaluate.connect.read_prompts", lambda *given: ())
+    monkeypatch.setattr("hyco_export.evaluate.runs.DeviceRunner", lambda *given, **more: nullcontext())
+    monkeypatch.setattr(
+        "hyco_export.evaluate.bench.run_bench", lambda plan, runner, prompts, store, on_step: store.add(drawn)
+    )
+    (group,) = groups_of(base, tmp_path / "out", fields={"validation.epsilon": [0.01, 0.1]})
+    grid, server = Grid(), SimpleNamespace(url="http://127.0.0.1:1", require_running=None)
+    traces, _ = command._generations(group.runs[0], grid, group, server, tmp_path / "out", ConnectOptions())
+    assert [record.evidence for trace in traces for record in trace.rounds] == [drawn.rounds[0].evidence]
+
+
+class Plan(msgspec.Struct):
+    """As much of a benchmark's plan as the store reads."""
+
+    systems: tuple[str, ...]
 
 
 def test_a_dry_run_says_the_plan_and_builds_nothing(

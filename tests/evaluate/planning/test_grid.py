@@ -98,3 +98,25 @@ def test_files_are_checked(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(HycoError, match=message):
             read_grid(path)
+
+
+def test_an_unknown_field_is_refused_with_those_that_are_there(tmp_path: Path) -> None:
+    for name, known in (("drafting.bugdet", "known there: budget, "), ("speed", "; also `system` and `rule`")):
+        with pytest.raises(RecipeError, match="is no field of a recipe") as caught:
+            with_field(RECIPE, name, 8)
+        assert known in caught.value.hint
+    path = tmp_path / "grid.yaml"
+    path.write_text("field: {drafting.budget: [8]}")
+    with pytest.raises(HycoError, match="unknown field `field`") as caught:
+        read_grid(path)
+    assert "`fields: {drafting.budget: [8, 32]}`" in caught.value.hint
+
+
+def test_equal_points_are_one() -> None:
+    twice = grid(fields={"drafting.budget": [8, 8, 16]}, points=({"drafting.budget": 16}, {"rule": "exact"}))
+    points = points_of(twice, RECIPE)
+    assert [(point.number, point.recipe.drafting.budget, point.acceptance.rule) for point in points] == [
+        (1, 8, "epsilon"),
+        (2, 16, "epsilon"),
+        (3, RECIPE.drafting.budget, "exact"),
+    ]

@@ -106,8 +106,9 @@ def test_a_file_holds_any_of_the_sections(tmp_path: Path) -> None:
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "inputs.yaml"
     path.write_text(text)
-    with pytest.raises(HycoError, match=message):
+    with pytest.raises(HycoError, match=message) as caught:
         read_parts(path)
+    assert "docs/" not in caught.value.hint  # an installed wheel has none
 
 
 def test_links_are_presets_or_tables(tmp_path: Path) -> None:
@@ -121,6 +122,11 @@ def test_links_are_presets_or_tables(tmp_path: Path) -> None:
         ("from_s,rtt_ms,down_mbit_s,up_mbit_s\n5,50,20,5\n", "must start with 0"),
         ("from_s,rtt_ms,down_mbit_s,up_mbit_s\n", "no line"),
         ("from_s,rtt_ms,down_mbit_s,up_mbit_s\n0,50,0,5\n", "down_mbit_s"),
+        ("from_s,rtt_ms,down_mbit_s,up_mbit_s\n0,1e308,20,5\n", "<= 3600000.0 - at .*rtt_ms"),
+        ("from_s,rtt_ms,down_mbit_s,up_mbit_s\n0,nan,20,5\n", "rtt_ms"),
+        ("from_s,rtt_ms,down_mbit_s,up_mbit_s\n0,50,inf,5\n", "<= 1000000.0 - at .*down_mbit_s"),
+        ("from_s,rtt_ms,down_mbit_s,up_mbit_s\n0,50,20,1e-300\n", "up_mbit_s"),
+        ("from_s,rtt_ms,down_mbit_s,up_mbit_s\n0,50,20,5\ninf,50,20,5\n", "from_s"),
     ):
         path.write_text(text)
         with pytest.raises(HycoError, match=message):
@@ -134,7 +140,12 @@ def test_a_servers_curve_is_a_list_or_a_table(tmp_path: Path) -> None:
     listed.write_text("[[1, 12.5], [33, 21.7]]")
     table.write_text("rows,ms\n1,12.5\n33,21.7\n")
     assert read_curve(listed) == read_curve(table) == ((1.0, 12.5), (33.0, 21.7))
-    for text, message in (("[]", "rows must grow"), ("[[33, 1], [1, 2]]", "rows must grow"), ('{"a": 1}', "array")):
+    for text, message in (
+        ("[]", "rows must grow"),
+        ("[[33, 1], [1, 2]]", "rows must grow"),
+        ("[[1, .inf]]", "<= 3600000.0"),
+        ('{"a": 1}', "array"),
+    ):
         listed.write_text(text)
         with pytest.raises(HycoError, match=message):
             read_curve(listed)

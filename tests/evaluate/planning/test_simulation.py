@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from hyco_export.errors import HycoError
 from hyco_export.evaluate.planning.inputs import DeviceTimes, LinkPoint, LinkTimes, Workload
 from hyco_export.evaluate.planning.simulation import Options, Simulation, simulate
 from tests.evaluate.planning.scripted_inputs import scripted_inputs, taken
@@ -119,3 +120,18 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     jitter = msgspec.structs.replace(inputs, link=msgspec.structs.replace(inputs.link, jitter_ms=5.0, loss=0.01))
     assert simulate(jitter, ONE) == simulate(jitter, ONE)
     assert simulate(jitter, ONE) != simulate(jitter, msgspec.structs.replace(ONE, seed=7))
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "step"),
+    [
+        (Options(clients=99_999_999_999), "--clients 99,999,999,999 is above 1,000", "give fewer"),
+        (Options(clients=1_001, answers=1), "--clients 1,001 is above 1,000", "give fewer"),
+        (Options(clients=10, answers=10**9), "at most 10,000,000 are simulated", "give --answers 47619"),
+    ],
+)
+def test_what_would_not_end_is_refused_before_it_begins(options: Options, value: str, step: str) -> None:
+    with pytest.raises(HycoError) as caught:
+        simulate(scripted_inputs({"hyco": taken(3)}), options)
+    assert value in caught.value.message
+    assert caught.value.hint == step

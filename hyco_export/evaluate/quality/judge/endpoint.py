@@ -33,7 +33,11 @@ Message = Mapping[str, str]  # role and content
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Which model behind which URL; `key_variable` names the environment variable that holds the key."""
+    """Which model behind which URL; `key_variable` names the environment variable that holds the key.
+
+    Raises:
+        HycoError: a model without a name.
+    """
 
     model: str
     base_url: str = OPENAI_URL
@@ -41,6 +45,10 @@ class Endpoint(msgspec.Struct, frozen=True):
     timeout_s: float = 120.0  # of one attempt
     retries: int = 5
     insecure: bool = False  # may the key go to another machine without TLS
+
+    def __post_init__(self) -> None:
+        if not self.model.strip():
+            raise HycoError(f"the judge's model is {self.model!r}", "give its name, as the endpoint calls it")
 
     @property
     def place(self) -> str:

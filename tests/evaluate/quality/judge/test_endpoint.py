@@ -202,3 +202,10 @@ def test_servers_that_want_no_key_get_none(monkeypatch: pytest.MonkeyPatch) -> N
     assert read_key(Endpoint(MODEL, LOCAL)) == "" and read_key(Endpoint(MODEL, "http://judge.example/v1")) == ""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     assert read_key(Endpoint(MODEL, LOCAL)) == read_key(Endpoint(MODEL, "http://judge.example", insecure=True)) == KEY
+
+
+@pytest.mark.parametrize("model", ["", " "])
+def test_a_model_without_a_name_is_refused(model: str) -> None:
+    with pytest.raises(HycoError, match=f"model is '{model}'") as caught:
+        Endpoint(model)
+    assert caught.value.hint == "give its name, as the endpoint calls it"
