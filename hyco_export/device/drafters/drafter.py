@@ -1,4 +1,4 @@
-"""What a drafter is: the methods that the driver calls; and the one that drafts nothing."""
+"""What a drafter is: the methods that the driver calls; the one that drafts nothing; what those with an SLM share."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from hyco_export.device.interfaces import Given
+from hyco_export.device.tree_builder import SlmState, TreeBuilder
 from hyco_export.protocol.tree import EMPTY_TREE, Tree
 
 
@@ -54,3 +55,23 @@ class NullDrafter:
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         pass
+
+
+class SlmDrafter:
+    """What drafters with an SLM do before and after a proposal; each has a `propose` of its own.
+
+    Args:
+        slm: its rings follow the committed tokens.
+    """
+
+    def __init__(self, slm: SlmState) -> None:
+        self._slm = slm
+        self._builder: TreeBuilder | None = None  # of the last proposal
+
+    def begin(self, ids: Sequence[int], given: Given) -> None:
+        self._slm.begin(ids)
+
+    def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
+        assert self._builder is not None  # a verdict follows a proposal
+        self._builder.commit(accepted)
+        self._slm.forget()

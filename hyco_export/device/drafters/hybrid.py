@@ -6,7 +6,7 @@ from typing import Protocol
 
 from hyco_export.core.numerics import MS_PER_S
 from hyco_export.device.backends import Device
-from hyco_export.device.drafters.drafter import Draft
+from hyco_export.device.drafters.drafter import Draft, SlmDrafter
 from hyco_export.device.interfaces import Given, HeadDraft
 from hyco_export.device.kv_state import HeadState, ReplyChain
 from hyco_export.device.systems import Settings
@@ -23,7 +23,7 @@ class Planter(Protocol):
     def draft(self) -> HeadDraft: ...
 
 
-class HybridDrafter:
+class HybridDrafter(SlmDrafter):
     """Plants a chain (and runner-ups), then lets the SLM add children.
 
     Args:
@@ -34,14 +34,13 @@ class HybridDrafter:
     """
 
     def __init__(self, planter: Planter, slm: SlmState, rule: TreeRule) -> None:
+        super().__init__(slm)
         self._planter = planter
-        self._slm = slm
         self._rule = rule
-        self._builder: TreeBuilder | None = None
 
     def begin(self, ids: Sequence[int], given: Given) -> None:
         self._planter.begin(ids, given)
-        self._slm.begin(ids)
+        super().begin(ids, given)
 
     def propose(self, ids: Sequence[int]) -> Draft:
         started = time.perf_counter()
@@ -62,9 +61,7 @@ class HybridDrafter:
 
     def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
         self._planter.observe(ids, given)
-        assert self._builder is not None  # a verdict follows a proposal
-        self._builder.commit(accepted)
-        self._slm.forget()
+        super().observe(accepted, ids, given)
 
 
 def make_hybrid(device: Device, settings: Settings, passes: int = 1) -> HybridDrafter:

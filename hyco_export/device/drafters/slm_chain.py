@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from hyco_export.core.recipe import SlmChain
 from hyco_export.device.backends import Device
-from hyco_export.device.drafters.drafter import Draft
-from hyco_export.device.interfaces import Given
+from hyco_export.device.drafters.drafter import Draft, SlmDrafter
 from hyco_export.device.systems import Settings
 from hyco_export.device.tree_builder import Edges, SlmState, TreeBuilder
 from hyco_export.protocol.tree import ROOT
@@ -20,7 +19,7 @@ BEST_CHILD = Edges(edge_log_prob=0.0, per_row=1)  # a score is then the sum of l
 ALONE = SlmChain(confidence=0.5, longest=1)  # the SLM by itself: a token a pass, taken whatever its confidence
 
 
-class SlmChainDrafter:
+class SlmChainDrafter(SlmDrafter):
     """Top-1 tokens of sequential passes.
 
     Args:
@@ -29,12 +28,8 @@ class SlmChainDrafter:
     """
 
     def __init__(self, slm: SlmState, options: SlmChain) -> None:
-        self._slm = slm
+        super().__init__(slm)
         self._options = options
-        self._builder: TreeBuilder | None = None
-
-    def begin(self, ids: Sequence[int], given: Given) -> None:
-        self._slm.begin(ids)
 
     def propose(self, ids: Sequence[int]) -> Draft:
         self._builder = builder = TreeBuilder(self._slm, self._slm.base(ids, nodes=0))
@@ -48,11 +43,6 @@ class SlmChainDrafter:
             if confidence < least or builder.tree.tokens[node] in self._slm.stop_ids:
                 break
         return Draft(builder.tree, 0.0, builder.slm_ms)
-
-    def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
-        assert self._builder is not None  # a verdict follows a proposal
-        self._builder.commit(accepted)
-        self._slm.forget()
 
 
 def make_alone(device: Device, settings: Settings) -> SlmChainDrafter:

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hyco_export.device.backends import Device
-from hyco_export.device.drafters.drafter import Draft
+from hyco_export.device.drafters.drafter import Draft, SlmDrafter
 from hyco_export.device.interfaces import Given
 from hyco_export.device.systems import Settings
 from hyco_export.device.tree_builder import SlmState, TreeBuilder, TreeRule
 from hyco_export.protocol.tree import path_to
 
 
-class SpecEdgeDrafter:
+class SpecEdgeDrafter(SlmDrafter):
     """Each pass forwards the best nodes without children, as many as fit, and keeps the best `budget` nodes overall.
 
     Args:
@@ -23,12 +23,8 @@ class SpecEdgeDrafter:
     """
 
     def __init__(self, slm: SlmState, rule: TreeRule) -> None:
-        self._slm = slm
+        super().__init__(slm)
         self._rule = rule
-        self._builder: TreeBuilder | None = None
-
-    def begin(self, ids: Sequence[int], given: Given) -> None:
-        self._slm.begin(ids)
 
     def propose(self, ids: Sequence[int]) -> Draft:
         base = self._slm.base(ids, nodes=0)
@@ -37,11 +33,6 @@ class SpecEdgeDrafter:
             builder.settle_base()
             self._grow_for(builder, self._rule.passes - 1)
         return Draft(builder.tree, 0.0, builder.slm_ms)
-
-    def observe(self, accepted: Sequence[int], ids: Sequence[int], given: Given) -> None:
-        assert self._builder is not None  # a verdict follows a proposal
-        self._builder.commit(accepted)
-        self._slm.forget()
 
     def _grow_for(self, builder: TreeBuilder, passes: int) -> None:
         for _ in range(passes):
