@@ -1,6 +1,6 @@
 """The device's half of HyCo in one file, to port from; BUNDLE.md says the same in words, chapter by chapter.
 
-    python consumer.py BUNDLE                                            every golden vector; exit code 1 if one fails
+    python consumer.py BUNDLE                                            every golden vector; exit code 1 if one fails, 2: no bundle
     python consumer.py BUNDLE --server URL --prompt TEXT [--prompt TEXT ...]              a conversation with a server
 
 Needs Python 3.11, numpy, onnxruntime; `tokenizers` for text (else --ids 2,105,...), onnxruntime-qnn for --backend qnn.
@@ -13,6 +13,7 @@ import numpy as np, onnxruntime as ort
 
 ROOT, EMPTY, PADDING = -1, -1, 0  # parent of a child of the root; position of an empty slot; token of a padding row
 PROVIDER = "QNNExecutionProvider"
+PARTS = {"cases", "chat", "drafting", "files", "graphs", "head", "server", "sessions", "slm", "slm_bridge", "target", "tolerance"}  # of bundle.json
 BRIDGED = "this bundle's SLM has a vocabulary of its own, which this file does not read: take driver.pyz"
 # MessagePack's codes: of numbers; of what has a count, with the count's bytes; and by type of short ones, with how many there are
 NUMBERS = dict(zip((0xCA, 0xCB, *range(0xCC, 0xD4)), (">f", ">d", ">B", ">H", ">I", ">Q", ">b", ">h", ">i", ">q"), strict=True))
@@ -42,11 +43,15 @@ def unpack(stream):  # the next value of a stream of MessagePack bytes; no maps
     if kind is list: return [unpack(stream) for _ in range(count)]
     return stream.read(count).decode() if kind is str else stream.read(count)
 
-def open_bundle(root):  # bundle.json, after every file was compared with the size and sha256 that it states
-    facts = json.loads((root / "bundle.json").read_bytes())
-    for path, record in ((root / name, record) for name, record in facts["files"].items()):
-        if not path.is_file() or hashlib.file_digest(path.open("rb"), "sha256").hexdigest() != record["sha256"]:
-            sys.exit(f"{path} is not the file that was built: copy the bundle again")
+def open_bundle(root):  # bundle.json, after every file was compared with the sha256 that it states; exit code 2 where that fails
+    path = root / "bundle.json"
+    try:
+        if not (facts := json.loads(path.read_bytes())).keys() >= PARTS: raise ValueError
+        for path, record in [(root / name, record) for name, record in facts["files"].items()]:
+            if hashlib.file_digest(path.open("rb"), "sha256").hexdigest() != record["sha256"]: raise ValueError
+    except Exception as error:  # a damaged bundle.json may hold anything
+        problem = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is not the file that was built"
+        argparse.ArgumentParser().exit(2, f"{path} {problem}: give a bundle's folder, or copy the bundle again\n")
     return facts
 
 def read_tensors(path):  # arrays by name, and metadata, of a safetensors file; mapped, not read
@@ -87,14 +92,12 @@ class Graph:  # one graph: integers in, integers out, by name
         else:  # the integer graph exactly as written: with optimisations on, 4-bit products are computed otherwise
             options.graph_optimization_level, options.intra_op_num_threads = ort.GraphOptimizationLevel.ORT_DISABLE_ALL, threads
         self.session = ort.InferenceSession(str(path), options, providers=None if backend == "qnn" else ["CPUExecutionProvider"])
-    def run(self, feeds):
-        return dict(zip(self.outputs, self.session.run(list(self.outputs), feeds), strict=True))
+    def run(self, feeds): return dict(zip(self.outputs, self.session.run(list(self.outputs), feeds), strict=True))
 
 def empty_rings(graph):  # K and V by input name, [N, W, d]; empty slots hold the zero point, which is 0.0
     rings = (spec for name, spec in graph.inputs.items() if name[:2] in ("k.", "v."))
     return {spec["name"]: np.full(spec["shape"], spec["zero_point"], spec["dtype"]) for spec in rings}
-def write(ring, first, rows):  # rows [N, n, d] of positions first ... into their slots
-    ring[:, np.arange(first, first + rows.shape[1]) % ring.shape[1]] = rows
+def write(ring, first, rows): ring[:, np.arange(first, first + rows.shape[1]) % ring.shape[1]] = rows  # [N, n, d] of positions first ...
 
 class Head:  # the MTP head: takes hand-offs, drafts a chain
     def __init__(self, root, facts, graph):
@@ -113,8 +116,7 @@ class Head:  # the MTP head: takes hand-offs, drafts a chain
             for (name, heads, dim), block in zip(self.row, np.split(table, np.cumsum(widths)[:-1], axis=1), strict=True):
                 write(self.rings[name], start + dropped, block.reshape(-1, heads, dim).transpose(1, 0, 2))
     def draft(self, root):  # verifier ids: the chain, and the runner-ups of its first steps
-        query, slots = np.array([root]), held(self.oldest, root, self.facts["handoff"]["window"])
-        feeds = {"e": self.e, "h": self.h, **self.rings}
+        query, slots, feeds = np.array([root]), held(self.oldest, root, self.facts["handoff"]["window"]), {"e": self.e, "h": self.h, **self.rings}
         for kind, span in self.facts["spans"].items(): feeds |= quantised(self.graph, host_inputs(self.facts, kind, query, sees(query, slots, span)))
         rows = self.graph.run(feeds)
         return self.kept[rows["chain"]].tolist(), self.kept[rows.get("runner_up", [])].tolist()
@@ -226,8 +228,7 @@ def caller(url, token):  # calls over one kept connection. A port also sends a r
         reply = unpack(io.BytesIO(answer.read() or b"\xc0"))
         return reply if answer.status < 400 else sys.exit("the server refuses: {1}: {2} ({3})".format(*reply))
     return call
-def load(root, name, spec):
-    return np.fromfile(root / name, np.dtype(spec["dtype"]).newbyteorder("<")).reshape(spec["shape"])
+def load(root, name, spec): return np.fromfile(root / name, np.dtype(spec["dtype"]).newbyteorder("<")).reshape(spec["shape"])
 
 class Recorded:  # a graph of a golden session: what the host feeds must be what was recorded; the recorded outputs come back
     def __init__(self, root, graph, calls):
@@ -286,8 +287,7 @@ def main():
     for name, default in {"server": "", "ids": "", "token": "", "seed": 1, "tokens": 64, "backend": "cpu"}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--prompt", action="append", default=[])
-    options = parser.parse_args()
-    facts = open_bundle(options.bundle)
+    facts = open_bundle((options := parser.parse_args()).bundle)
     if options.server and facts["slm_bridge"]: sys.exit(BRIDGED)
     threads = 0 if options.server else 1  # golden vectors: one, as they were made, for several add up in another order; 0 is all
     graphs = {name: Graph(options.bundle, facts, name, options.backend, threads) for name in facts["graphs"]}

@@ -65,7 +65,7 @@ def _encoding_after(tensor: str, graph: onnx.GraphProto, constants: Constants) -
             continue
         if node.op_type == "DequantizeLinear" and node.input[0] == tensor:
             return _encoding(node, constants)
-        if tensor in _carried(node):
+        if tensor in carried(node):
             found = _first(_encoding_after(output, graph, constants) for output in node.output)
             if found:
                 return found
@@ -79,11 +79,11 @@ def _encoding_before(tensor: str, graph: onnx.GraphProto, constants: Constants) 
             continue
         if node.op_type == "QuantizeLinear":
             return _encoding(node, constants)
-        return _first(_encoding_before(source, graph, constants) for source in _carried(node))
+        return _first(_encoding_before(source, graph, constants) for source in carried(node))
     return None
 
 
-def _carried(node: onnx.NodeProto) -> list[str]:
+def carried(node: onnx.NodeProto) -> list[str]:
     """The inputs whose encoding a layout operator keeps, not its indices and shapes."""
     if node.op_type == "Concat":
         return list(node.input)

@@ -13,7 +13,7 @@ import onnx
 from onnx import numpy_helper
 
 from hyco_export.errors import FormatError
-from hyco_export.graph.io_spec import LAYOUT_OPERATORS
+from hyco_export.graph.io_spec import carried
 from hyco_export.workbench.facts import BITS, Bytes, FileFacts, Stored, TensorFacts, damaged, require_shape
 
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # ModelProto.graph, GraphProto.initializer, TensorProto.raw_data
@@ -252,7 +252,7 @@ class Encodings:
             for node in self._users[name]:
                 if node.op_type == DQ and node.input[0] == name:
                     return self._text(node)
-                if name in _carried(node):
+                if name in carried(node):
                     queue += [output for output in node.output if output not in seen]
                     seen |= set(node.output)
         return ""
@@ -265,7 +265,7 @@ class Encodings:
             if node is not None and node.op_type == Q:
                 return self._text(node)
             if node is not None:
-                queue += [source for source in _carried(node) if source not in seen]
+                queue += [source for source in carried(node) if source not in seen]
                 seen |= set(node.input)
         return ""
 
@@ -278,9 +278,3 @@ class Encodings:
         if len(values) != 2 or values[0].size != 1 or values[1].size != 1:
             return "per channel" if values and values[0].size > 1 else ""
         return f"scale {float(values[0].item()):.9g} zero point {int(values[1].item())}"
-
-
-def _carried(node: onnx.NodeProto) -> list[str]:
-    if node.op_type == "Concat":
-        return list(node.input)
-    return list(node.input[:1]) if node.op_type in LAYOUT_OPERATORS else []

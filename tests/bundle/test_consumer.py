@@ -47,6 +47,17 @@ def run_consumer(*arguments: object, allowed: str = ALLOWED) -> subprocess.Compl
     return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300, cwd=bundle)
 
 
+def run_source(bundle: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", BLOCKED, ALLOWED, SOURCE, bundle]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60)
+
+
+def assert_refused(ended: subprocess.CompletedProcess[str], problem: str) -> None:
+    """One line with what is wrong and what helps."""
+    assert ended.returncode == 2 and not ended.stdout
+    assert ended.stderr == f"{problem}: give a bundle's folder, or copy the bundle again\n"
+
+
 @cache
 def load_consumer() -> ModuleType:
     spec = importlib.util.spec_from_file_location("consumer", SOURCE)
@@ -126,7 +137,48 @@ def test_a_cut_off_file_is_noticed(bundle_folder: Path, tmp_path: Path) -> None:
     binary = copy / "slm_tree" / "slm_tree.bin"
     binary.write_bytes(binary.read_bytes()[:-4096])
     ended = run_consumer(copy)
-    assert ended.returncode == 1 and "slm_tree.bin is not the file that was built" in ended.stderr
+    assert_refused(ended, f"{binary} is not the file that was built")
+    binary.unlink()
+    assert_refused(run_consumer(copy), f"{binary} cannot be read (No such file or directory)")
+
+
+def test_no_bundle_is_said_in_a_line(tmp_path: Path) -> None:
+    missing = run_source(tmp_path / "missing")
+    assert_refused(missing, f"{tmp_path}/missing/bundle.json cannot be read (No such file or directory)")
+    assert_refused(run_source(SOURCE), f"{SOURCE}/bundle.json cannot be read (Not a directory)")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[", b"\xff", b"[]", b"null", b"{}", b'{"files": {}}', b"[" * 100_000],
+    ids=lambda text: str(text[:12]),
+)
+def test_a_damaged_list_of_files_is_said_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bundle.json").write_bytes(content)
+    assert_refused(run_source(tmp_path), f"{tmp_path}/bundle.json is not the file that was built")
+
+
+def test_whatever_stands_in_the_list_of_files_ends_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    consumer = load_consumer()
+    for files in (
+        None,
+        [],
+        3,
+        {"a": None},
+        {"a": {}},
+        {"a": {"sha256": 1}},
+        {"\0": {"sha256": ""}},
+        {"": {"sha256": ""}},
+    ):
+        (tmp_path / "a").write_bytes(b"")
+        facts = dict.fromkeys(consumer.PARTS) | {"files": files}
+        (tmp_path / "bundle.json").write_text(json.dumps(facts))
+        with pytest.raises(SystemExit) as ended:
+            consumer.open_bundle(tmp_path)
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and said.count("\n") == 1 and "copy the bundle again" in said
 
 
 def without_stops(consumer: ModuleType, patch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from hyco_export.cli.console import output, show_next, show_rows
 from hyco_export.cli.invocation import command_line
 from hyco_export.core.files import write_json
 from hyco_export.evaluate.quality.trace_tables import Row, folder_rows
+from hyco_export.evaluate.summary import number
 
 
 def print_tables(folders: Sequence[Path], json_path: Path | None) -> None:
@@ -52,9 +53,9 @@ def _acceptance(row: Row, base: Row) -> dict[str, str]:
         "keep set": kept,
         "answers": f"{row.answers:,}",
         "rounds": f"{row.rounds:,}",
-        "MAT": _number(row.mat, 2),
+        "MAT": number(row.mat, 2),
         "change": _change(row.mat, base.mat) if row is not base else "",
-        "server ms per token": _number(row.server_ms_per_token, 2) if asks else "",
+        "server ms per token": number(row.server_ms_per_token, 2) if asks else "",
         "change of it": _change(row.server_ms_per_token, base.server_ms_per_token) if asks and row is not base else "",
     }
 
@@ -78,10 +79,6 @@ def _shares(counts: dict[str, int]) -> dict[str, str]:
 def _first_token(row: Row) -> dict[str, str]:
     values = {"mean": row.first_token_mean_ms, "p50": row.first_token_p50_ms, "p90": row.first_token_p90_ms}
     return {name: "" if value is None else f"{value:,.0f}" for name, value in values.items()}
-
-
-def _number(value: float, digits: int) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _change(value: float, base: float) -> str:

@@ -1,13 +1,14 @@
 """A reply while it grows: the text that each step commits, by who proposed it, and the reply's figures so far."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from hyco_export.core.data.detokeniser import Detokeniser
 from hyco_export.core.numerics import MS_PER_S
 from hyco_export.evaluate.metrics import BONUS, SOURCE_NAMES, sources_of
-from hyco_export.evaluate.page.texts import TextStream
 from hyco_export.protocol.trace import GenerationTrace, LocalTrace, PrimeTrace, RoundTrace
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Reply:
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        self._stream = TextStream(tokenizer, skip_special=True)
+        self._text = Detokeniser(partial(tokenizer.decode, skip_special_tokens=True))
         self._seen = (0, 0, 0)  # calls of PRIME, local steps, rounds
         self.figures = Figures(by_source=dict.fromkeys(SOURCES, 0))
 
@@ -84,11 +85,11 @@ class Reply:
             trace.total_ms,
             trace.finished,
         )
-        return _joined([Piece(self._stream.step(token), source) for token, source in drawn])
+        return _joined([Piece(self._text.push([token]), source) for token, source in drawn])
 
     def end(self) -> list[Piece]:
         """The text that was held back for a character that did not become complete."""
-        return _joined([Piece(self._stream.rest(), BONUS)])
+        return _joined([Piece(self._text.end(), BONUS)])
 
 
 def _drawn(step: Step) -> Iterator[tuple[int, str]]:

@@ -1,14 +1,14 @@
 """Texts of token ids and prompts, for a reader of rounds; without a tokenizer ids stand for themselves."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hyco_export.core.data.conversations import Conversation, prompt_messages
+from hyco_export.core.data.detokeniser import Detokeniser
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-BROKEN = "\ufffd"  # in the place of bytes that spell no character
 
 
 class Texts:
@@ -44,50 +44,8 @@ class Texts:
         """What each token adds to the text before it: a character of several tokens stands with its last one."""
         if self._tokenizer is None:
             return [f"{token} " for token in ids]
-        stream = TextStream(self._tokenizer)
-        return [stream.step(token) for token in ids]
-
-
-class TextStream:
-    """A text from tokens that come one by one.
-
-    What a token adds is seen beside the token before it, since a decoder may treat a text's first token otherwise. A
-    text that ends with U+FFFD may end inside a character that bytes spell: it is held back. `tokenizers`' own
-    DecodeStream does the same, and raises where later bytes make an earlier one invalid.
-
-    Args:
-        tokenizer: the verifier's.
-        skip_special: tokens such as the end of a turn add nothing.
-    """
-
-    def __init__(self, tokenizer: "Tokenizer", skip_special: bool = False) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._known: list[int] = []  # tokens whose text was given, as far as later ones need them
-        self._held: list[int] = []
-
-    def step(self, token: int) -> str:
-        """What this token adds; nothing where a character is not complete, or for a special token that is skipped."""
-        self._held.append(token)
-        added = self._added()
-        if not added or added.endswith(BROKEN):
-            return ""
-        self._known, self._held = self._held, []
-        return added
-
-    def rest(self) -> str:
-        """What was held back, at the end of the text."""
-        added, self._held = self._added(), []
-        return added
-
-    def _added(self) -> str:
-        known, whole = self._decoded(self._known), self._decoded([*self._known, *self._held])
-        if whole.startswith(known):
-            return whole[len(known) :]
-        return self._decoded(self._held)  # bytes that make the ones before invalid, whose text was given
-
-    def _decoded(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special))
+        text = Detokeniser(partial(self._tokenizer.decode, skip_special_tokens=False))
+        return [text.push([token]) for token in ids]
 
 
 def prompt_texts(conversations: Iterable[Conversation]) -> dict[str, str]:

@@ -1,14 +1,11 @@
-"""An answer's text while its tokens come in: detokenised without broken characters, and ended before a stop string.
+"""The text of a chat: what makes ids of a conversation and text of ids, and stop strings that end an answer.
 
-Both are independent of how many tokens arrive together, so a streamed answer and a whole one are the same text.
+Where an answer ends does not depend on how much text arrives together, so a streamed answer and a whole one are the
+same text.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what tokenizers write for bytes that are no whole character
-CONTEXT_IDS = 16  # decoded again with new ones: what a token's text depends on lies within a few before it
-WINDOW_IDS = 64  # decoded at once, before the oldest are left out
 
 
 class ChatText(Protocol):
@@ -23,41 +20,6 @@ class ChatText(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, without control tokens."""
-
-
-class Detokeniser:
-    """Text of ids that come in one after another. What may be the beginning of a character is held back."""
-
-    def __init__(self, text: ChatText) -> None:
-        self._text = text
-        self._window: list[int] = []  # the newest ids
-        self._said = 0  # characters of the window's text that have been given out
-
-    def push(self, ids: Sequence[int]) -> str:
-        """The text that is certain now, behind what was given out before."""
-        new = ""
-        for token in ids:  # one by one: else what is said of bytes that are no character would depend on the pieces
-            self._window.append(token)
-            decoded = self._text.decode(self._window)
-            certain = decoded.rstrip(REPLACEMENT)
-            new += certain[self._said :]
-            self._said = max(self._said, len(certain))
-            if len(self._window) > WINDOW_IDS:
-                self._shorten(decoded)
-        return new
-
-    def end(self) -> str:
-        """What is left when no more ids come; an incomplete character stays one."""
-        rest = self._text.decode(self._window)[self._said :]
-        self._said += len(rest)
-        return rest
-
-    def _shorten(self, decoded: str) -> None:
-        """Leave out all but the newest ids, where these decode by themselves to the same, and all of it was said."""
-        kept = self._window[-CONTEXT_IDS:]
-        text = self._text.decode(kept)
-        if text and self._said == len(decoded) and decoded.endswith(text):
-            self._window, self._said = kept, len(text)
 
 
 class StopStrings:

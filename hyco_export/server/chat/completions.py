@@ -13,11 +13,12 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from hyco_export.core.data.detokeniser import Detokeniser
 from hyco_export.errors import HycoError, ProtocolError
 from hyco_export.protocol import wire
 from hyco_export.protocol.refusals import as_refusal, headers_of, shown, status_of
 from hyco_export.server.admission import PRIME_AGAIN
-from hyco_export.server.chat.answer_text import ChatText, Detokeniser, StopStrings
+from hyco_export.server.chat.answer_text import ChatText, StopStrings
 from hyco_export.server.chat.chat_request import ChatRequest, ParameterError, read_request
 from hyco_export.server.chat.generation import Generation, Usage, Work
 from hyco_export.server.engine import Engine
@@ -56,7 +57,7 @@ class Answer:
     def __init__(self, generation: Generation, text: ChatText, stops: tuple[str, ...]) -> None:
         self.generation = generation
         self.finish_reason = ""
-        self._detokeniser = Detokeniser(text)
+        self._detokeniser = Detokeniser(text.decode)
         self._stops = StopStrings(stops)
 
     async def pieces(self) -> AsyncIterator[str]:

@@ -12,6 +12,7 @@ from hyco_export.core.data.readers import conversation_count, data_files, files_
 from hyco_export.errors import RecipeError
 
 GOOD = '{"id": "a", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " Yes.\\n"}]}'
+CUT_SHORT = gzip.compress(GOOD.encode(), mtime=0)[:-9]  # without the time: a test has one name in every process
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
 
 
@@ -156,7 +157,7 @@ def test_marks_line_ends_and_compression_change_nothing(tmp_path):
         ("a.jsonl", b'{"messages": [{"role": "user", "content": [{"text": "x"}]}]}', "content", "every line must be"),
         ("a.jsonl", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "line 1", "every line must be"),
         ("a.jsonl", b'{"conversations": [{"from": "human", "value": "x"}]}', "only 'conversations'", "ShareGPT"),
-        ("a.jsonl.gz", gzip.compress(GOOD.encode(), mtime=0)[:-9], "cannot be read to its end", "fetch or write it again"),
+        ("a.jsonl.gz", CUT_SHORT, "cannot be read to its end", "fetch or write it again"),
         ("a.jsonl.gz", GOOD.encode(), "cannot be read to its end", "fetch or write it again"),
     ],
 )

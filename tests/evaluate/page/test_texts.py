@@ -4,7 +4,7 @@ from tokenizers import Tokenizer
 
 from hyco_export.core.data.conversations import Conversation, Message
 from hyco_export.core.files import resource_path
-from hyco_export.evaluate.page.texts import Texts, TextStream, prompt_texts
+from hyco_export.evaluate.page.texts import Texts, prompt_texts
 
 TOKENIZER = Tokenizer.from_file(str(resource_path("hyco_export/dev/tiny/checkpoints/verifier/tokenizer.json")))
 
@@ -40,10 +40,3 @@ def test_bytes_that_spell_nothing_break_no_page() -> None:
     quote, word = (TOKENIZER.encode(text, add_special_tokens=False).ids[-1] for text in ('"', " example"))
     pieces = Texts(TOKENIZER).pieces([quote, half, word])
     assert len(pieces) == 3 and pieces[1] == "" and pieces[2].endswith("\ufffd example")
-
-
-def test_a_stream_gives_whole_characters_and_the_rest_at_its_end() -> None:
-    first, *others = TOKENIZER.encode("한", add_special_tokens=False).ids
-    stream = TextStream(TOKENIZER)
-    assert [stream.step(token) for token in (first, *others)] == [*[""] * len(others), "한"]
-    assert stream.step(first) == "" and stream.rest() == "\ufffd" and stream.rest() == ""
