@@ -165,7 +165,7 @@ def test_a_drafter_with_an_option_takes_three_files(tmp_path: Path) -> None:
         "from hyco_export.device.systems import find_system, make_drafter\n"
         "from hyco_export.evaluate.runs import run_settings\n"
         f"recipe = load_recipe(Path({recipe!r}))\n"
-        "settings = run_settings(recipe, '', SimpleNamespace(vocab_size=9, stop_ids=[1]))\n"
+        "settings = run_settings(recipe, '', SimpleNamespace(vocab_size=9, stop_ids=[1], rows_ms=[]))\n"
         "drafter = make_drafter(find_system('repeat'), settings, object())\n"
         "assert drafter.propose([4, 7]).tree.tokens == (7, 7, 7)"
     )
