@@ -69,7 +69,7 @@ def test_a_run_keeps_its_folder_from_the_first_stage_to_the_report(
     monkeypatch.setattr(commands, "build_chain", intrude)
     monkeypatch.setattr(commands, "server_process", _Served)
     monkeypatch.setattr(commands, "validate_in", intrude)
-    commands.run_everything(None, None, None, dry_run=False)
+    commands.run_everything(None, None, None, None, dry_run=False)
     assert seen == ["kept", "kept"]
     with RunFolder(run.root, run.recipe, None).lock():
         pass  # it is free again

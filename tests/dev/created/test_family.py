@@ -111,5 +111,5 @@ def test_an_existing_folder_stays_and_a_failed_one_leaves_nothing(
 
 
 def test_an_unknown_scale_lists_the_known() -> None:
-    with pytest.raises(RecipeError, match=r"--scale is 'huge' \(give one of: full, middle, small\)"):
+    with pytest.raises(RecipeError, match=r"--scale is 'huge' \(give one of: full, thin, middle, small\)"):
         find_scale("huge")

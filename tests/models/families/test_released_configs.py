@@ -58,5 +58,5 @@ def test_verifier_head_and_slm_of_a_scale_belong_together(scale) -> None:
 
 
 def test_an_unknown_scale_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RecipeError, match=r"--scale is 'huge' \(give one of: full, middle, small\)"):
+    with pytest.raises(RecipeError, match=r"--scale is 'huge' \(give one of: full, thin, middle, small\)"):
         find_scale("huge")

@@ -93,7 +93,7 @@ def test_the_examples_of_the_documentation_are_answered(url: str, capsys: pytest
     words = shlex.split(shell)
     place, body = words[2].replace("http://127.0.0.1:8411", url), words[words.index("-d") + 1]
     name, _, value = words[words.index("-H") + 1].partition(": ")
-    answer = httpx.post(place, content=body, headers={name: value})
+    answer = httpx.post(place, content=body, headers={name: value}, timeout=300)
     assert answer.json()["choices"][0]["message"]["content"]
 
 
