@@ -14,12 +14,14 @@ import typer
 
 import hyco_export
 from hyco_export.cli.arguments import (
+    BackendOption,
     CaOption,
     DryRunOption,
     HubDeviceOption,
     InsecureOption,
     LinkOption,
     LinkWaitsOption,
+    OwnServerOption,
     PerCategoryOption,
     PromptLimitOption,
     PromptSetOption,
@@ -29,6 +31,7 @@ from hyco_export.cli.arguments import (
     RunOption,
     ServerDeviceOption,
     ServerTokensOption,
+    SystemsOption,
     TargetOption,
     TokenOption,
     TruncateOption,
@@ -261,12 +264,10 @@ def bench(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
-    server: Annotated[
-        str | None, typer.Option(help="URL of a running server. Default: one of its own.", show_default=False)
-    ] = None,
-    systems: Annotated[str, typer.Option(help="Names, the baseline first.")] = "cloud-mtp,hyco-exact,hyco",
+    server: OwnServerOption = None,
+    systems: SystemsOption = "cloud-mtp,hyco-exact,hyco",
     device: ServerDeviceOption = None,
-    backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
+    backend: BackendOption = "onnx-cpu",
     prompts: PromptSetOption = None,
     per_category: PerCategoryOption = None,
     limit: PromptLimitOption = None,

@@ -55,6 +55,12 @@ TruncateOption = Annotated[
         show_default=False,
     ),
 ]
+OwnServerOption = Annotated[
+    str | None,
+    typer.Option("--server", help="URL of a running server. Default: one of its own.", show_default=False),
+]
+SystemsOption = Annotated[str, typer.Option("--systems", help="Names, the baseline first.")]
+BackendOption = Annotated[str, typer.Option("--backend", help="Device back end: torch, onnx-cpu, qnn.")]
 ServerDeviceOption = Annotated[
     str | None,
     typer.Option(

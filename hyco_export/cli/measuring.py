@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 
 from hyco_export.cli.arguments import (
+    BackendOption,
     CaOption,
     DryRunOption,
     InsecureOption,
     LinkOption,
     LinkWaitsOption,
+    OwnServerOption,
     PerCategoryOption,
     PromptLimitOption,
     PromptSetOption,
@@ -18,6 +20,7 @@ from hyco_export.cli.arguments import (
     RecipeOption,
     RunOption,
     ServerDeviceOption,
+    SystemsOption,
     TargetOption,
     TokenOption,
     TruncateOption,
@@ -34,9 +37,7 @@ def evaluate(
     recipe: RecipeOption = None,
     run: RunOption = None,
     target: TargetOption = None,
-    server: Annotated[
-        str | None, typer.Option(help="URL of a running server. Default: one of its own.", show_default=False)
-    ] = None,
+    server: OwnServerOption = None,
     prompts: PromptSetOption = None,
     per_category: PerCategoryOption = None,
     limit: PromptLimitOption = None,
@@ -45,9 +46,9 @@ def evaluate(
         list[str] | None,
         typer.Option(help="File or hf:// address of a set's own references; may be repeated.", show_default=False),
     ] = None,
-    systems: Annotated[str, typer.Option(help="Names, the baseline first.")] = "cloud-mtp,hyco-exact,hyco",
+    systems: SystemsOption = "cloud-mtp,hyco-exact,hyco",
     device: ServerDeviceOption = None,
-    backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
+    backend: BackendOption = "onnx-cpu",
     generations: Annotated[int, typer.Option(help="Answers to every question, each with other draws.", min=1)] = 1,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Of an answer. Default: the recipe's.", min=2, show_default=False)
@@ -275,7 +276,7 @@ def chat(
     run: RunOption = None,
     target: TargetOption = None,
     system: Annotated[str, typer.Option(help="Who drafts, and by which rule tokens are taken.")] = "hyco",
-    backend: Annotated[str, typer.Option(help="Device back end: torch, onnx-cpu, qnn.")] = "onnx-cpu",
+    backend: BackendOption = "onnx-cpu",
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Of a reply. Default: the recipe's.", min=2, show_default=False)
     ] = None,

@@ -37,11 +37,10 @@ def read_zip(data: Bytes) -> FileFacts:
             arrays = [_array(data, archive, member) for member in members if member.filename.endswith(".npy")]
     except (
         zipfile.BadZipFile,
-        NotImplementedError,
         EOFError,
         OverflowError,
         ValueError,
-        RuntimeError,
+        RuntimeError,  # a compression or version that zipfile does not know, too
         OSError,
     ) as error:
         raise damaged(data.path, f"not a zip file that can be read ({error})") from error
