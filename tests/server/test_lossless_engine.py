@@ -8,13 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from hyco_export.protocol import wire
 from hyco_export.protocol.tree import ROOT
 from hyco_export.server.admission import Facts
 from hyco_export.server.engine import Engine
-from tests.support.dense import sampling_distribution
+from tests.support.sampling_law import MemoisedModel, chi_square
 from tests.support.scripted import ScriptedSession, ToyLanguageModel
 
 VOCAB = 8
@@ -22,22 +21,7 @@ PROMPT = [3, 4]
 TOKENS = 4
 SEEDS = 6000
 ALPHA = 1e-4
-MIN_EXPECTED = 5.0
 SAMPLING = wire.Sampling(1.0, 5, 0.95)
-
-
-class MemoisedModel(ToyLanguageModel):
-    """The toy model with its answers kept: there are a few thousand contexts."""
-
-    def __init__(self) -> None:
-        super().__init__(vocab_size=VOCAB, seed=5)
-        self._known: dict[tuple[int, ...], np.ndarray] = {}
-
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
-        key = tuple(ids)
-        if key not in self._known:
-            self._known[key] = super().logits(ids) * np.float32(0.5)
-        return self._known[key]
 
 
 def likely_tree(model: ToyLanguageModel, ids: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -63,33 +47,13 @@ def generate(engine: Engine, model: ToyLanguageModel, rule: str, seed: int) -> l
     return ids[len(PROMPT) :]
 
 
-def chi_square(model: ToyLanguageModel, texts: Sequence[Sequence[int]]) -> float:
-    """p-value of the joint distribution of all TOKENS tokens against plain sampling."""
-    expected: dict[tuple[int, ...], float] = {(): float(len(texts))}
-    for _ in range(TOKENS):
-        longer = {}
-        for context, mass in expected.items():
-            p = sampling_distribution(model.logits([*PROMPT, *context])[None], SAMPLING)[0].astype(np.float64)
-            longer |= {(*context, token): mass * p[token] / p.sum() for token in np.flatnonzero(p).tolist()}
-        expected = longer
-    counts = dict.fromkeys(expected, 0)
-    for text in texts:
-        if tuple(text) not in counts:
-            return 0.0  # a text that plain sampling cannot say
-        counts[tuple(text)] += 1
-    common = [context for context, mass in expected.items() if mass >= MIN_EXPECTED]
-    observed = [float(counts[context]) for context in common]
-    wanted = [expected[context] for context in common]
-    observed.append(len(texts) - sum(observed))
-    wanted.append(len(texts) - sum(wanted))
-    return float(stats.chisquare(observed, wanted).pvalue)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "lossless"), [("exact", True), ("epsilon", False)])
 def test_sampled_texts_follow_plain_sampling_under_exact_and_not_under_epsilon(rule: str, lossless: bool) -> None:
-    model = MemoisedModel()
+    model = MemoisedModel(VOCAB)
     facts = Facts(VOCAB, frozenset(), 64)
     engine = Engine(lambda: ScriptedSession(model), facts)
-    p_value = chi_square(model, [generate(engine, model, rule, seed) for seed in range(SEEDS)])
+    texts = [generate(engine, model, rule, seed) for seed in range(SEEDS)]
+    assert {len(text) for text in texts} == {TOKENS}
+    p_value, _ = chi_square(model, PROMPT, SAMPLING, texts)
     assert (p_value > ALPHA) == lossless, f"{rule}: p = {p_value:.2e}"
